@@ -1,0 +1,508 @@
+"""Every exception of the library.
+
+All derive from `MilepostError`. A message says what happened, to which thing, and what to do next; the
+same facts are attributes, so that nobody has to parse text. Errors of a run carry `run_id`, `node_id`
+where one is known, and `state`, the last good state.
+
+What user code must not swallow (`LeaseLost`, `RunSuspended`, `RunCancelled`) is thrown into it as a
+`MilepostInterrupt`, which is a `BaseException`; its `error` is what the verb raises at its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "AsyncNodeError",
+    "BranchError",
+    "CheckpointCorruptError",
+    "CheckpointIntegrityError",
+    "CheckpointMigrationError",
+    "CheckpointNotFoundError",
+    "CheckpointVersionError",
+    "CheckpointWriteError",
+    "DeserializeStateError",
+    "DuplicateStepNameError",
+    "FlowChangedError",
+    "GraphError",
+    "GraphProblem",
+    "InputMismatchError",
+    "InvalidIDError",
+    "InvalidResumeNodeError",
+    "LeaseLost",
+    "MaxIterationsError",
+    "MergeConflictError",
+    "MilepostError",
+    "MissingExtraError",
+    "NoBranchMatchedError",
+    "NoCheckpointFoundError",
+    "NodeError",
+    "NodeTimeoutError",
+    "NonDeterminismError",
+    "NotAuthorizedError",
+    "OptionError",
+    "PredicateTypeError",
+    "ResultNotReadyError",
+    "ResumeNodeCompletedError",
+    "RouterError",
+    "RunCancelled",
+    "RunExistsError",
+    "RunIDRequiredError",
+    "RunLockedError",
+    "RunNotFoundError",
+    "RunNotResumableError",
+    "RunStopped",
+    "RunSuspended",
+    "RunTimeoutError",
+    "SerializeStateError",
+    "SignalRefusedError",
+    "StateTooLargeError",
+    "StateTypeError",
+    "StateValidationError",
+    "StepError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreVersionError",
+    "WorkflowError",
+    "WrongFlowError",
+]
+
+
+class MilepostError(Exception):
+    """The root of all errors of this library.
+
+    `run_id`, `node_id` and `state` are None where they are not known. Keyword arguments of every
+    subclass become attributes of the same name.
+    """
+
+    run_id: str | None = None
+    node_id: str | None = None
+    state: Any = None
+
+    def __init__(self, message: str = "", **data: Any) -> None:
+        super().__init__(message)
+        for name, value in data.items():
+            setattr(self, name, value)
+
+    @property
+    def workflow_id(self) -> str | None:
+        """The run id under the name that step workflows use."""
+        return self.run_id
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The node id under the name that step workflows use."""
+        return self.node_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error may cross a process pool; rebuild it without calling a subclass's own signature.
+        return (_rebuild, (type(self), self.args), self.__dict__)
+
+
+def _rebuild(cls: type[MilepostError], args: tuple[Any, ...]) -> MilepostError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    return error
+
+
+# -- what is wrong with the code that calls us -----------------------------------------------------
+
+
+class GraphProblem(tuple[str, str, str]):
+    """One problem of a graph: `code` (stable, for programs), `where` (a node id or ""), `text`."""
+
+    __slots__ = ()
+
+    def __new__(cls, code: str, where: str, text: str) -> GraphProblem:
+        return super().__new__(cls, (code, where, text))
+
+    @property
+    def code(self) -> str:
+        """The stable name of this kind of problem, such as `entry_not_set`."""
+        return self[0]
+
+    @property
+    def where(self) -> str:
+        """The node or edge that is wrong, or "" for the graph as a whole."""
+        return self[1]
+
+    @property
+    def text(self) -> str:
+        """A sentence that says what is wrong and what to do."""
+        return self[2]
+
+    def __str__(self) -> str:
+        return self[2]
+
+
+class GraphError(MilepostError, ValueError):
+    """A graph that cannot run. `problems` lists every problem that was found, not only the first."""
+
+    problems: tuple[GraphProblem, ...] = ()
+
+    def __init__(self, problems: Sequence[GraphProblem]) -> None:
+        found = tuple(problems)
+        if len(found) == 1:
+            message = found[0].text
+        else:
+            message = f"{len(found)} problems in the graph:" + "".join(f"\n  - {p.text}" for p in found)
+        super().__init__(message, problems=found)
+
+
+class AsyncNodeError(MilepostError, TypeError):
+    """A coroutine function under a sync verb. `names` are all of them."""
+
+    names: tuple[str, ...] = ()
+
+
+class OptionError(MilepostError, ValueError):
+    """An option out of its range, options that conflict, or a flow without a usable name."""
+
+    option: str = ""
+
+
+class InvalidIDError(MilepostError, ValueError):
+    """A run, node or checkpoint id that no store accepts. `value` is that id."""
+
+    value: Any = None
+
+
+class RunIDRequiredError(InvalidIDError):
+    """A run id that was given and is empty or blank."""
+
+
+class MissingExtraError(MilepostError, ImportError):
+    """A feature whose optional packages are not installed; `extra` is what to install."""
+
+    extra: str = ""
+
+
+# -- what went wrong while a node ran ----------------------------------------------------------------
+
+
+class NodeError(MilepostError):
+    """A node failed for good; the original exception is the `__cause__`.
+
+    `op` is what failed: execute, route, merge, timeout, override or commit. `attempt` is the try that
+    failed last; errors of earlier tries are notes of the cause.
+    """
+
+    op: str = "execute"
+    visit: int = 1
+    attempt: int = 1
+
+
+class NodeTimeoutError(NodeError, TimeoutError):
+    """An attempt of a node took longer than its `timeout` (seconds)."""
+
+    op = "timeout"
+    timeout: float = 0.0
+
+
+class RouterError(NodeError):
+    """A router raised, or answered with something that is no target. `returned` is that answer."""
+
+    op = "route"
+    from_node: str = ""
+    returned: Any = None
+
+
+class BranchError(NodeError):
+    """Branches of a fork failed; `errors` maps each failed branch to its error."""
+
+    fork: str = ""
+    errors: Mapping[str, BaseException] = {}
+
+
+class MergeConflictError(NodeError, ValueError):
+    """Several branches changed `field`, and no reducer says how to combine them."""
+
+    op = "merge"
+    field: str = ""
+    branches: tuple[str, ...] = ()
+
+
+class StateTypeError(NodeError, TypeError):
+    """A state, or a field of it, is not of its declared type."""
+
+    path: str = "state"
+    expected: str = ""
+    found: str = ""
+
+
+class MaxIterationsError(MilepostError, RuntimeError):
+    """More nodes ran than `max_iterations` allows; `max` is that limit."""
+
+    max: int = 0
+    last_node_id: str | None = None
+
+
+class RunTimeoutError(MilepostError, TimeoutError):
+    """The call took longer than `run_timeout` (seconds); the run is interrupted and can be resumed."""
+
+    timeout: float = 0.0
+
+
+class RunStopped(MilepostError):
+    """The run reached a breakpoint (`stop_before`, `stop_after`) and can be resumed."""
+
+
+# -- what stands in the way of a run -----------------------------------------------------------------
+
+
+class RunExistsError(MilepostError, ValueError):
+    """A run of that id exists; `status` is its status."""
+
+    status: str = ""
+
+
+class RunLockedError(MilepostError):
+    """Another owner holds a live lease of the run until `lease_until` (aware UTC, None: no end)."""
+
+    owner: str = ""
+    lease_until: Any = None
+
+
+class RunNotResumableError(MilepostError, ValueError):
+    """The run is in a state that the verb does not go on from; `status` and `reason` say which."""
+
+    status: str = ""
+    reason: str = ""
+
+
+class NotAuthorizedError(MilepostError, PermissionError):
+    """The engine's `authorize` refused `action` on the run."""
+
+    action: str = ""
+
+
+class CheckpointNotFoundError(MilepostError, LookupError):
+    """There is no such checkpoint. Made from `(run_id, node_id)`; `detail` ends the message."""
+
+    def __init__(self, run_id: str, node_id: str | None = None, detail: str = "") -> None:
+        message = f"no checkpoint found for run {run_id!r}"
+        if node_id is not None:
+            message += f" at node {node_id!r}"
+        super().__init__(message + (f": {detail}" if detail else ""), run_id=run_id, node_id=node_id)
+
+
+class NoCheckpointFoundError(CheckpointNotFoundError):
+    """There is nothing to resume from."""
+
+
+class RunNotFoundError(NoCheckpointFoundError):
+    """There is no such run in the store. `store` is the store's absolute place."""
+
+    store: str = ""
+
+    def __init__(self, run_id: str, store: str = "") -> None:
+        where = f" in {store}" if store else ""
+        MilepostError.__init__(
+            self,
+            f"no run {run_id!r}{where}: check the id and the store, or list what is there with list_runs()",
+            run_id=run_id,
+            node_id=None,
+            store=store,
+        )
+
+
+class InvalidResumeNodeError(MilepostError, ValueError):
+    """`resume_from` names a node that the graph does not have; `known` are those that it has."""
+
+    known: tuple[str, ...] = ()
+
+
+class ResumeNodeCompletedError(MilepostError, ValueError):
+    """`resume_from` names a node after which nothing is left to run."""
+
+
+class StateValidationError(MilepostError, ValueError):
+    """`revalidate` refused the recorded state."""
+
+
+class InputMismatchError(MilepostError, ValueError):
+    """The inputs are not those that the run began with; `names` are the ones that differ."""
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, expected_hash: str, actual_hash: str, detail: str = "", **data: Any) -> None:
+        super().__init__(
+            f"inputs hash mismatch: the run began with {expected_hash[:16]!r}, these inputs have "
+            f"{actual_hash[:16]!r}" + (f"; {detail}" if detail else ""),
+            expected_hash=expected_hash,
+            actual_hash=actual_hash,
+            **data,
+        )
+        self.expected_hash: str = expected_hash
+        self.actual_hash: str = actual_hash
+
+
+class FlowChangedError(MilepostError, ValueError):
+    """The code is not the code that the run began with; `differences` has one sentence for each."""
+
+    differences: tuple[str, ...] = ()
+
+
+class WrongFlowError(FlowChangedError):
+    """The run belongs to another flow: `expected` is the run's, `found` the one that was given."""
+
+    expected: str = ""
+    found: str = ""
+
+
+class NonDeterminismError(FlowChangedError):
+    """A replayed workflow asked for another step than recorded at `index`."""
+
+    index: int = 0
+    recorded: str = ""
+    found: str = ""
+
+
+class SignalRefusedError(MilepostError, ValueError):
+    """A signal was sent to a wait that no longer waits."""
+
+    wait_id: str = ""
+
+
+# -- what is wrong with a record -----------------------------------------------------------------------
+
+
+class SerializeStateError(MilepostError, ValueError, TypeError):
+    """A value cannot be recorded exactly. `path` is its place, `type_name` its type."""
+
+    path: str = "state"
+    type_name: str = ""
+
+
+class StateTooLargeError(SerializeStateError):
+    """An encoded state of `size` bytes passes `max_state_size`, the `limit`."""
+
+    size: int = 0
+    limit: int = 0
+
+
+class DeserializeStateError(MilepostError, ValueError):
+    """Recorded bytes do not give a value of the declared type."""
+
+    path: str = "state"
+    expected: str = ""
+    found: str = ""
+
+
+class CheckpointCorruptError(DeserializeStateError):
+    """Bytes that are no valid record. `sequence` is the record's place, where known."""
+
+    sequence: int | None = None
+
+
+class CheckpointIntegrityError(CheckpointCorruptError):
+    """A record whose digest, seal or place does not fit its content."""
+
+
+class CheckpointVersionError(DeserializeStateError):
+    """A record of a version that this library does not read: `found` against `supported`."""
+
+    supported: int = 0
+
+
+class CheckpointMigrationError(DeserializeStateError):
+    """An old record lacks what is needed to go on from it."""
+
+
+# -- what is wrong with the store ----------------------------------------------------------------------
+
+
+class StoreError(MilepostError, OSError):
+    """The store failed; its own exception is the `__cause__`. `op` is what was asked of it."""
+
+    store: str = ""
+    op: str = ""
+
+    def __str__(self) -> str:
+        # OSError formats its arguments as errno and strerror; this one has a message.
+        return str(self.args[0]) if self.args else ""
+
+
+class CheckpointWriteError(StoreError):
+    """A checkpoint could not be written, and so the run stopped."""
+
+
+class StoreVersionError(StoreError):
+    """The store's tables or folders were made by a newer release: `found` against `supported`."""
+
+    found: int = 0
+    supported: int = 0
+
+
+class StoreClosedError(MilepostError, ValueError):
+    """The store was used after `close()`."""
+
+
+# -- workflows of steps --------------------------------------------------------------------------------
+
+
+class WorkflowError(MilepostError):
+    """Raised by the code of a workflow to end it as failed, with a `reason`."""
+
+    def __init__(self, reason: str = "", **data: Any) -> None:
+        super().__init__(reason, **data)
+        self.reason = reason
+
+
+class StepError(MilepostError):
+    """A step failed for good; the original exception is the `__cause__`."""
+
+    step_name: str = ""
+    step_type: str = ""
+    attempt: int = 1
+
+
+class NoBranchMatchedError(StepError, LookupError):
+    """No predicate of a `branch` step was true."""
+
+
+class PredicateTypeError(StepError, TypeError):
+    """A predicate answered with something that is no bool; `returned` is that answer."""
+
+    returned: Any = None
+
+
+class DuplicateStepNameError(MilepostError, ValueError):
+    """Two steps of one execution have the same name."""
+
+    step_name: str = ""
+
+
+class ResultNotReadyError(MilepostError, RuntimeError):
+    """The result was asked for before an execution ended."""
+
+
+# -- what ends a run from outside: never swallowed by `except Exception` in user code -------------------
+
+
+class LeaseLost(MilepostError):
+    """Another owner took the run over; what this process did since does not count."""
+
+    epoch: int = 0
+
+
+class RunSuspended(MilepostError):
+    """The run waits for `waiting_for` (a tuple of `Wait`), until `wake_at` where that is known."""
+
+    waiting_for: tuple[Any, ...] = ()
+    wake_at: Any = None
+
+
+class RunCancelled(MilepostError):
+    """The run was cancelled, for `reason`."""
+
+    reason: str = ""
+
+
+class MilepostInterrupt(BaseException):
+    """What is thrown into user code instead of `error`, so that no `except Exception` swallows it."""
+
+    def __init__(self, error: MilepostError) -> None:
+        super().__init__(str(error))
+        self.error = error
