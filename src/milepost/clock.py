@@ -1,0 +1,56 @@
+"""Time as the library sees it: one source, passed in, that tests can replace."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Protocol, runtime_checkable
+
+__all__ = ["SYSTEM", "Clock", "SystemClock"]
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """What engines and stores ask for time. `milepost.testing.FakeClock` is the other implementation."""
+
+    def time(self) -> float:
+        """POSIX seconds; may jump in both directions."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, comparable within this process only."""
+        ...
+
+    def wait(self, wake: threading.Event, seconds: float) -> bool:
+        """Block until `wake` is set (True) or `seconds` have passed (False)."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass without blocking the event loop."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    __slots__ = ()
+
+    def time(self) -> float:
+        """POSIX seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+    def wait(self, wake: threading.Event, seconds: float) -> bool:
+        """Block until `wake` is set or `seconds` have passed."""
+        return wake.wait(seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        await asyncio.sleep(seconds)
+
+
+SYSTEM = SystemClock()

@@ -1,0 +1,74 @@
+"""Who this process is, so that the end of an owner on this host is noticed at once.
+
+A process is named by the boot it runs under, its pid namespace, its pid and its start time: together they are
+never used twice, while a pid alone is. Where the system does not tell these (outside Linux) nothing is known of
+other processes, and only the end of a lease frees a run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from pathlib import Path
+
+__all__ = ["Process", "is_gone", "this_process"]
+
+
+class Process:
+    """One process. `name` goes into run rows; `key` is new in every process, forked children included."""
+
+    __slots__ = ("key", "name", "pid")
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.key = secrets.token_hex(8)
+        started = _start_time(self.pid)
+        host = _host()
+        self.name = f"{host}:{self.pid}:{started}" if host and started else f"{platform.node()}::{self.pid}:"
+
+
+def this_process() -> Process:
+    """The process that calls; another object in a forked child."""
+    return _current
+
+
+def is_gone(name: str) -> bool:
+    """Whether the process called `name` was on this host and has ended. False when that cannot be told."""
+    host, _, rest = name.rpartition(":")[0].rpartition(":")
+    started = name.rpartition(":")[2]
+    if not started or not host or host != _host():
+        return False
+    return _start_time(int(rest)) != started
+
+
+def _host() -> str:
+    """The boot and pid namespace that this process lives in, or "" where the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str:
+    """When `pid` started, in clock ticks since boot; "" if there is no such process, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return ""
+    # The command name, in parentheses, may itself hold spaces and parentheses. Field 22 counts from its end.
+    fields = stat.rpartition(b")")[2].split()
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+_current = Process()
+
+
+def _after_fork() -> None:
+    global _current
+    _current = Process()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

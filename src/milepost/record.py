@@ -1,0 +1,279 @@
+"""One entry of a journal, as the core makes it and as stores keep it.
+
+An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`. A `Record` holds it in two
+parts: the header as JSON text, and the state as the bytes that were encoded. Stores that can keep bytes keep
+the two apart; `envelope()` puts them together again, the same text each time.
+
+A record from outside (`Store.save`) has no header of ours: its bytes are kept and given back as they came.
+
+Nothing here reads a clock, a file or a network.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = [
+    "ALWAYS_COMPRESSED",
+    "CHECKPOINT",
+    "CHECKPOINT_VERSION",
+    "FAILURE",
+    "FINISH",
+    "ITEMS",
+    "OWNER",
+    "REPLY",
+    "ROLLBACK",
+    "ROUTE",
+    "START",
+    "WAIT",
+    "Record",
+    "Seals",
+    "compress",
+    "decompress",
+    "digest_of",
+    "format_time",
+    "make_record",
+    "parse_time",
+]
+
+CHECKPOINT_VERSION = 1
+
+CHECKPOINT = "checkpoint"
+START = "start"
+OWNER = "owner"
+FAILURE = "failure"
+ROUTE = "route"
+ITEMS = "items"
+WAIT = "wait"
+REPLY = "reply"
+ROLLBACK = "rollback"
+FINISH = "finish"
+
+NEVER_COMPRESSED = 1024
+ALWAYS_COMPRESSED = 1024 * 1024
+DECOMPRESSED_LIMIT = 1024 * 1024 * 1024
+
+_encode_json = msgspec.json.Encoder().encode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Record(NamedTuple):
+    """A journal entry. Immutable; the bytes in it are never shared with a caller who could change them.
+
+    `header` is the JSON text of the header without its closing brace, sealed once a store has written it, or
+    None for a record from outside. `payload` is the encoded state (None: the record has none), packed as
+    `packing` says: "" (as encoded) or "zstd". `size` is the number of bytes of the unpacked payload.
+    """
+
+    sequence: int
+    kind: str
+    node_id: str
+    visit: int
+    size: int
+    header: bytes | None
+    payload: bytes | None
+    packing: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the record was saved from outside a run."""
+        return self.header is None
+
+    def fields(self) -> dict[str, Any]:
+        """The header's fields; `CheckpointCorruptError` if it is no JSON object."""
+        if self.header is None:
+            return {}
+        try:
+            return _decode_object(self.header + b"}")
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise CheckpointCorruptError(
+                f"record {self.sequence} at node {self.node_id!r} has a damaged header: {exc}",
+                node_id=self.node_id,
+                sequence=self.sequence,
+            ) from exc
+
+    def state(self) -> bytes | None:
+        """The payload unpacked, or None; `CheckpointCorruptError` if it cannot be unpacked."""
+        if self.packing == "" or self.payload is None:
+            return self.payload
+        return decompress(self.payload, self.size, where=f"record {self.sequence} at node {self.node_id!r}")
+
+    def envelope(self) -> bytes:
+        """The whole record as one JSON object, or for a record from outside its own bytes."""
+        if self.header is None:
+            return self.state() or b""
+        if self.payload is None:
+            return self.header + b"}"
+        if _is_compressed(self.header):
+            packed = self.payload if self.packing else compress(self.payload)
+            state: bytes = b'"' + base64.b64encode(packed) + b'"'
+        else:
+            state = self.state() or b""
+        return b"".join((self.header, b',"state":', state, b"}"))
+
+
+def _is_compressed(header: bytes) -> bool:
+    # `compressed` is written by us with exactly this text, and a quote inside a JSON string is escaped; a nested
+    # object (tags) could hold it, so the answer is asked of the parsed header.
+    return b'"compressed":true' in header and _decode_object(header + b"}").get("compressed") is True
+
+
+def make_record(
+    run_id: str,
+    sequence: int,
+    timestamp: str,
+    kind: str,
+    node_id: str = "",
+    visit: int = 1,
+    state: bytes | None = None,
+    fields: Mapping[str, Any] | None = None,
+    compressing: bool = False,
+    digest: str | None = None,
+) -> Record:
+    """Make a record of `state` (encoded JSON) with the header `fields` that its kind has.
+
+    Whether the state is compressed follows from its size: never below 1 KB, always above 1 MB, in between if
+    `compressing`. `digest` may be given where it is known already. Keys of `fields` whose value is None are
+    left out, but for `next_node`, where null means "not decided".
+    """
+    header: dict[str, Any] = {
+        "version": CHECKPOINT_VERSION,
+        "run_id": run_id,
+        "node_id": node_id,
+        "sequence": sequence,
+        "timestamp": timestamp,
+    }
+    if kind != CHECKPOINT:
+        header["kind"] = kind
+    header["visit"] = visit
+    if fields:
+        for key, value in fields.items():
+            if value is not None or key == "next_node":
+                header[key] = value
+    payload, packing, size = state, "", 0
+    if state is not None:
+        size = len(state)
+        header["digest"] = digest or digest_of(state)
+        if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
+            payload, packing = compress(state), "zstd"
+            header["compressed"] = True
+            header["encoding"] = "zstd+base64"
+            header["size"] = size
+        else:
+            header["encoding"] = "json"
+    return Record(sequence, kind, node_id, visit, size, _encode_json(header)[:-1], payload, packing)
+
+
+def digest_of(state: bytes) -> str:
+    """The digest of an encoded, uncompressed state."""
+    return "sha256:" + hashlib.sha256(state).hexdigest()
+
+
+def compress(data: bytes) -> bytes:
+    """One zstd frame at level 3, with a checksum and the size of its content."""
+    return zstd.compress(data, options=_COMPRESSION)
+
+
+_COMPRESSION = {
+    zstd.CompressionParameter.compression_level: 3,
+    zstd.CompressionParameter.checksum_flag: 1,
+    zstd.CompressionParameter.content_size_flag: 1,
+}
+
+
+def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
+    """Undo `compress`, giving at most `size` bytes (None: 1 GiB); more, or damage, is `CheckpointCorruptError`."""
+    limit = DECOMPRESSED_LIMIT if size is None else size
+    try:
+        unpacker = zstd.ZstdDecompressor()
+        plain = unpacker.decompress(data, max_length=limit + 1)
+        is_whole = unpacker.eof and not unpacker.unused_data
+    except zstd.ZstdError as exc:
+        raise CheckpointCorruptError(f"{where} is not valid zstd: {exc}") from exc
+    if len(plain) > limit or not is_whole or (size is not None and len(plain) != size):
+        raise CheckpointCorruptError(f"{where} does not unpack to the {limit} bytes that it should have")
+    return plain
+
+
+def format_time(seconds: float) -> str:
+    """A POSIX time as records write it: UTC, six digits, `2025-12-20T15:30:00.000000Z`."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> datetime:
+    """An aware UTC datetime from the text of a record; ValueError if it is none or has no zone."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"time {text!r} has no zone")
+    return moment.astimezone(UTC)
+
+
+class Seals:
+    """Seals the headers of records and proves that a record is what was written.
+
+    The seal stands last in the header and covers its bytes from the first to the comma before it, so that
+    digest, place and every other field are covered too.
+    """
+
+    __slots__ = ()
+
+    def seal(self, header: bytes) -> bytes:
+        """`header` (without closing brace) with its seal as the last field."""
+        return b'%s,"seal":"sha256:%s"' % (header, hashlib.sha256(header).hexdigest().encode())
+
+    def check(self, run_id: str, record: Record) -> None:
+        """Raise unless `record` is whole and belongs at its place in `run_id`.
+
+        `CheckpointIntegrityError` when seal, place or digest do not fit, `CheckpointCorruptError` when header or
+        payload cannot be read. A record from outside has nothing to check here.
+        """
+        if record.header is None:
+            return
+        fields = record.fields()
+        at = record.header.rfind(b',"seal":"')
+        if at < 0:
+            raise self._broken(run_id, record, "a seal", "none")
+        if self.seal(record.header[:at]) != record.header:
+            raise self._broken(run_id, record, "the seal of its header", str(fields.get("seal")))
+        place = (run_id, record.node_id, record.sequence, record.kind, record.visit)
+        found = (
+            fields.get("run_id"),
+            fields.get("node_id"),
+            fields.get("sequence"),
+            fields.get("kind", CHECKPOINT),
+            fields.get("visit", 1),
+        )
+        if place != found:
+            raise self._broken(run_id, record, f"place {place}", f"{found}")
+        state = record.state()
+        expected = fields.get("digest")
+        if (state is None) != (expected is None):
+            raise self._broken(run_id, record, "a state with its digest", "one without the other")
+        if state is not None and digest_of(state) != expected:
+            raise self._broken(run_id, record, str(expected), digest_of(state))
+
+    def _broken(self, run_id: str, record: Record, expected: str, found: str) -> CheckpointIntegrityError:
+        return CheckpointIntegrityError(
+            f"record {record.sequence} of run {run_id!r} at node {record.node_id!r} was changed after it was written "
+            f"(expected {expected}, found {found}): go on from the record before it with on_corrupt='previous', "
+            f"or restore the store from a copy",
+            run_id=run_id,
+            node_id=record.node_id,
+            sequence=record.sequence,
+            expected=expected,
+            found=found,
+        )

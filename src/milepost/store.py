@@ -1,0 +1,505 @@
+"""The store contract: what a journal is, what a token is, and what each verb promises.
+
+A run is a row and a journal. The journal is an ordered, append-only sequence of records keyed
+`(run_id, sequence)`; record 0 is the start. The owner numbers its records, last + 1, dense. The row says who
+owns the run, until when, and what became of it.
+
+Three ideas carry all of the safety:
+
+* **The token** (an epoch, raised at each change of owner, and a random nonce) decides whose writes count. It is
+  compared inside the same atomic write that it guards, never before it.
+* **The lease** decides when somebody may try to take a run over. It may be wrong, and nothing breaks.
+* **Taking over is itself a record** at the next number, so that a reader with a stale view fails by the key.
+
+Every verb is a plain, blocking, thread-safe method. Values that go in are copied or immutable; what comes out
+belongs to the caller. Failures of the medium are `StoreError`, use after `close()` is `StoreClosedError`.
+`milepost.testing.StoreContract` asserts each sentence of this file.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+from milepost.clock import SYSTEM, Clock
+from milepost.errors import InvalidIDError, RunIDRequiredError
+from milepost.process import this_process
+from milepost.record import Record, Seals
+
+__all__ = [
+    "ENDED",
+    "Append",
+    "CheckpointInfo",
+    "Claim",
+    "Claimed",
+    "Latest",
+    "LeaseState",
+    "NewRun",
+    "Release",
+    "Renewal",
+    "RunInfo",
+    "RunRow",
+    "Signal",
+    "Store",
+    "Token",
+    "Verdict",
+    "VerifyReport",
+    "Wait",
+    "check_id",
+    "check_run_id",
+]
+
+Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead"]
+ENDED = frozenset({"failed", "cancelled", "finished", "blocked"})
+MAX_ID_BYTES = 512
+
+Ranges = tuple[tuple[str, int, int | None], ...]
+"""Live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all is live."""
+
+
+class Token(NamedTuple):
+    """What proves ownership of a run. Valid in the process that made it and in no other, forked ones included."""
+
+    run_id: str
+    epoch: int
+    nonce: str
+    process: str
+    """`this_process().key` of the maker; a store refuses a token of another process as lost."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made the token."""
+        return self.process == this_process().key
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One thing that a run waits for. `signal` is None for a timer, `wake_at` None without an end."""
+
+    wait_id: str
+    signal: str | None
+    prompt: Any = None
+    wake_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One checkpoint without its state. `size` is that of the uncompressed state in bytes."""
+
+    run_id: str
+    node_id: str
+    sequence: int
+    timestamp: datetime
+    size: int
+    visit: int = 1
+    attempt: int = 1
+    superseded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a store knows of a run. `status` is `dead` for a running one whose lease has ended."""
+
+    run_id: str
+    flow: str
+    status: str
+    reason: str
+    degraded: bool
+    missed: tuple[str, ...]
+    created_at: datetime
+    updated_at: datetime
+    sequence: int
+    """Of the newest record."""
+    next_node: str | None
+    """Of the newest checkpoint."""
+    size: int
+    """Of the newest checkpoint's state, in bytes."""
+    owner: str
+    lease_until: datetime | None
+    wake_at: datetime | None
+    waiting_for: tuple[Wait, ...]
+    crash_count: int
+    tags: Mapping[str, str]
+
+
+LeaseState = Literal["free", "live", "ended", "ours", "abandoned"]
+"""free: nobody owns the run · live: another store object's owner does · ended: its owner stopped without a release
+(its time is over, its process is gone, or the clock went back) · ours: a verb that runs in this store object does ·
+abandoned: a verb of this store object did, and has ended without a release."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as the core sees it: what everybody may know, and what the fence needs."""
+
+    info: RunInfo
+    epoch: int
+    lease: LeaseState
+    cancel: str | None
+    """The reason of a cancel that is open, or None."""
+    signals: int
+    """How many signals the run was ever sent."""
+    live: Ranges
+    """The live ranges of the newest owner record that has them."""
+
+
+class NewRun(NamedTuple):
+    """What `create` needs. `record` is the start record, sequence 0."""
+
+    run_id: str
+    flow: str
+    nonce: str
+    record: Record
+    lease: float
+    """Seconds for which nobody may take the run over."""
+    tags: Mapping[str, str]
+    status: Literal["running", "ready"] = "running"
+    """ready: the run has no owner until a worker or a verb takes it."""
+    wake_at: float | None = None
+    """POSIX seconds before which no worker takes a `ready` run."""
+
+
+class Claim(NamedTuple):
+    """A wish to own a run that exists.
+
+    The claimer read the row with `epoch - 1` and the journal up to `sequence`; if either has moved the claim is
+    `moved` and changes nothing. `record` is its owner record, numbered `sequence + 1`. `crashed` says whether that
+    record tells of a dead owner; if the store sees that otherwise the claim is `moved` too.
+    """
+
+    run_id: str
+    sequence: int
+    epoch: int
+    nonce: str
+    record: Record
+    lease: float
+    crashed: bool = False
+    takeover: bool = False
+    """Fence off an owner whose lease is live."""
+    reopen: bool = False
+    """Go on with a run that is cancelled or blocked: an open cancel and the crash count are cleared."""
+    max_crashes: int | None = 5
+    live: Ranges | None = None
+    """New live ranges, also in `record`; None keeps those there are."""
+
+
+class Claimed(NamedTuple):
+    """The answer to a claim. `token` is there when `outcome` is claimed; `row` is as of the decision."""
+
+    outcome: Literal["claimed", "locked", "moved", "blocked"]
+    token: Token | None
+    row: RunRow
+
+
+class Release(NamedTuple):
+    """The end of ownership, and what the run is then."""
+
+    status: str
+    reason: str = ""
+    wake_at: float | None = None
+    waiting_for: tuple[Wait, ...] = ()
+    signals: int | None = None
+    """For `waiting`: the count of signals that was read. If it has grown the release is refused."""
+    degraded: bool = False
+    missed: tuple[str, ...] = ()
+
+
+class Append(NamedTuple):
+    """Records of one run that are written together, all or none, if the token is current."""
+
+    token: Token
+    records: tuple[Record, ...]
+    release: Release | None = None
+    tags: Mapping[str, str] | None = None
+    """Tags to add to the run row in the same write."""
+
+
+class Verdict(NamedTuple):
+    """What became of an append. Only `written` has changed anything.
+
+    lost: the token is not current, or not this process's · taken: a number is in use · gap: the number before the
+    first is not there · refused: a `finished` release met an open cancel, or a `waiting` one a new signal.
+    """
+
+    outcome: Literal["written", "lost", "taken", "gap", "refused"]
+    cancel: str | None = None
+    """The reason of an open cancel, told with every verdict."""
+
+
+class Renewal(NamedTuple):
+    """What became of a lease's renewal. unknown: the row was busy; nothing is known, ask again."""
+
+    outcome: Literal["kept", "lost", "unknown"]
+    cancel: str | None = None
+
+
+class Latest(NamedTuple):
+    """Where a run stands. `point` is the newest live checkpoint, or the start, or None for a run without either.
+
+    `tail` are the live records after the point, in order: failures, owners, routes and the like; `newest` is the
+    sequence of the newest record. Both are bounded by what happened since the point, not by the history.
+    """
+
+    row: RunRow
+    point: Record | None
+    tail: tuple[Record, ...]
+    newest: int
+
+
+class Signal(NamedTuple):
+    """A signal that was kept for a run, numbered from 1. `payload` is encoded JSON or None."""
+
+    number: int
+    name: str
+    payload: bytes | None
+    signal_id: str | None
+    to: str | None
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` found. `ok` is whether `problems`, one sentence each, is empty."""
+
+    ok: bool
+    problems: tuple[str, ...] = field(default=())
+
+
+def check_id(value: Any, what: str = "node id") -> str:
+    """The id itself, if every store accepts it; TypeError if it is no str, else `InvalidIDError`."""
+    if type(value) is not str:
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}: {value!r}")
+    problem = ""
+    if not value or value.isspace():
+        problem = "is empty or blank"
+    elif value in {".", ".."}:
+        problem = "names a folder"
+    elif not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
+        problem = "has a control character"
+    else:
+        try:
+            if len(value.encode("utf-8")) > MAX_ID_BYTES:
+                problem = f"is longer than {MAX_ID_BYTES} bytes of UTF-8"
+        except UnicodeEncodeError:
+            problem = "has a lone surrogate"
+    if problem:
+        shown = value if len(value) <= 60 else value[:57] + "..."
+        raise InvalidIDError(f"{what} {shown!r} {problem}: choose another id", value=value)
+    return value
+
+
+def check_run_id(value: Any) -> str:
+    """`check_id` for a run id; `RunIDRequiredError` if it is empty or blank."""
+    if isinstance(value, str) and (not value or value.isspace()):
+        raise RunIDRequiredError(
+            f"run id {value!r} is empty or blank: give a run_id, or leave it out to have one made", value=value
+        )
+    return check_id(value, "run id")
+
+
+class Store(abc.ABC):
+    """Where journals live. Subclass this to add a store; `StoreContract` tests it.
+
+    Thread-safe; usable after `fork()`, where the child has no tokens and never touches what it inherited.
+    """
+
+    place: str
+    """The store's absolute place, for messages; without passwords."""
+
+    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
+        self.seals = Seals()
+
+    # -- the journal and its fence -----------------------------------------------------------------
+
+    @abc.abstractmethod
+    def create(self, new: NewRun) -> Token:
+        """Write the run row and record 0 as one, with epoch 1.
+
+        With status `ready` the run has no owner and the token is good for nothing. Raises `RunExistsError` (with
+        the run's `status`) if the id is taken, whoever else creates it at the same time.
+        """
+
+    @abc.abstractmethod
+    def claim(self, claim: Claim) -> Claimed:
+        """Change the owner and insert the owner record, in one write; see `Claim` and `Claimed`.
+
+        A claim succeeds if the run is free, its lease has ended, the token is one that this store object holds for
+        a verb that has ended (`abandoned`, counted as no crash), or `takeover`. A claim over an ended lease adds 1
+        to the crash count, which counts from 0 again once a checkpoint was recorded since; if that reaches
+        `max_crashes` (None: never) the run becomes `blocked` instead, with the reason. Raises `RunNotFoundError`.
+        """
+
+    @abc.abstractmethod
+    def claim_due(
+        self,
+        flows: Collection[str],
+        limit: int,
+        skip: Collection[str] = (),
+        *,
+        lease: float = 30.0,
+        max_crashes: int | None = 5,
+    ) -> list[tuple[Token, RunRow]]:
+        """Take up to `limit` runs of `flows` that a worker may go on with, oldest first, flows in turn.
+
+        These are: `ready` and their time has come, `waiting` and their time is over, with an open cancel and no
+        live owner, `running` with an ended lease, `interrupted` while a worker owned them. `skip` are run ids that
+        this worker refused. Each is claimed as by `claim`, with an owner record that the store makes.
+        """
+
+    @abc.abstractmethod
+    def append(self, batch: Sequence[Append]) -> list[Verdict]:
+        """Write the appends of several runs in one commit; a verdict for each, in order.
+
+        Durable on return. One append's fate does not touch another's. A `StoreError` means that none of the batch
+        was written.
+        """
+
+    @abc.abstractmethod
+    def renew(self, tokens: Sequence[Token]) -> list[Renewal]:
+        """Extend the leases of `tokens` by their length from now, in one write; an outcome for each, in order."""
+
+    @abc.abstractmethod
+    def release(self, token: Token, release: Release) -> Verdict:
+        """Give the run up without a record: `append` with no records."""
+
+    @abc.abstractmethod
+    def abandon(self, token: Token) -> None:
+        """Note that the verb which held `token` has ended without a release. Never fails, touches no medium."""
+
+    @abc.abstractmethod
+    def read(
+        self, run_id: str, *, after: int = -1, kinds: Collection[str] | None = None, limit: int | None = None
+    ) -> list[Record]:
+        """Records with a sequence above `after`, in order, superseded ones included; [] for an unknown run.
+
+        Nothing is checked: `seals.check` does that.
+        """
+
+    @abc.abstractmethod
+    def latest(self, run_id: str, *, node_id: str | None = None, before: int | None = None) -> Latest:
+        """Where the run stands, at a cost that does not depend on its history. Raises `RunNotFoundError`.
+
+        `node_id`: `point` is the newest live record of that node of kind checkpoint, failure or owner, or None;
+        `tail` is empty. `before`: only records below that sequence count as the point.
+        """
+
+    @abc.abstractmethod
+    def get_run(self, run_id: str) -> RunRow:
+        """The run's row. Raises `RunNotFoundError`."""
+
+    @abc.abstractmethod
+    def put_signal(
+        self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
+    ) -> Literal["taken", "kept", "duplicate"]:
+        """Keep a signal and raise the run's count, in one write; a waiting run becomes `ready` in it.
+
+        taken: a visit waits for it · kept: none does yet · duplicate: that `signal_id` was seen before, and nothing
+        is kept. `to` names one wait; if the run does not wait there: `SignalRefusedError`. A run that is finished
+        or cancelled: `RunNotResumableError`. Raises `RunNotFoundError`.
+        """
+
+    @abc.abstractmethod
+    def signals(self, run_id: str, *, after: int = 0) -> list[Signal]:
+        """Signals numbered above `after`, in order; [] for an unknown run."""
+
+    @abc.abstractmethod
+    def request_cancel(
+        self, run_id: str, reason: str = "", sequence: int | None = None
+    ) -> Literal["cancelled", "requested", "ended"]:
+        """Ask for the end of a run.
+
+        `sequence` is up to where the caller saw that no rollback is open (None: some are). Without a live owner and
+        with no newer record the run is cancelled in the same write, with a finish record and a new epoch. Else the
+        flag is set, and every append and renewal tells it. A run that has ended is left as it is ("ended"); a
+        failed or blocked one is cancelled. Raises `RunNotFoundError`.
+        """
+
+    # -- views: by run and node, and bytes -----------------------------------------------------------
+
+    @abc.abstractmethod
+    def save(self, run_id: str, node_id: str, data: bytes) -> None:
+        """Record a new visit of a node from outside a run; atomic and durable on return.
+
+        The record takes the next number and the next epoch in one write, so that a frozen owner is fenced off. An
+        unknown run is made, with status `interrupted`, as is one that had ended. `load` gives the same bytes,
+        whatever they are. Raises `RunLockedError` while a lease is live, from inside a node of the run as well.
+        """
+
+    @abc.abstractmethod
+    def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
+        """The envelope of a node's newest visit that is not superseded, or of `visit`, superseded or not.
+
+        Raises `CheckpointNotFoundError`, which names the store's place.
+        """
+
+    @abc.abstractmethod
+    def list(self, run_id: str) -> list[CheckpointInfo]:
+        """The newest live visit of each node, ordered by sequence; [] for an unknown run."""
+
+    @abc.abstractmethod
+    def history(self, run_id: str) -> list[CheckpointInfo]:
+        """Every visit, ordered by sequence, superseded ones marked; [] for an unknown run."""
+
+    @abc.abstractmethod
+    def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
+        """Delete all visits of a node, with an owner record (and a new epoch) that says so; absent: no error.
+
+        Raises `RunLockedError` while a lease is live, unless `force`.
+        """
+
+    @abc.abstractmethod
+    def delete_run(self, run_id: str, *, force: bool = False) -> None:
+        """Delete everything of a run; absent: no error. `RunLockedError` while a lease is live, unless `force`."""
+
+    @abc.abstractmethod
+    def list_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        updated_before: datetime | None = None,
+        updated_after: datetime | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[RunInfo]:
+        """A page of runs by creation, newest first; `after` is the run id of the last one seen.
+
+        `status` is one or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1.
+        No state is read, and nothing stays locked or open on return.
+        """
+
+    @abc.abstractmethod
+    def export(self, run_id: str) -> bytes:
+        """One JSON object a line: the run, its records in order as envelopes, its signals. `RunNotFoundError`."""
+
+    @abc.abstractmethod
+    def verify(self, run_id: str) -> VerifyReport:
+        """Check every digest, seal, number and gap of a run, changing nothing. `RunNotFoundError`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Wait for writes that have begun, then release everything. Again: no error."""
+
+    # -- context managers ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
