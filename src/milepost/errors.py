@@ -501,8 +501,22 @@ class RunCancelled(MilepostError):
 
 
 class MilepostInterrupt(BaseException):
-    """What is thrown into user code instead of `error`, so that no `except Exception` swallows it."""
+    """What is thrown into user code instead of `error`, so that no `except Exception` swallows it.
+
+    It is never raised itself: each error has a subclass of its own, named like it.
+    """
 
     def __init__(self, error: MilepostError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+_INTERRUPTS: dict[type[MilepostError], type[MilepostInterrupt]] = {
+    error: type(error.__name__, (MilepostInterrupt,), {"__module__": __name__, "__qualname__": error.__name__})
+    for error in (LeaseLost, RunSuspended, RunCancelled)
+}
+
+
+def interruption(error: MilepostError) -> MilepostInterrupt:
+    """`error` in the form that is thrown into user code."""
+    return _INTERRUPTS[type(error)](error)

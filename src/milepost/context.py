@@ -1,0 +1,225 @@
+"""What user code sees of the run that it is part of.
+
+One `Context` is made for each attempt and never changes. `current()` finds it anywhere below a node, worker threads
+included. Whatever costs something (logger, random numbers, key) is made when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random as random_module
+import uuid
+from collections.abc import Callable, MutableMapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+
+from milepost.errors import OptionError, RunCancelled, interruption
+from milepost.events import Emitted, Event, Progress
+
+if TYPE_CHECKING:
+    from milepost.clock import Clock
+    from milepost.effects import Held
+    from milepost.store import Store
+
+__all__ = ["Context", "RunScope", "current", "current_context"]
+
+DepsT = TypeVar("DepsT")
+OtherDepsT = TypeVar("OtherDepsT")
+
+current_context: ContextVar[Context[Any]] = ContextVar("milepost.context")
+
+_default_logger = logging.getLogger("milepost")
+
+
+class RunScope:
+    """What all contexts of one run have in common. Belongs to the core; user code sees it through `Context`."""
+
+    __slots__ = ("clock", "deps", "held", "logger", "publish", "run_id", "store")
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        clock: Clock,
+        store: Store | None = None,
+        deps: Any = None,
+        logger: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.clock = clock
+        self.store = store
+        self.deps = deps
+        self.logger = logger
+        self.held: Held | None = None
+        self.publish: Callable[[Event], None] | None = None
+        """Where live events go; None when nobody listens."""
+
+
+class Context(Generic[DepsT]):
+    """One attempt of one visit, as a node or step sees it."""
+
+    __slots__ = (
+        "_ends_at",
+        "_followed_at",
+        "_random",
+        "_scope",
+        "_stop",
+        "_tags",
+        "attempt",
+        "node_id",
+        "visit",
+    )
+
+    node_id: str
+    visit: int
+    """The how-many-th time the run is in this node, from 1."""
+    attempt: int
+    """The how-many-th try of this visit, from 1."""
+
+    def __init__(
+        self,
+        scope: RunScope,
+        node_id: str,
+        visit: int = 1,
+        attempt: int = 1,
+        followed_at: float = 0.0,
+        timeout: float | None = None,
+    ) -> None:
+        self._scope = scope
+        self.node_id = node_id
+        self.visit = visit
+        self.attempt = attempt
+        self._followed_at = followed_at
+        self._ends_at = None if timeout is None else scope.clock.monotonic() + timeout
+        self._tags: dict[str, str] | None = None
+        self._random: random_module.Random | None = None
+        self._stop = False
+
+    @property
+    def run_id(self) -> str:
+        """The run's id; one is made where none was given."""
+        return self._scope.run_id
+
+    @property
+    def idempotency_key(self) -> str:
+        """32 hex digits: the same for all attempts of this visit, in every process, and for no other visit."""
+        text = f"{self._scope.run_id}\0{self.node_id}\0{self.visit}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[Any]:
+        """A logger whose records carry run_id, node_id and attempt."""
+        extra = {"run_id": self.run_id, "node_id": self.node_id, "attempt": self.attempt}
+        return _RunLogger(self._scope.logger or _default_logger, extra)
+
+    @property
+    def deps(self) -> DepsT:
+        """The object given as `deps=`; never stored."""
+        return cast("DepsT", self._scope.deps)
+
+    @property
+    def store(self) -> Store | None:
+        """The run's store, or None."""
+        return self._scope.store
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds left of this attempt's timeout, not below 0; None without one."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - self._scope.clock.monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: the attempt's time is over, the run is cancelled, or another owner has it."""
+        held = self._scope.held
+        return self._stop or (held is not None and (held.cancel is not None or held.is_lost))
+
+    def check_cancelled(self) -> None:
+        """End this attempt here if it is to stop; `except Exception` does not catch that."""
+        if self.cancelled:
+            held = self._scope.held
+            reason = (held.cancel if held is not None else None) or "the attempt's time is over"
+            raise interruption(
+                RunCancelled(
+                    f"run {self.run_id!r} is to stop in node {self.node_id!r}: {reason}",
+                    run_id=self.run_id,
+                    node_id=self.node_id,
+                    reason=reason,
+                )
+            )
+
+    def now(self) -> datetime:
+        """The time of the record that this visit follows: the same on a retry and after a crash."""
+        return datetime.fromtimestamp(self._followed_at, UTC)
+
+    def random(self) -> random_module.Random:
+        """Random numbers drawn from run, node and visit: the same sequence on a retry and after a crash."""
+        if self._random is None:
+            self._random = random_module.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
+        return self._random
+
+    def uuid4(self) -> uuid.UUID:
+        """A random UUID from the same source as `random()`."""
+        return uuid.UUID(int=self.random().getrandbits(128), version=4)
+
+    def tag(self, key: str, value: str) -> None:
+        """Add a tag to the run; it is written with this visit's checkpoint. TypeError unless both are str."""
+        if type(key) is not str or type(value) is not str:
+            raise TypeError(f"a tag is a str key and a str value, not {key!r}: {value!r}")
+        if self._tags is None:
+            self._tags = {}
+        self._tags[key] = value
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Tell whoever listens how far this node is. Live: it is not recorded."""
+        if self._scope.publish is not None:
+            self._scope.publish(
+                Progress(
+                    run_id=self.run_id,
+                    timestamp=self._scope.clock.time(),
+                    node_id=self.node_id,
+                    done=done,
+                    total=total,
+                    message=message,
+                )
+            )
+
+    def emit(self, name: str, data: Any = None) -> None:
+        """Tell whoever listens something of your own. Live: it is not recorded."""
+        if self._scope.publish is not None:
+            self._scope.publish(
+                Emitted(
+                    run_id=self.run_id, timestamp=self._scope.clock.time(), node_id=self.node_id, name=name, data=data
+                )
+            )
+
+    def __repr__(self) -> str:
+        return f"Context({self.run_id!r}, {self.node_id!r}, visit={self.visit}, attempt={self.attempt})"
+
+
+class _RunLogger(logging.LoggerAdapter[Any]):
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        # The adapter of the standard library drops the caller's own extra.
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs
+
+
+@overload
+def current() -> Context[Any]: ...
+@overload
+def current(deps: type[OtherDepsT]) -> Context[OtherDepsT]: ...
+def current(deps: type[Any] | None = None) -> Context[Any]:
+    """The context of the node or step that the caller runs in.
+
+    `deps` tells type checkers what `ctx.deps` is; `OptionError` if it is something else. Outside a run: LookupError.
+    """
+    context = current_context.get(None)
+    if context is None:
+        raise LookupError(
+            "no run is going on here: current() works below a node or step; in a unit test use "
+            "milepost.testing.context(...)"
+        )
+    if deps is not None and not isinstance(context.deps, deps):
+        raise OptionError(f"deps is {type(context.deps).__name__}, not {deps.__name__}: check deps=", option="deps")
+    return context

@@ -1,0 +1,168 @@
+"""What the core may ask for. The core is a generator: it yields effects and is sent their answers.
+
+The protocol, which both drivers keep:
+
+* The driver performs an effect and sends its answer, or throws what went wrong, `BaseException` included.
+* After a throw the generator may yield further effects (to record a failure, to release a run); they are performed
+  like any other, also when what was thrown is a cancellation.
+* A driver that is cancelled while a store's write is under way waits for it to end, then throws.
+* When the generator returns, its value is the verb's; when it raises, the verb raises.
+
+| effect | answer |
+|---|---|
+| `Call` | what the function returned |
+| `Ask` | what the store's method returned |
+| `Write` | the `Verdict` of one `Append`; the driver may write it together with those of other runs |
+| `Sleep` | None, when the time is over |
+| `Emit` | None, after the hooks and the stream have it |
+| `Hold` | a `Held`: the lease is kept from now on · `Drop`: None, it no longer is |
+| `Gather` | a dict of `Outcome`, one a branch, when all have ended |
+
+Effects are read once by the driver and never kept. They are plain classes with slots because one is made for each
+thing that happens, on the hot path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from milepost.context import Context
+    from milepost.events import Event, NodeStarted
+    from milepost.store import Append, Store, Token
+
+__all__ = ["Ask", "Call", "Drop", "Effect", "Emit", "Gather", "Held", "Hold", "Outcome", "Routine", "Sleep", "Write"]
+
+
+class Effect:
+    """The base of all effects."""
+
+    __slots__ = ()
+
+
+T = TypeVar("T")
+Routine = Generator[Effect, Any, T]
+"""A generator of effects that returns a T."""
+
+
+class Call(Effect):
+    """Call user code: `fn(*args)`, with `context` current; a coroutine is awaited.
+
+    `timeout` (seconds, or None) ends the attempt with TimeoutError: an async call is cancelled; a sync one cannot be,
+    so the driver reports it overdue, waits for at most `grace` seconds more for it to end, and discards its result.
+    `announce` is the event that hooks may surround the call for. `held` tells, while the call runs, of a lost lease.
+    """
+
+    __slots__ = ("announce", "args", "context", "fn", "is_async", "timeout")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: Context[Any] | None = None,
+        is_async: bool = False,
+        timeout: float | None = None,
+        announce: NodeStarted | None = None,
+    ) -> None:
+        self.fn = fn
+        self.args = args
+        self.context = context
+        self.is_async = is_async
+        self.timeout = timeout
+        self.announce = announce
+
+
+class Ask(Effect):
+    """Call a method of the store, by its name in the contract."""
+
+    __slots__ = ("args", "kwargs", "method", "store")
+
+    def __init__(self, store: Store, method: str, *args: Any, **kwargs: Any) -> None:
+        self.store = store
+        self.method = method
+        self.args = args
+        self.kwargs = kwargs
+
+
+class Write(Effect):
+    """Append records of one run. The answer is its verdict."""
+
+    __slots__ = ("append", "store")
+
+    def __init__(self, store: Store, append: Append) -> None:
+        self.store = store
+        self.append = append
+
+
+class Sleep(Effect):
+    """Let `seconds` pass; ends early when `held` tells of a cancel or a lost lease."""
+
+    __slots__ = ("held", "seconds")
+
+    def __init__(self, seconds: float, held: Held | None = None) -> None:
+        self.seconds = seconds
+        self.held = held
+
+
+class Emit(Effect):
+    """Tell hooks and stream of an event."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+
+class Held(Protocol):
+    """A lease that is being kept, as the core sees it; it changes under the core's eyes."""
+
+    is_lost: bool
+    """The token is not current any more, or the lease passed unrenewed."""
+    cancel: str | None
+    """The reason of an open cancel, or None."""
+
+
+class Hold(Effect):
+    """Keep the lease of `token` (`lease` seconds, renewed every third of it) until `Drop`."""
+
+    __slots__ = ("lease", "store", "token")
+
+    def __init__(self, store: Store, token: Token, lease: float) -> None:
+        self.store = store
+        self.token = token
+        self.lease = lease
+
+
+class Drop(Effect):
+    """Stop keeping the lease of `token`; `is_released` tells whether the run was given up properly."""
+
+    __slots__ = ("is_released", "store", "token")
+
+    def __init__(self, store: Store, token: Token, is_released: bool) -> None:
+        self.store = store
+        self.token = token
+        self.is_released = is_released
+
+
+class Outcome:
+    """How a branch ended: with a `value`, or with an `error`."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
+        self.value = value
+        self.error = error
+
+
+class Gather(Effect):
+    """Step all `branches` at once; only their calls go to threads or tasks, at most `max_parallel` of them.
+
+    An error of one branch does not stop the others: every branch ends, and the answer has an `Outcome` for each.
+    """
+
+    __slots__ = ("branches", "max_parallel")
+
+    def __init__(self, branches: Mapping[str, Routine[Any]], max_parallel: int | None = None) -> None:
+        self.branches = branches
+        self.max_parallel = max_parallel

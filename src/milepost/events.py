@@ -1,0 +1,243 @@
+"""What happens to a run, as values that hooks and streams receive, and the results that verbs give.
+
+An event reaches its consumer after the change that it tells of is durable; only `Progress` and `Emitted` are live
+and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
+are decoded on access, so that an event that nobody looks into costs no decoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+__all__ = [
+    "AttemptFailed",
+    "CheckpointFailed",
+    "CheckpointSaved",
+    "Emitted",
+    "Event",
+    "NodeCompleted",
+    "NodeOverdue",
+    "NodeStarted",
+    "Progress",
+    "ResumeInfo",
+    "ResumePlan",
+    "RollbackCompleted",
+    "RunCompleted",
+    "RunResult",
+    "RunStarted",
+    "RunWaiting",
+]
+
+StateT = TypeVar("StateT")
+
+
+def _plain(value: Any) -> Any:
+    """`value` made of what JSON has, as far as that is possible without inventing anything."""
+    if isinstance(value, BaseException):
+        return f"{type(value).__qualname__}: {value}"
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What all events have. `to_dict()` adds the event's name under `event`."""
+
+    run_id: str
+    timestamp: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as a dict of plain values."""
+        return {"event": type(self).__name__, **_plain(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeInfo:
+    """Where a resume goes on, and what it found.
+
+    `source` is start (nothing was recorded yet), latest, node (`resume_from`) or finished. `skipped` are the nodes
+    whose recorded work stands, `repeated` the node that was in flight and runs again, `missed` the visits that ran
+    but whose checkpoint was never written. `differences` tell how the flow's code has changed since the run began,
+    `verified` whether digest and seal were proven (records from outside have none).
+    """
+
+    run_id: str
+    source: Literal["start", "latest", "node", "finished"]
+    from_node: str | None
+    sequence: int
+    visit: int
+    next_node: str | None
+    skipped: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+    verified: bool = True
+    already_completed: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as a dict of plain values."""
+        return dict(_plain(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePlan(ResumeInfo):
+    """What a resume would do and why. `error` is what it would raise, if `verdict` is refuse."""
+
+    verdict: Literal["continue", "finished", "waiting", "roll_back", "refuse"]
+    reason: str
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult(Generic[StateT]):
+    """How a run ended: its state and what a caller may want to know besides."""
+
+    state: StateT
+    run_id: str
+    status: str
+    degraded: bool = False
+    missed: tuple[str, ...] = ()
+    iterations: int = 0
+    resumed: ResumeInfo | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as a dict of plain values; the state as it is."""
+        return {
+            f.name: self.state if f.name == "state" else _plain(getattr(self, f.name)) for f in dataclasses.fields(self)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """A verb begins to run `flow`. `input` is the state that it begins with, `resumed` None on a first start."""
+
+    flow: str
+    input: Any
+    resumed: ResumeInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStarted(Event):
+    """An attempt of a node is about to be called. A hook may return a context manager to surround the call."""
+
+    node_id: str
+    visit: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCompleted(Event):
+    """A node has returned and, with a store, its checkpoint is durable."""
+
+    node_id: str
+    visit: int
+    attempt: int
+    next_node: str | None
+    duration_ms: float
+    outcome: str = "succeeded"
+    _load: Callable[[], Any] = field(repr=False, compare=False)
+
+    @property
+    def state(self) -> Any:
+        """The state after the node: the caller's own copy where the run has a store."""
+        return self._load()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event without its state."""
+        return {"event": type(self).__name__, **_plain(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCompleted(Event):
+    """A verb has ended; `status` is that of the run."""
+
+    flow: str
+    status: str
+    result: RunResult[Any] | None
+    total_duration_ms: float
+    degraded: bool = False
+    missed: tuple[str, ...] = ()
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed(Event):
+    """An attempt of a node failed. `retry_in` is seconds until the next one, None when there is none."""
+
+    node_id: str
+    visit: int
+    attempt: int
+    error: BaseException
+    retry_in: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is durable. `size` is that of its uncompressed state in bytes."""
+
+    node_id: str
+    sequence: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be made or written; `op` is encode or append."""
+
+    node_id: str
+    op: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWaiting(Event):
+    """A node waits for a signal or a time; `reason` says why a reply was refused, or is empty."""
+
+    node_id: str
+    wait: Any
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackCompleted(Event):
+    """A rollback has ended; `error` is None when it succeeded."""
+
+    step_name: str
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOverdue(Event):
+    """A sync node goes on after its timeout; it cannot be stopped, and its late result is discarded."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Event):
+    """A node tells how far it is: `done` of `total` (None: unknown)."""
+
+    node_id: str
+    done: float
+    total: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted(Event):
+    """A node tells something of its own."""
+
+    node_id: str
+    name: str
+    data: Any = None

@@ -1,0 +1,181 @@
+"""What a verb may be told, checked before anything runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Literal, TypedDict
+
+from milepost.clock import SYSTEM, Clock
+from milepost.errors import OptionError
+from milepost.hooks import Hook
+from milepost.retry import Retry, as_seconds
+
+__all__ = ["Options", "RunOptions", "merge_options"]
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of every verb that runs something. What each means is told at `Options`."""
+
+    if_exists: Literal["error", "resume", "retry", "return"]
+    compare_inputs: bool
+    checkpoint_failure_fatal: bool
+    state_override: Callable[[Any], Any] | None
+    revalidate: Callable[[Any], Any] | None
+    reroute: bool
+    rename: Mapping[str, str] | None
+    strict: bool
+    on_corrupt: Literal["error", "previous"]
+    reopen: bool
+    takeover: bool
+    on_locked: Literal["error", "wait"]
+    stop_before: str | Collection[str]
+    stop_after: str | Collection[str]
+    isolate: bool
+    max_iterations: int | None
+    retry: Retry | None
+    timeout: float | timedelta | None
+    run_timeout: float | timedelta | None
+    max_parallel: int | None
+    lease: float | timedelta
+    max_crashes: int | None
+    compress: bool | None
+    warn_size: int
+    max_state_size: int | None
+    deps: Any
+    logger: logging.Logger | logging.LoggerAdapter[Any] | None
+    hooks: Sequence[Hook]
+    tags: Mapping[str, str] | None
+    full: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of one call, complete and checked."""
+
+    if_exists: str = "error"
+    """What becomes of a run that exists: error, resume, retry (what failed), return (wait for its end)."""
+    compare_inputs: bool = True
+    """Refuse a run that began with another input, instead of going on with the recorded one."""
+    checkpoint_failure_fatal: bool = True
+    """Stop a run whose checkpoint cannot be saved; False: go on, marked as degraded."""
+    state_override: Callable[[Any], Any] | None = None
+    """Correct the recorded state before a resume goes on; what it returns is recorded."""
+    revalidate: Callable[[Any], Any] | None = None
+    """Refuse the state that a resume would go on from: by raising, or by returning False, an error or a text."""
+    reroute: bool = False
+    """Ask the router again instead of taking the recorded route."""
+    rename: Mapping[str, str] | None = None
+    """Recorded node ids and what the nodes are called now."""
+    strict: bool = False
+    """Refuse a resume whenever the flow's shape has changed."""
+    on_corrupt: str = "error"
+    """previous: go on from the newest record that is whole."""
+    reopen: bool = False
+    """Go on with a run that was cancelled or blocked."""
+    takeover: bool = False
+    """Fence off an owner whose lease is live."""
+    on_locked: str = "error"
+    """wait: poll until a run that another owner has is free."""
+    stop_before: frozenset[str] = frozenset()
+    """Nodes before which the run is interrupted."""
+    stop_after: frozenset[str] = frozenset()
+    """Nodes after which the run is interrupted."""
+    isolate: bool = False
+    """Give every node a decoded copy of the state, to find code that lives from shared references."""
+    max_iterations: int | None = 1000
+    """How many nodes a run may execute, over all its processes; 1 to 100 000, None: no limit."""
+    retry: Retry | None = None
+    """The policy of nodes without their own."""
+    timeout: float | None = None
+    """Seconds for an attempt of a node without its own."""
+    run_timeout: float | None = None
+    """Seconds for this call."""
+    max_parallel: int | None = None
+    """How many calls of user functions run at once; None: no limit (threads under sync verbs: 32)."""
+    lease: float = 30.0
+    """Seconds for which nobody may take the run over; renewed every third of it."""
+    max_crashes: int | None = 5
+    """How many owners in a row may die without progress before the run is blocked; None: any number."""
+    compress: bool | None = None
+    """Compress states from 1 KB on, not only above 1 MB."""
+    warn_size: int = 100 * 1024 * 1024
+    """Bytes of a state above which a warning is logged."""
+    max_state_size: int | None = None
+    """Bytes of a state above which it is refused."""
+    deps: Any = None
+    """Services for nodes, as `ctx.deps`; never stored."""
+    logger: logging.Logger | logging.LoggerAdapter[Any] | None = None
+    """The parent of `ctx.logger`."""
+    hooks: tuple[Hook, ...] = ()
+    """Called with each event."""
+    tags: Mapping[str, str] | None = None
+    """Text pairs kept in the run row."""
+    full: bool = False
+    """Give a `RunResult` instead of the bare state."""
+    clock: Clock = SYSTEM
+    """Where the time comes from."""
+
+    def __post_init__(self) -> None:
+        _one_of(self, "if_exists", ("error", "resume", "retry", "return"))
+        _one_of(self, "on_corrupt", ("error", "previous"))
+        _one_of(self, "on_locked", ("error", "wait"))
+        for name in ("timeout", "run_timeout", "lease"):
+            value = getattr(self, name)
+            if value is not None:
+                seconds = as_seconds(value, name)
+                if seconds == 0:
+                    raise OptionError(f"{name} must be more than 0 seconds", option=name)
+                object.__setattr__(self, name, seconds)
+        if self.lease is None:
+            raise OptionError("lease must be seconds or a timedelta, not None", option="lease")
+        _whole(self, "max_iterations", 1, 100_000)
+        _whole(self, "max_parallel", 1, None)
+        _whole(self, "max_crashes", 1, None)
+        _whole(self, "max_state_size", 1, None)
+        _whole(self, "warn_size", 1, None)
+        if self.retry is not None and not isinstance(self.retry, Retry):
+            raise OptionError(f"retry must be a Retry, not {self.retry!r}: retry=Retry(max_attempts=3)", option="retry")
+        for name in ("state_override", "revalidate"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise OptionError(f"{name} must be a function of the state", option=name)
+        for name in ("stop_before", "stop_after"):
+            ids = getattr(self, name)
+            object.__setattr__(self, name, frozenset((ids,) if isinstance(ids, str) else ids))
+        object.__setattr__(self, "hooks", tuple(self.hooks))
+        if not all(callable(hook) for hook in self.hooks):
+            raise OptionError("hooks must be functions of one event", option="hooks")
+        for key, value in (self.tags or {}).items():
+            if type(key) is not str or type(value) is not str:
+                raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
+
+
+_NAMES = frozenset(f.name for f in fields(Options))
+
+
+def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
+    """The options of a call over those bound before: the call's win, hooks add up, tags merge."""
+    merged = {**base, **call}
+    unknown = sorted(set(merged) - _NAMES)
+    if unknown:
+        raise OptionError(f"no option is called {', '.join(map(repr, unknown))}", option=unknown[0])
+    merged["hooks"] = (*base.get("hooks", ()), *call.get("hooks", ()))
+    merged["tags"] = {**(base.get("tags") or {}), **(call.get("tags") or {})}
+    return Options(**merged)
+
+
+def _one_of(options: Options, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(options, name)
+    if value not in allowed:
+        raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", option=name)
+
+
+def _whole(options: Options, name: str, low: int, high: int | None) -> None:
+    value = getattr(options, name)
+    if value is None:
+        return
+    if type(value) is not int or value < low or (high is not None and value > high):
+        limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise OptionError(f"{name} must be a whole number {limits}, not {value!r}", option=name)

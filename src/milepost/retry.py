@@ -1,0 +1,70 @@
+"""When a failed attempt is tried again, and after which pause."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
+
+from milepost.errors import OptionError
+
+__all__ = ["Retry", "as_seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A retry policy. The default makes three attempts, with pauses of about one and two seconds.
+
+    `max_attempts` counts the first one too. The pause after failure n is `min(backoff * factor ** (n - 1),
+    max_delay)` seconds, times 0.5 to 1.5 with `jitter`. An error is tried again if it is one of `retry_on` and none
+    of `give_up_on`. Failures are counted over all processes that ever ran the visit; a crash is none of them.
+
+    Source: for jitter, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+
+    max_attempts: int = 3
+    backoff: float = 1.0
+    factor: float = 2.0
+    max_delay: float = 60.0
+    jitter: bool = True
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+    give_up_on: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.max_attempts) is not int or self.max_attempts < 1:
+            raise OptionError(
+                f"max_attempts must be 1 or more, not {self.max_attempts!r}: it counts the first attempt too",
+                option="max_attempts",
+            )
+        for name in ("backoff", "max_delay"):
+            object.__setattr__(self, name, as_seconds(getattr(self, name), name))
+        if not isinstance(self.factor, (int, float)) or not isfinite(self.factor) or self.factor < 1:
+            raise OptionError(f"factor must be 1 or more, not {self.factor!r}", option="factor")
+        for name in ("retry_on", "give_up_on"):
+            given = getattr(self, name)
+            kinds = given if isinstance(given, tuple) else (given,)
+            if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+                raise OptionError(f"{name} must be exception classes, not {given!r}", option=name)
+            object.__setattr__(self, name, kinds)
+
+    def allows(self, failures: int, error: BaseException) -> bool:
+        """Whether another attempt may follow after `failures` failed ones, the last with `error`."""
+        return failures < self.max_attempts and isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
+
+    def delay(self, failures: int, run_id: str, node_id: str, visit: int) -> float:
+        """Seconds to wait after failure number `failures`: the same each time for the same visit."""
+        # The exponent is bounded so that a long series of failures cannot overflow a float.
+        pause = min(self.backoff * self.factor ** min(failures - 1, 1000 / self.factor), self.max_delay)
+        if not self.jitter:
+            return pause
+        drawn = hashlib.sha256(f"{run_id}\0{node_id}\0{visit}\0{failures}".encode()).digest()
+        return pause * (0.5 + int.from_bytes(drawn[:8], "big") / 2**64)
+
+
+def as_seconds(value: float | timedelta, option: str) -> float:
+    """A duration as float seconds; `OptionError` unless it is a finite number that is not negative."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not isfinite(seconds) or seconds < 0:
+        raise OptionError(f"{option} must be seconds or a timedelta, 0 or more, not {value!r}", option=option)
+    return float(seconds)
