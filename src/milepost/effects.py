@@ -30,9 +30,24 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from milepost.context import Context
     from milepost.events import Event, NodeStarted
-    from milepost.store import Append, Store, Token
+    from milepost.store import Append, Release, Store, Token
 
-__all__ = ["Ask", "Call", "Drop", "Effect", "Emit", "Gather", "Held", "Hold", "Outcome", "Routine", "Sleep", "Write"]
+__all__ = [
+    "OVERDUE_GRACE",
+    "Ask",
+    "AttemptTimedOut",
+    "Call",
+    "Drop",
+    "Effect",
+    "Emit",
+    "Gather",
+    "Held",
+    "Hold",
+    "Outcome",
+    "Routine",
+    "Sleep",
+    "Write",
+]
 
 
 class Effect:
@@ -46,12 +61,28 @@ Routine = Generator[Effect, Any, T]
 """A generator of effects that returns a T."""
 
 
+OVERDUE_GRACE = 30.0
+"""Seconds for which a sync call may go on after its timeout before the run fails."""
+
+
+class AttemptTimedOut(TimeoutError):
+    """What a driver throws when a call's `timeout` is over; not to be confused with a TimeoutError of user code.
+
+    `is_running` tells that a sync call could not be stopped and still runs, so that no other attempt may start.
+    """
+
+    def __init__(self, timeout: float, *, is_running: bool = False) -> None:
+        super().__init__(f"no result after {timeout:g} s")
+        self.timeout = timeout
+        self.is_running = is_running
+
+
 class Call(Effect):
     """Call user code: `fn(*args)`, with `context` current; a coroutine is awaited.
 
-    `timeout` (seconds, or None) ends the attempt with TimeoutError: an async call is cancelled; a sync one cannot be,
-    so the driver reports it overdue, waits for at most `grace` seconds more for it to end, and discards its result.
-    `announce` is the event that hooks may surround the call for. `held` tells, while the call runs, of a lost lease.
+    `timeout` (seconds, or None) ends the attempt with `AttemptTimedOut`: an async call is cancelled; a sync one cannot
+    be, so the driver reports it overdue, waits up to `OVERDUE_GRACE` more for it to end, and discards its result.
+    `announce` is the event that hooks may surround the call for.
     """
 
     __slots__ = ("announce", "args", "context", "fn", "is_async", "timeout")
@@ -135,14 +166,17 @@ class Hold(Effect):
 
 
 class Drop(Effect):
-    """Stop keeping the lease of `token`; `is_released` tells whether the run was given up properly."""
+    """Stop keeping the lease of `token`.
 
-    __slots__ = ("is_released", "store", "token")
+    `owed` is the release that could not be written, to be tried again in the background; None: nothing is owed.
+    """
 
-    def __init__(self, store: Store, token: Token, is_released: bool) -> None:
+    __slots__ = ("owed", "store", "token")
+
+    def __init__(self, store: Store, token: Token, owed: Release | None) -> None:
         self.store = store
         self.token = token
-        self.is_released = is_released
+        self.owed = owed
 
 
 class Outcome:

@@ -57,6 +57,8 @@ Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancel
 ENDED = frozenset({"failed", "cancelled", "finished", "blocked"})
 MAX_ID_BYTES = 512
 
+Records = list[Record]
+
 Ranges = tuple[tuple[str, int, int | None], ...]
 """Live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all is live."""
 
@@ -373,19 +375,27 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, run_id: str, *, after: int = -1, kinds: Collection[str] | None = None, limit: int | None = None
-    ) -> list[Record]:
-        """Records with a sequence above `after`, in order, superseded ones included; [] for an unknown run.
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> Records:
+        """Records with `after` < sequence < `before` of these kinds and this node, superseded ones included.
 
-        Nothing is checked: `seals.check` does that.
+        In order, or with `newest` from the newest back; at most `limit`. [] for an unknown run. By index: asking for
+        the newest record of a node costs the same in a long journal. Nothing is checked: `seals.check` does that.
         """
 
     @abc.abstractmethod
-    def latest(self, run_id: str, *, node_id: str | None = None, before: int | None = None) -> Latest:
+    def latest(self, run_id: str, *, before: int | None = None) -> Latest:
         """Where the run stands, at a cost that does not depend on its history. Raises `RunNotFoundError`.
 
-        `node_id`: `point` is the newest live record of that node of kind checkpoint, failure or owner, or None;
-        `tail` is empty. `before`: only records below that sequence count as the point.
+        `before`: only records below that sequence count for the point and the tail.
         """
 
     @abc.abstractmethod
