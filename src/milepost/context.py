@@ -12,11 +12,12 @@ import random as random_module
 import uuid
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.events import Emitted, Event, Progress
+from milepost.record import parse_time
 
 if TYPE_CHECKING:
     from milepost.clock import Clock
@@ -84,7 +85,7 @@ class Context(Generic[DepsT]):
         node_id: str,
         visit: int = 1,
         attempt: int = 1,
-        followed_at: float = 0.0,
+        followed_at: str = "1970-01-01T00:00:00.000000Z",
         timeout: float | None = None,
     ) -> None:
         self._scope = scope
@@ -151,7 +152,7 @@ class Context(Generic[DepsT]):
 
     def now(self) -> datetime:
         """The time of the record that this visit follows: the same on a retry and after a crash."""
-        return datetime.fromtimestamp(self._followed_at, UTC)
+        return parse_time(self._followed_at)
 
     def random(self) -> random_module.Random:
         """Random numbers drawn from run, node and visit: the same sequence on a retry and after a crash."""

@@ -185,7 +185,7 @@ class NodeError(MilepostError):
     """A node failed for good; the original exception is the `__cause__`.
 
     `op` is what failed: execute, route, merge, timeout, override or commit. `attempt` is the try that
-    failed last; errors of earlier tries are notes of the cause.
+    failed last; what happened in earlier tries stands in the notes.
     """
 
     op: str = "execute"

@@ -69,6 +69,11 @@ Walk = Generator[Work, Done, Any]
 class Codec(Protocol):
     """A flow's state to bytes and back, exactly or not at all. `milepost.codec.Codec` is the implementation."""
 
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]:
+        """Declared fields that cannot be recorded: path and sentence."""
+        ...
+
     def encode(self, value: Any, *, root: str = "state") -> bytes:
         """Encode; `SerializeStateError` or `StateTypeError` where the value cannot come back the same."""
         ...
@@ -102,6 +107,11 @@ class Flow(Protocol):
         ...
 
     @property
+    def async_names(self) -> tuple[str, ...]:
+        """What of it are coroutine functions, which a sync verb refuses."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """A digest of the flow's shape; equal shapes have equal ones."""
         ...
@@ -113,6 +123,10 @@ class Flow(Protocol):
 
     def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
         """How this flow differs from a recorded `shape`: a sentence each, () for none."""
+        ...
+
+    def inputs_hash(self, state: Any) -> str:
+        """A digest of an initial state that equal states have in every process: 64 hex digits."""
         ...
 
     def accept(self, unit: Unit, before: Any, returned: Any) -> Any:

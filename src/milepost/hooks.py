@@ -15,7 +15,7 @@ from milepost.events import Event
 
 __all__ = ["Hook", "notify", "surround"]
 
-Hook = Callable[[Any], "AbstractContextManager[Any] | None | Any"]
+Hook = Callable[[Any], Any]
 
 logger = logging.getLogger("milepost")
 

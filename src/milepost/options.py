@@ -13,11 +13,11 @@ from milepost.errors import OptionError
 from milepost.hooks import Hook
 from milepost.retry import Retry, as_seconds
 
-__all__ = ["Options", "RunOptions", "merge_options"]
+__all__ = ["EngineOptions", "Options", "RunOptions", "merge_options"]
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of every verb that runs something. What each means is told at `Options`."""
+class EngineOptions(TypedDict, total=False):
+    """The options that an engine may bind. What each means is told at `Options`."""
 
     if_exists: Literal["error", "resume", "retry", "return"]
     compare_inputs: bool
@@ -44,11 +44,15 @@ class RunOptions(TypedDict, total=False):
     compress: bool | None
     warn_size: int
     max_state_size: int | None
+    tags: Mapping[str, str] | None
+
+
+class RunOptions(EngineOptions, total=False):
+    """The options of every verb that runs something. What each means is told at `Options`."""
+
     deps: Any
     logger: logging.Logger | logging.LoggerAdapter[Any] | None
     hooks: Sequence[Hook]
-    tags: Mapping[str, str] | None
-    full: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +117,6 @@ class Options:
     """Called with each event."""
     tags: Mapping[str, str] | None = None
     """Text pairs kept in the run row."""
-    full: bool = False
-    """Give a `RunResult` instead of the bare state."""
     clock: Clock = SYSTEM
     """Where the time comes from."""
 

@@ -161,9 +161,7 @@ def make_record(
         header["kind"] = kind
     header["visit"] = visit
     if fields:
-        for key, value in fields.items():
-            if value is not None or key == "next_node":
-                header[key] = value
+        header |= {key: value for key, value in fields.items() if value is not None or key == "next_node"}
     payload, packing, size = state, "", 0
     if state is not None:
         size = len(state)
@@ -188,7 +186,7 @@ def compress(data: bytes) -> bytes:
     return zstd.compress(data, options=_COMPRESSION)
 
 
-_COMPRESSION = {
+_COMPRESSION: dict[int, int] = {
     zstd.CompressionParameter.compression_level: 3,
     zstd.CompressionParameter.checksum_flag: 1,
     zstd.CompressionParameter.content_size_flag: 1,
@@ -211,7 +209,7 @@ def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
 
 def format_time(seconds: float) -> str:
     """A POSIX time as records write it: UTC, six digits, `2025-12-20T15:30:00.000000Z`."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def parse_time(text: str) -> datetime:

@@ -55,7 +55,7 @@ class Retry:
     def delay(self, failures: int, run_id: str, node_id: str, visit: int) -> float:
         """Seconds to wait after failure number `failures`: the same each time for the same visit."""
         # The exponent is bounded so that a long series of failures cannot overflow a float.
-        pause = min(self.backoff * self.factor ** min(failures - 1, 1000 / self.factor), self.max_delay)
+        pause: float = min(self.backoff * self.factor ** min(failures - 1, 1000 / self.factor), self.max_delay)
         if not self.jitter:
             return pause
         drawn = hashlib.sha256(f"{run_id}\0{node_id}\0{visit}\0{failures}".encode()).digest()

@@ -19,6 +19,7 @@ belongs to the caller. Failures of the medium are `StoreError`, use after `close
 from __future__ import annotations
 
 import abc
+import builtins
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -311,6 +312,8 @@ class Store(abc.ABC):
 
     place: str
     """The store's absolute place, for messages; without passwords."""
+    is_blocking: bool = True
+    """Whether a call may wait for a disk or a network; False: an event loop may call the store itself."""
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
         self.clock = clock
@@ -452,7 +455,7 @@ class Store(abc.ABC):
         """The newest live visit of each node, ordered by sequence; [] for an unknown run."""
 
     @abc.abstractmethod
-    def history(self, run_id: str) -> list[CheckpointInfo]:
+    def history(self, run_id: str) -> builtins.list[CheckpointInfo]:
         """Every visit, ordered by sequence, superseded ones marked; [] for an unknown run."""
 
     @abc.abstractmethod
@@ -477,7 +480,7 @@ class Store(abc.ABC):
         updated_after: datetime | None = None,
         limit: int = 100,
         after: str | None = None,
-    ) -> list[RunInfo]:
+    ) -> builtins.list[RunInfo]:
         """A page of runs by creation, newest first; `after` is the run id of the last one seen.
 
         `status` is one or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1.

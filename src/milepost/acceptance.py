@@ -1,0 +1,107 @@
+"""How the next state comes from what a node returned: a whole state, or a part that is taken up field by field.
+
+In a graph of whole states a node must return all of the state. In a partial graph it may return a mapping of the
+fields that changed; over dict and TypedDict, where a part cannot be told from a whole, every mapping is a part.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, get_origin, is_typeddict
+
+from milepost.codec import Codec
+from milepost.codec.hints import annotations_of, reveal
+from milepost.errors import StateTypeError
+from milepost.flow import Unit
+
+__all__ = ["Acceptance", "Reducer"]
+
+Reducer = Callable[[Any, Any], Any]
+"""`(value, update) -> value`, for one field."""
+
+
+class Acceptance:
+    """What a node of a graph over `state_type` may return.
+
+    `reducers` (by field) are None in a graph of whole states. A field that a dict or TypedDict does not have yet is
+    reduced from the empty value of its declared type; where that has none, the field takes the update as it is.
+    """
+
+    __slots__ = ("_class", "_codec", "_is_mapping", "_reducers", "_starts")
+
+    def __init__(self, state_type: Any, codec: Codec[Any], reducers: Mapping[str, Reducer] | None) -> None:
+        kind: type[Any] = get_origin(state_type) or state_type
+        self._class = dict if is_typeddict(kind) else kind
+        self._is_mapping = issubclass(self._class, dict)
+        self._codec = codec
+        self._reducers = None if reducers is None else dict(reducers)
+        self._starts = _starts(kind, reducers) if reducers and is_typeddict(kind) else {}
+
+    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
+        """The whole state after `unit`, given the state before it and what it returned.
+
+        Raises `StateTypeError` where that is no such state; what a reducer raises comes through.
+        """
+        if not self._is_mapping and isinstance(returned, self._class):
+            if type(returned) is not self._class:
+                self._codec.check(returned)
+            return returned
+        if self._reducers is not None:
+            if isinstance(returned, Mapping):
+                changes = {name: self._reduced(before, name, returned[name]) for name in returned}
+                return self._codec.replace(before, changes)
+        elif self._is_mapping and isinstance(returned, self._class) and before.keys() <= returned.keys():
+            if type(returned) is not self._class:
+                self._codec.check(returned)
+            return returned
+        raise self._refused(unit, before, returned)
+
+    def _reduced(self, state: Any, name: str, update: Any) -> Any:
+        assert self._reducers is not None
+        reducer = self._reducers.get(name)
+        if reducer is None:
+            return update
+        if not self._is_mapping or name in state:
+            return reducer(self._codec.get(state, name), update)
+        start = self._starts.get(name)
+        return update if start is None else reducer(start(), update)
+
+    def _refused(self, unit: Unit, before: Any, returned: Any) -> StateTypeError:
+        expected, found = self._class.__name__, type(returned).__name__
+        text = f"node {unit.id!r} returned {found} instead of {expected}"
+        if returned is None:
+            text = f"node {unit.id!r} returned None: a node must return the state, changed or not"
+        elif inspect.isawaitable(returned):
+            text += ": it gives an awaitable without being a coroutine function; declare it with async def"
+        elif isinstance(returned, Mapping):
+            if self._is_mapping and isinstance(returned, self._class):
+                lost = ", ".join(repr(key) for key in before if key not in returned)
+                text = f"node {unit.id!r} returned a dict without {lost}, which it was given"
+            text += ": return the whole state, or let nodes return changed fields only with Graph(..., partial=True)"
+        else:
+            text += ": a node must return the whole new state"
+        return StateTypeError(text, path="state", expected=expected, found=found)
+
+
+_EMPTY: dict[Any, Callable[[], Any]] = {
+    **{kind: kind for kind in (list, set, frozenset, dict, tuple, int, float, str, bytes)},
+    Sequence: list,
+    MutableSequence: list,
+    AbstractSet: set,
+    MutableSet: set,
+    Mapping: dict,
+    MutableMapping: dict,
+}
+
+
+def _starts(typed_dict: Any, names: Iterable[str]) -> dict[str, Callable[[], Any]]:
+    """The empty value of each field's type, for the fields whose type has one."""
+    found = {}
+    for name, hint in annotations_of(typed_dict, names, ())[0].items():
+        kind = reveal(hint, {})
+        start = _EMPTY.get(get_origin(kind) or kind)
+        if start is not None:
+            found[name] = start
+    return found

@@ -1,0 +1,432 @@
+"""The families of record classes: what their fields are, and how an object is read and built without its code.
+
+A family answers for one class. It knows dataclasses, attrs classes, NamedTuples, TypedDicts, pydantic models
+and msgspec structs; of the libraries only msgspec is imported, the others are known by the attributes that
+they leave on a class. Objects are built without `__init__`, `__post_init__` and validators: a recorded value
+comes back as it was, whatever those would make of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import Any, Generic, Protocol, get_origin, is_typeddict
+
+import msgspec
+
+from .plan import qualified
+
+__all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "Family", "FieldSpec", "family_of"]
+
+# Keys beside the fields of a pydantic model; no field can have such a name.
+FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
+
+_set = object.__setattr__
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field: its name, its annotation if the class knows it better than its hints, and its default.
+
+    `default` makes the value of a field that a record lacks; None: the field is required. An `optional`
+    field may be missing in the value itself.
+    """
+
+    name: str
+    annotation: Any = None
+    default: Callable[[], Any] | None = None
+    optional: bool = False
+    metadata: tuple[Any, ...] = ()
+
+
+class Family:
+    """How objects of one record class are read and built. This one serves dataclasses."""
+
+    is_mapping = False
+    has_sides = False
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+        self.fields = tuple(self.list_fields())
+        self.names = tuple(field.name for field in self.fields)
+
+    def list_fields(self) -> Iterable[FieldSpec]:
+        known = self.cls.__dict__.get("__pydantic_fields__", {})  # of a pydantic dataclass
+        for field in dataclasses.fields(self.cls):
+            default: Callable[[], Any] | None = None
+            if field.name in known:
+                default = _pydantic_default(known[field.name])
+            elif field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory
+            elif field.default is not dataclasses.MISSING:
+                default = _constant(field.default)
+            yield FieldSpec(field.name, default=default)
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why no object of the class can be carried; "" if they can."""
+        for base in self.cls.__mro__[:-1]:
+            if not base.__flags__ & 1 << 9 and base not in _HARMLESS_BASES:  # a class that is written in C
+                return f"it is a {qualified(base)} besides its fields"
+        return ""
+
+    @cached_property
+    def is_native(self) -> bool:
+        """Whether msgspec writes an object of the class as the object of its fields, all and in their order."""
+        return not any(name.startswith("_") for name in self.names)
+
+    @cached_property
+    def _is_in_dict(self) -> bool:
+        """Whether the object's dict holds all fields: none lives in a slot or behind a property."""
+        return bool(self.cls.__dictoffset__) and not any(
+            hasattr(getattr(self.cls, name, None), "__set__") for name in self.names
+        )
+
+    @cached_property
+    def _has_generated_init(self) -> bool:
+        """Whether calling the class with the fields' values sets them and does nothing else.
+
+        So it is if its `__init__` has the very code that `dataclass` writes for such fields, and no other code
+        of a user runs when an object is made.
+        """
+        fields = dataclasses.fields(self.cls)
+        init = self.cls.__init__
+        if (
+            type(self.cls).__call__ is not type.__call__
+            or self.cls.__new__ is not object.__new__
+            or hasattr(self.cls, "__post_init__")
+            or not all(field.init and not field.kw_only for field in fields)
+            or not hasattr(init, "__code__")
+        ):
+            return False
+        is_frozen = self.cls.__dataclass_params__.frozen
+        if not is_frozen and self.cls.__setattr__ is not object.__setattr__:
+            return False
+        given = [(f.name, Any, dataclasses.field(**_default_of(f))) for f in fields]
+        twin = dataclasses.make_dataclass("Twin", given, frozen=is_frozen).__init__.__code__  # type: ignore[misc]
+        code = init.__code__
+        return all(
+            getattr(code, part) == getattr(twin, part)
+            for part in ("co_code", "co_names", "co_varnames", "co_freevars", "co_consts")
+        )
+
+    @cached_property
+    def _name_set(self) -> frozenset[str]:
+        return frozenset(self.names)
+
+    @cached_property
+    def _slots_beyond(self) -> tuple[str, ...]:
+        slots: list[str] = []
+        for base in self.cls.__mro__:
+            own = base.__dict__.get("__slots__", ())
+            for slot in (own,) if isinstance(own, str) else tuple(own):
+                mangled = slot.startswith("__") and not slot.endswith("__")
+                slots.append(f"_{base.__name__.lstrip('_')}{slot}" if mangled else slot)
+        return tuple(s for s in slots if s not in self.names and s not in _HARMLESS_ATTRIBUTES)
+
+    def read(self, value: Any) -> Iterable[Any]:
+        """Give the values of the fields. Raises AttributeError if one has none."""
+        return [getattr(value, name) for name in self.names]
+
+    def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
+        """Give one column for each field; None if an object may lack one, or has attributes beyond them."""
+        if self._slots_beyond or not self.names:
+            return None
+        if self._is_in_dict:
+            attributes = list(map(vars, values))
+            if {*map(len, attributes)} != {len(self.names)}:
+                return None
+            try:
+                return [list(map(itemgetter(name), attributes)) for name in self.names]
+            except KeyError:
+                return None
+        if self.cls.__dictoffset__:
+            return None
+        try:
+            return [list(map(attrgetter(name), values)) for name in self.names]
+        except AttributeError:
+            return None
+
+    def attribute_beyond(self, value: Any) -> str | None:
+        """Name an attribute of an object that is no field; what can be computed again does not count."""
+        attributes = getattr(value, "__dict__", None)
+        if attributes and attributes.keys() != self._name_set:
+            for name in attributes:
+                if name not in self.names and name not in _HARMLESS_ATTRIBUTES and not _is_cache(self.cls, name):
+                    return str(name)
+        for name in self._slots_beyond:
+            try:
+                object.__getattribute__(value, name)
+            except AttributeError:
+                continue
+            return name
+        return None
+
+    def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
+        """Make an object that has exactly these values of all its fields."""
+        made = object.__new__(self.cls)
+        for name, value in values.items():
+            _set(made, name, value)
+        return made
+
+    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+        """Make one object for each row of the columns."""
+        if self._has_generated_init:
+            return list(map(self.cls, *columns))
+        made = list(map(object.__new__, repeat(self.cls, count)))
+        for name, column in zip(self.names, columns, strict=True):
+            deque(map(_set, made, repeat(name), column), maxlen=0)
+        return made
+
+    def sides(self, value: Any) -> dict[str, Any]:
+        """Give what is to be recorded beside the fields, by its key."""
+        return {}
+
+    def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
+        """Make an object like `value` with these values; `changed` are the fields that were set anew."""
+        return self.build(values)
+
+
+class AttrsFamily(Family):
+    """attrs classes, known by `__attrs_attrs__`."""
+
+    is_native = False
+    _has_generated_init = False
+
+    def list_fields(self) -> Iterable[FieldSpec]:
+        for attribute in self.cls.__attrs_attrs__:
+            default: Callable[[], Any] | None
+            if attribute.default is sys.modules["attr"].NOTHING:
+                default = None
+            elif hasattr(attribute.default, "factory"):
+                default = None if attribute.default.takes_self else attribute.default.factory
+            else:
+                default = _constant(attribute.default)
+            yield FieldSpec(attribute.name, default=default)
+
+    def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
+        made = super().build(values)
+        if hasattr(self.cls, _ATTRS_HASH) or _ATTRS_HASH in getattr(self.cls, "__slots__", ()):
+            _set(made, _ATTRS_HASH, None)
+        return made
+
+    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+        return list(map(self.build, rows_of(self.names, columns)))
+
+
+class NamedTupleFamily(Family):
+    """NamedTuples: tuples whose class has `_fields`."""
+
+    is_native = False
+    refusal = ""
+
+    def list_fields(self) -> Iterable[FieldSpec]:
+        for name in self.cls._fields:
+            defaults = self.cls._field_defaults
+            yield FieldSpec(name, default=_constant(defaults[name]) if name in defaults else None)
+
+    def read(self, value: Any) -> Iterable[Any]:
+        return tuple.__iter__(value)
+
+    def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
+        if self.cls.__dictoffset__ and any(map(vars, values)):
+            return None
+        return [list(column) for column in zip(*map(tuple, values), strict=True)]
+
+    def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
+        return tuple.__new__(self.cls, [values[name] for name in self.names])
+
+    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+        return list(map(tuple.__new__, repeat(self.cls, count), zip(*columns, strict=True)))
+
+
+class StructFamily(Family):
+    """msgspec structs."""
+
+    refusal = ""
+
+    @cached_property
+    def is_native(self) -> bool:
+        """Whether nothing in the struct's options changes how msgspec writes it."""
+        config = self.cls.__struct_config__
+        is_changed = config.array_like or config.omit_defaults or config.tag is not None
+        return not is_changed and self.cls.__struct_encode_fields__ == self.cls.__struct_fields__
+
+    def list_fields(self) -> Iterable[FieldSpec]:
+        for field in msgspec.structs.fields(self.cls):
+            default: Callable[[], Any] | None = None
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory
+            elif field.default is not msgspec.NODEFAULT:
+                default = _constant(field.default)
+            yield FieldSpec(field.name, default=default)
+
+    @cached_property
+    def _make(self) -> Callable[..., Any]:
+        if not hasattr(self.cls, "__post_init__"):
+            return self.cls  # type: ignore[no-any-return]
+        # A struct can't be made blank, so one of a subclass whose `__post_init__` does nothing becomes one.
+        quiet = type(self.cls)(self.cls.__name__, (self.cls,), {"__post_init__": lambda self: None})
+
+        def make(**values: Any) -> Any:
+            made = quiet(**values)
+            msgspec.structs.force_setattr(made, "__class__", self.cls)
+            return made
+
+        return make
+
+    def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
+        if self.cls.__dictoffset__ and any(map(vars, values)):
+            return None
+        return [list(map(attrgetter(name), values)) for name in self.names]
+
+    def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
+        return self._make(**values)
+
+    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+        return [self._make(**row) for row in rows_of(self.names, columns)]
+
+
+class TypedDictFamily(Family):
+    """TypedDicts, whose values are plain dicts."""
+
+    is_mapping = True
+    is_native = True
+    refusal = ""
+
+    def list_fields(self) -> Iterable[FieldSpec]:
+        for name in self.cls.__annotations__:
+            yield FieldSpec(name, optional=name in self.cls.__optional_keys__)
+
+    def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
+        if {*map(len, values)} != {len(self.names)}:
+            return None
+        try:
+            return [list(map(itemgetter(name), values)) for name in self.names]
+        except KeyError:
+            return None
+
+    def attribute_beyond(self, value: Any) -> str | None:
+        return None
+
+    def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
+        return values
+
+    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+        return rows_of(self.names, columns)
+
+
+class PydanticFamily(Family):
+    """pydantic models. Which fields were set, extra fields and private attributes are recorded beside."""
+
+    has_sides = True
+    is_native = False
+    refusal = ""
+
+    def list_fields(self) -> Iterable[FieldSpec]:
+        for name, field in self.cls.__pydantic_fields__.items():
+            yield FieldSpec(name, field.annotation, _pydantic_default(field), metadata=tuple(field.metadata))
+
+    def read(self, value: Any) -> Iterable[Any]:
+        attributes = vars(value)
+        try:
+            return [attributes[name] for name in self.names]
+        except KeyError as exc:
+            raise AttributeError(name=exc.args[0]) from exc
+
+    def sides(self, value: Any) -> dict[str, Any]:
+        sides: dict[str, Any] = {}
+        fields_set = value.__pydantic_fields_set__
+        if len(fields_set) != len(self.names) or not fields_set.issuperset(self.names):
+            sides[FIELDS_SET] = sorted(fields_set)
+        if value.__pydantic_extra__:
+            sides[EXTRA] = value.__pydantic_extra__
+        if value.__pydantic_private__:
+            sides[PRIVATE] = value.__pydantic_private__
+        return sides
+
+    def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
+        sides = sides or {}
+        made = object.__new__(self.cls)
+        private = sides.get(PRIVATE)
+        if private is None and self.cls.__private_attributes__:
+            pairs = ((name, attribute.get_default()) for name, attribute in self.cls.__private_attributes__.items())
+            undefined = sys.modules["pydantic_core"].PydanticUndefined
+            private = {name: value for name, value in pairs if value is not undefined}
+        extra = sides.get(EXTRA)
+        if extra is None and self.cls.model_config.get("extra") == "allow":
+            extra = {}
+        _set(made, "__dict__", values)
+        _set(made, "__pydantic_extra__", extra)
+        _set(made, "__pydantic_fields_set__", set(sides.get(FIELDS_SET, self.names)))
+        _set(made, "__pydantic_private__", private)
+        return made
+
+    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+        return list(map(self.build, rows_of(self.names, columns)))
+
+    def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
+        private, extra = value.__pydantic_private__, value.__pydantic_extra__
+        sides: dict[str, Any] = {FIELDS_SET: {*value.__pydantic_fields_set__, *changed}}
+        if private is not None:
+            sides[PRIVATE] = dict(private)
+        if extra is not None:
+            sides[EXTRA] = dict(extra)
+        return self.build(values, sides)
+
+
+def rows_of(names: tuple[str, ...], columns: list[list[Any]]) -> list[dict[str, Any]]:
+    """Turn columns into one dict for each row."""
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _default_of(field: Any) -> dict[str, Any]:
+    if field.default_factory is not dataclasses.MISSING:
+        return {"default_factory": field.default_factory}
+    return {} if field.default is dataclasses.MISSING else {"default": None}
+
+
+_ATTRS_HASH = "_attrs_cached_hash"
+_HARMLESS_ATTRIBUTES = frozenset(
+    {"__dict__", "__weakref__", "__orig_class__", _ATTRS_HASH, "__pydantic_extra__", "__pydantic_fields_set__"}
+    | {"__pydantic_private__", "__slots__"}
+)
+_HARMLESS_BASES: tuple[Any, ...] = (Generic, Protocol, object)
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def _pydantic_default(field: Any) -> Callable[[], Any] | None:
+    return None if field.is_required() else lambda: field.get_default(call_default_factory=True)
+
+
+def _is_cache(cls: type, name: str) -> bool:
+    attribute = getattr(cls, name, None)
+    return type(attribute).__name__ == "cached_property" or name.startswith("_attrs_cached")
+
+
+def family_of(cls: Any) -> Family | None:
+    """Find the family of a record class; None for any other class."""
+    if not isinstance(cls, type) or get_origin(cls) is not None:
+        return None
+    if is_typeddict(cls) or type(cls).__name__ == "_TypedDictMeta":
+        return TypedDictFamily(cls)
+    if issubclass(cls, tuple):
+        return NamedTupleFamily(cls) if hasattr(cls, "_fields") and hasattr(cls, "_field_defaults") else None
+    if issubclass(cls, msgspec.Struct):
+        return StructFamily(cls)
+    if hasattr(cls, "__pydantic_private__") and hasattr(cls, "__pydantic_fields__"):
+        return PydanticFamily(cls)
+    if dataclasses.is_dataclass(cls):
+        # An undecorated subclass inherits the marker; its own annotations are no fields, its objects are carried.
+        return Family(cls)
+    if "__attrs_attrs__" in cls.__dict__ or hasattr(cls, "__attrs_attrs__"):
+        return AttrsFamily(cls)
+    return None

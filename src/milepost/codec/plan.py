@@ -1,0 +1,249 @@
+"""What every kind of value shares: the plan, its refusals and the limits.
+
+A `Plan` knows how the values of one declared type are written as JSON and read back. It has two forms of
+writing. `dump` is for a place whose declared type is known to the reader: it writes the bare form where that
+is exact ("12.50" for a Decimal) and the tagged form elsewhere. `wrap` is for a place that says nothing: what
+JSON cannot tell apart becomes an object with the key `$mp`. `load` reads both, so a record survives that a
+field's type is narrowed from Any.
+
+`dump_all` and `load_all` do the same for a whole column of values at once: all totals of a list of orders, say.
+Where the exact classes of the column allow it, they work with functions that are written in C, which makes
+them some times faster than a loop; else they are that loop. A column never crosses Any or a class that may
+contain itself, so its size is bounded by the value's.
+
+A refusal travels up as a `Refusal`; each container that it passes adds its step of the path. Out of a column
+it also carries its row. Plans hold no state of a call and may be used by several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "MARK",
+    "MAX_DEPTH",
+    "Contradicted",
+    "NotCarried",
+    "Plan",
+    "Refusal",
+    "Tagged",
+    "Unreadable",
+    "chunks",
+    "describe",
+    "describe_json",
+    "encode_json",
+    "json_kind",
+    "key_step",
+    "parent_row",
+    "qualified",
+    "read_mark",
+    "too_deep",
+]
+
+MARK = "$mp"  # the key that makes a JSON object a tagged value
+MAX_DEPTH = 128  # containers within containers; keeps both directions far from the interpreter's recursion limit
+
+encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+
+_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    list: "list",
+    dict: "dict",
+}
+
+
+class Refusal(Exception):
+    """A value that is not carried on; `steps` is its path from the inside outwards."""
+
+    def __init__(self, message: str, *, type_name: str = "", expected: str = "", found: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.expected = expected
+        self.found = found
+        self.steps: list[str] = []
+        self.row = 0  # its place in the column that `dump_all` or `load_all` was given
+
+    def path(self, root: str) -> str:
+        """Give the whole path; one of more than 24 steps is cut in the middle."""
+        steps = self.steps[::-1]
+        if len(steps) > 24:
+            steps = [*steps[:12], "…", *steps[-11:]]
+        return root + "".join(steps)
+
+
+class NotCarried(Refusal):
+    """A value that cannot be written exactly."""
+
+
+class Contradicted(Refusal):
+    """A value that is not of its declared type."""
+
+
+class Unreadable(Refusal):
+    """JSON that does not give a value of the declared type."""
+
+
+class Plan:
+    """How values of one declared type are written and read. Subclasses override what they need."""
+
+    tag: str = ""
+    types: tuple[type, ...] = ()  # exact classes of the values; empty: only the plan itself can say
+    bare: frozenset[str] = frozenset()  # the kinds of JSON that `dump` writes without the mark
+    plain = False  # `wrap` writes what `dump` writes: JSON itself tells the type
+    expected = "object"  # the declared type, for people
+
+    def dump(self, value: Any, depth: int) -> Any:
+        """Write `value` for a place whose declared type is this one."""
+        raise NotImplementedError
+
+    def wrap(self, value: Any, depth: int) -> Any:
+        """Write `value` for a place that does not say what it holds."""
+        return self.dump(value, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        """Read what `dump` or `wrap` wrote. `bare` promises that no mark is in `raw` at any depth."""
+        raise NotImplementedError
+
+    def opens(self, tag: Any, name: Any) -> bool:
+        """Whether a tagged object of that tag and class name is one of this plan."""
+        return tag == self.tag and self.tag != ""
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        """Write a column: what `dump` gives for each. The column itself comes back if nothing changes."""
+        out: list[Any] = []
+        try:
+            for value in values:
+                out.append(self.dump(value, depth))  # noqa: PERF401  # its length is the row
+        except Refusal as refusal:
+            refusal.row = len(out)
+            raise
+        return out
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        """Read a column: what `load` gives for each. The column itself comes back if nothing changes."""
+        out: list[Any] = []
+        try:
+            for raw in raws:
+                out.append(self.load(raw, bare))  # noqa: PERF401  # its length is the row
+        except Refusal as refusal:
+            refusal.row = len(out)
+            raise
+        return out
+
+    def contradicted(self, value: Any) -> Contradicted:
+        """Make the refusal of a value that is not of the declared type."""
+        found = describe(value)
+        return Contradicted("", expected=self.expected, found=found, type_name=qualified(type(value)))
+
+    def unreadable(self, raw: Any, why: str = "") -> Unreadable:
+        """Make the refusal of JSON that is no value of the declared type."""
+        return Unreadable(why, expected=self.expected, found=describe_json(raw))
+
+
+class Tagged(Plan):
+    """A kind whose form is `{"$mp": tag, "v": ...}` with extra keys, or `v` alone where that is exact.
+
+    Subclasses give `parts` (the value as JSON, and extra keys or None) and `make`, the way back.
+    """
+
+    def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
+        raise NotImplementedError
+
+    def make(self, v: Any, extra: dict[str, Any], bare: bool) -> Any:
+        raise NotImplementedError
+
+    def dump(self, value: Any, depth: int) -> Any:
+        v, extra = self.parts(value, depth)
+        return v if extra is None else {MARK: self.tag, "v": v, **extra}
+
+    def wrap(self, value: Any, depth: int) -> Any:
+        v, extra = self.parts(value, depth)
+        return {MARK: self.tag, "v": v} if extra is None else {MARK: self.tag, "v": v, **extra}
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if not bare and type(raw) is dict and MARK in raw:
+            if not self.opens(*read_mark(raw)) or "v" not in raw:
+                raise self.unreadable(raw)
+            return self.make(raw["v"], raw, bare)
+        return self.make(raw, _NO_EXTRA, bare)
+
+
+_NO_EXTRA: dict[str, Any] = {}
+
+
+def read_mark(raw: dict[str, Any]) -> tuple[Any, Any]:
+    """Give the tag and the class name of a tagged object; what is no text becomes None."""
+    tag, name = raw.get(MARK), raw.get("t")
+    return (tag if type(tag) is str else None, name if type(name) is str else None)
+
+
+def json_kind(raw: Any) -> str:
+    """Name the kind of JSON that `raw` is; "" for what is no JSON."""
+    return _KINDS.get(type(raw), "")
+
+
+def key_step(key: Any) -> str:
+    """Give the step of a path for a key of a dict: `["name"]`, `[3]`, `[datetime.date(2024, 2, 29)]`."""
+    if type(key) is str:
+        quoted = key.replace("\\", "\\\\").replace('"', '\\"')
+        return f'["{quoted}"]' if quoted.isprintable() else f"[{key!a}]"
+    module = type(key).__module__
+    if module in ("builtins", "datetime", "decimal", "uuid", "fractions"):
+        return f"[{key!r}]"[:100]
+    return f"[<{type(key).__qualname__}>]"
+
+
+def qualified(cls: Any) -> str:
+    """Give a class's name with its module, or without for what Python itself brings."""
+    name = str(getattr(cls, "__qualname__", cls))
+    module = getattr(cls, "__module__", "builtins")
+    return name if module == "builtins" else f"{module}.{name}"
+
+
+def describe(value: Any) -> str:
+    """Say what a value is, in a message: None itself, of others the type."""
+    return "None" if value is None else qualified(type(value))
+
+
+def describe_json(raw: Any) -> str:
+    """Say what some JSON is, in a message."""
+    kind = json_kind(raw)
+    if kind == "dict" and MARK in raw:
+        tag, name = read_mark(raw)
+        return f"a tagged {tag or 'value of no known kind'}" + (f" {name!r}" if name else "")
+    if kind == "str":
+        return f"the text {raw[:40]!r}" + ("…" if len(raw) > 40 else "")
+    names = {"null": "null", "list": "an array", "dict": "an object", "bool": "a bool", "int": "an integer"}
+    return names.get(kind, "a number" if kind else f"a {qualified(type(raw))}")
+
+
+def too_deep(value: Any) -> NotCarried:
+    """Make the refusal of a value that holds itself or is nested without reason."""
+    return NotCarried(
+        f"containers are nested more than {MAX_DEPTH} deep here, or one holds itself", type_name=qualified(type(value))
+    )
+
+
+def parent_row(row: int, parents: list[Any]) -> tuple[int, int]:
+    """Give the parent and the place in it of a row of the column that all parents' elements make."""
+    index = 0
+    while row >= len(parents[index]):
+        row -= len(parents[index])
+        index += 1
+    return index, row
+
+
+def chunks(flat: list[Any], parents: list[Any]) -> Iterator[list[Any]]:
+    """Cut a flat column back into one list for each parent, by the parents' lengths."""
+    start = 0
+    for parent in parents:
+        stop = start + len(parent)
+        yield flat[start:stop]
+        start = stop

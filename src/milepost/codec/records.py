@@ -1,0 +1,324 @@
+"""The plan of record classes: dataclasses and their relatives, written as JSON objects of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from .families import EXTRA, FIELDS_SET, PRIVATE, Family, FieldSpec, rows_of
+from .plan import (
+    MARK,
+    MAX_DEPTH,
+    Contradicted,
+    NotCarried,
+    Plan,
+    Refusal,
+    Unreadable,
+    describe_json,
+    key_step,
+    qualified,
+    read_mark,
+    too_deep,
+)
+
+__all__ = ["RecordPlan"]
+
+_ABSENT: Any = object()
+
+
+class RecordPlan(Plan):
+    """The plan of one record class. `set_fields` completes it, so that classes may refer to each other.
+
+    A value of a subclass is carried where that class is known by itself, and is tagged with its name.
+    """
+
+    bare = frozenset({"dict"})
+    tag = "object"
+
+    def __init__(
+        self,
+        family: Family,
+        untyped: Plan,
+        name_of: Callable[[type], str],
+        *,
+        expected: str = "",
+        drop_unknown: bool = False,
+    ) -> None:
+        self.family, self.cls = family, family.cls
+        self.types = (dict,) if family.is_mapping else (family.cls,)
+        self.plain = family.is_mapping
+        self.expected = expected or qualified(family.cls)
+        self.plans: dict[str, Plan] = {}
+        self._recursive = False
+        self._untyped, self._name_of, self._drop_unknown = untyped, name_of, drop_unknown
+        self._specs: dict[str, FieldSpec] = {field.name: field for field in family.fields}
+        self._row = itemgetter(*family.names) if len(family.names) > 1 else None
+
+    def set_fields(self, plans: dict[str, Plan]) -> None:
+        """Give the plans of the fields, by name, in the order of the family's fields."""
+        self.plans = plans
+
+    def mark_recursive(self) -> None:
+        """Note that objects of the class may contain objects of the class."""
+        self._recursive = True
+
+    def step(self, name: str) -> str:
+        """Give the step of a path that leads to a field."""
+        return key_step(name) if self.family.is_mapping else f".{name}"
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if self.family.is_mapping:
+            return self._dump_mapping(value, depth)
+        if type(value) is not self.cls:
+            if isinstance(value, self.cls):
+                return self._wrap_subclass(value, depth)
+            raise self.contradicted(value)
+        if depth >= MAX_DEPTH:
+            raise too_deep(value)
+        self._check_attributes(value)
+        try:
+            values = self.family.read(value)
+        except AttributeError as exc:
+            raise self._unset(value) from exc
+        out: dict[str, Any] = {}
+        name = ""
+        try:
+            for (name, plan), item in zip(self.plans.items(), values, strict=True):
+                out[name] = plan.dump(item, depth + 1)
+        except Refusal as refusal:
+            refusal.steps.append(self.step(name))
+            raise
+        if self.family.has_sides:
+            self._dump_sides(value, out, depth)
+        return out
+
+    def _check_attributes(self, value: Any) -> None:
+        if self.family.refusal:
+            raise NotCarried(self.family.refusal, type_name=qualified(self.cls))
+        beyond = self.family.attribute_beyond(value)
+        if beyond is not None:
+            raise NotCarried(
+                f"it has an attribute {beyond!r} that is no field of its class", type_name=qualified(self.cls)
+            )
+
+    def _unset(self, value: Any) -> NotCarried:
+        for name in self.family.names:
+            if not hasattr(value, name):
+                refusal = NotCarried("the field has no value", type_name=qualified(self.cls))
+                refusal.steps.append(self.step(name))
+                return refusal
+        return NotCarried("a field has no value", type_name=qualified(self.cls))
+
+    def _wrap_subclass(self, value: Any, depth: int) -> Any:
+        try:
+            return self._untyped.wrap(value, depth)
+        except NotCarried as exc:
+            if exc.steps or exc.type_name != qualified(type(value)):
+                raise
+            refusal = self.contradicted(value)
+            raise Contradicted(
+                f"it is a subclass that is not declared: pass types=[{type(value).__name__}]",
+                expected=refusal.expected,
+                found=refusal.found,
+                type_name=refusal.type_name,
+            ) from exc
+
+    def _dump_mapping(self, value: Any, depth: int) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise self.contradicted(value)
+        if depth >= MAX_DEPTH:
+            raise too_deep(value)
+        out: dict[str, Any] = {}
+        for key, item in value.items():
+            plan = self.plans.get(key) if type(key) is str else None
+            if plan is None:
+                refusal = Contradicted("its type has no such key", expected="no such key", found=qualified(type(item)))
+                refusal.steps.append(key_step(key))
+                raise refusal
+            try:
+                out[key] = plan.dump(item, depth + 1)
+            except Refusal as exc:
+                exc.steps.append(key_step(key))
+                raise
+        for name, plan in self.plans.items():
+            if name not in out and not self._specs[name].optional:
+                missing = Contradicted("the key is missing", expected=plan.expected, found="nothing")
+                missing.steps.append(key_step(name))
+                raise missing
+        return out
+
+    def _dump_sides(self, value: Any, out: dict[str, Any], depth: int) -> None:
+        for key, side in self.family.sides(value).items():
+            if key == FIELDS_SET:
+                out[key] = side
+                continue
+            out[key] = {}
+            for name, item in side.items():
+                try:
+                    out[key][name] = self._untyped.wrap(item, depth + 2)
+                except Refusal as refusal:
+                    refusal.steps.append(self.step(name))
+                    raise
+
+    def wrap(self, value: Any, depth: int) -> Any:
+        if self.family.is_mapping:
+            return self._dump_mapping(value, depth)
+        if type(value) is not self.cls:
+            return self.dump(value, depth)
+        return {MARK: "object", "t": self._name_of(self.cls), "v": self.dump(value, depth)}
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if not values:
+            return values
+        names = self.family.names
+        if self._recursive or self.family.refusal or depth >= MAX_DEPTH or {*map(type, values)} != {*self.types}:
+            return super().dump_all(values, depth)
+        columns = self.family.read_columns(values)
+        if columns is None:
+            return super().dump_all(values, depth)
+        dumped: list[list[Any]] = []
+        try:
+            for plan, column in zip(self.plans.values(), columns, strict=True):
+                dumped.append(plan.dump_all(column, depth + 1))  # its length is the path
+        except Refusal as refusal:
+            refusal.steps.append(self.step(names[len(dumped)]))
+            raise
+        if self.family.is_native and all(new is old for new, old in zip(dumped, columns, strict=True)):
+            return values
+        out = rows_of(names, dumped)
+        if self.family.has_sides:
+            for row, (value, written) in enumerate(zip(values, out, strict=True)):
+                try:
+                    self._dump_sides(value, written, depth)
+                except Refusal as refusal:
+                    refusal.row = row
+                    raise
+        return out
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def opens(self, tag: Any, name: Any) -> bool:
+        return tag == "object" and name is not None and name in (self.cls.__name__, qualified(self.cls))
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if type(raw) is not dict:
+            raise self.unreadable(raw)
+        if bare or MARK not in raw:
+            return self._load_fields(raw, bare)
+        tag, name = read_mark(raw)
+        if self.opens(tag, name):
+            if type(raw.get("v")) is not dict:
+                raise self.unreadable(raw)
+            return self._load_fields(raw["v"], bare)
+        if self.family.is_mapping:
+            raise self.unreadable(raw)
+        value = self._untyped.load(raw, bare)
+        if not isinstance(value, self.cls):
+            raise self.unreadable(raw)
+        return value
+
+    def _load_fields(self, raw: dict[str, Any], bare: bool) -> Any:
+        values: dict[str, Any] = {}
+        for name, plan in self.plans.items():
+            item = raw.get(name, _ABSENT)
+            try:
+                if item is not _ABSENT:
+                    values[name] = plan.load(item, bare)
+                elif not self._specs[name].optional:
+                    values[name] = self._default(name, plan)
+            except Refusal as refusal:
+                refusal.steps.append(self.step(name))
+                raise
+        sides = None
+        if len(values) != len(raw) or self.family.is_mapping:
+            unknown = [name for name in raw if name not in self.plans]
+            if unknown and self.family.has_sides:
+                sides, unknown = self._load_sides(raw, unknown)
+            if unknown and not self._drop_unknown:
+                stray = Unreadable(
+                    f"{qualified(self.cls)} has no such field: pass unknown_fields='drop', or turn old records "
+                    "into new ones with upgrade=",
+                    expected="no such field",
+                    found=describe_json(raw[unknown[0]]),
+                )
+                stray.steps.append(self.step(unknown[0]))
+                raise stray
+            if self.family.is_mapping:
+                values = {name: values[name] for name in raw if name in values}
+        try:
+            return self.family.build(values, sides)
+        except (TypeError, ValueError, AttributeError) as exc:
+            raise self.unreadable(raw, f"the object cannot be built: {exc}") from exc
+
+    def _default(self, name: str, plan: Plan) -> Any:
+        default = self._specs[name].default
+        if default is None:
+            raise Unreadable(
+                "the record lacks the field, and it has no default", expected=plan.expected, found="nothing"
+            )
+        try:
+            return default()
+        except Exception as exc:  # user code
+            raise Unreadable(f"its default failed: {exc!r}", expected=plan.expected, found="nothing") from exc
+
+    def _load_sides(self, raw: dict[str, Any], unknown: list[str]) -> tuple[dict[str, Any], list[str]]:
+        sides: dict[str, Any] = {}
+        for key in (FIELDS_SET, EXTRA, PRIVATE):
+            if key not in unknown:
+                continue
+            unknown.remove(key)
+            side = raw[key]
+            if key == FIELDS_SET:
+                if type(side) is not list or not all(type(name) is str for name in side):
+                    raise self.unreadable(side)
+                sides[key] = side
+            else:
+                if type(side) is not dict:
+                    raise self.unreadable(side)
+                sides[key] = {name: self._untyped.load(item, False) for name, item in side.items()}
+        if EXTRA in sides and self.cls.model_config.get("extra") != "allow":
+            unknown = [*unknown, EXTRA]
+            del sides[EXTRA]
+        return sides, unknown
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        if not raws:
+            return raws
+        names = self.family.names
+        if not (bare and self._row and {*map(type, raws)} == {dict} and {*map(len, raws)} == {len(names)}):
+            return super().load_all(raws, bare)
+        try:
+            rows = list(map(self._row, raws))
+        except KeyError:
+            return super().load_all(raws, bare)
+        columns = list(map(list, zip(*rows, strict=True)))
+        loaded: list[list[Any]] = []
+        try:
+            for plan, column in zip(self.plans.values(), columns, strict=True):
+                loaded.append(plan.load_all(column, bare))  # its length is the path
+        except Refusal as refusal:
+            refusal.steps.append(self.step(names[len(loaded)]))
+            raise
+        if self.family.is_mapping:
+            if all(new is old for new, old in zip(loaded, columns, strict=True)):
+                return raws
+            return super().load_all(raws, bare)  # keeps the order of the keys
+        try:
+            return self.family.build_all(loaded, len(raws))
+        except (TypeError, ValueError, AttributeError) as exc:
+            raise self.unreadable(raws[0], f"the object cannot be built: {exc}") from exc
+
+    # -- the state as a whole ------------------------------------------------------------------------
+
+    def rebuild(self, value: Any, changes: dict[str, Any]) -> Any:
+        """Make an object like `value` with some fields changed, without running its class's code."""
+        values: dict[str, Any] = {}
+        for name in self.family.names:
+            if name in changes:
+                values[name] = changes[name]
+            elif hasattr(value, name):
+                values[name] = getattr(value, name)
+        return self.family.rebuild(value, values, changes)

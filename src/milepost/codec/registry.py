@@ -1,0 +1,67 @@
+"""Classes that the user teaches to the codec, for the whole process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from milepost.errors import OptionError
+
+from .plan import qualified
+
+__all__ = ["Registration", "find_by_tag", "find_by_type", "register"]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """How values of one class are written as carried values and made from them."""
+
+    type: type
+    tag: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+_by_type: dict[type, Registration] = {}
+_by_tag: dict[str, Registration] = {}
+
+
+def register(type: type, tag: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+    """Teach the codec a class, for the whole process.
+
+    `encode` gives a value that the codec carries; `decode` makes an equal object from it. `tag` names the
+    class in records for ever; another class may take it over only if it has the same module and name, as
+    after a reload. Subclasses are not covered. Register a class before a codec is made whose types name it.
+
+    Raises OptionError if `type` is no class, or `tag` is empty or belongs to another class.
+    """
+    if not isinstance(type, _class):
+        raise OptionError(f"codec.register needs a class, not {type!r}", option="type")
+    if not isinstance(tag, str) or not tag:
+        raise OptionError(f"the tag of {qualified(type)} must be a text that is not empty, not {tag!r}", option="tag")
+    holder = _by_tag.get(tag)
+    if holder is not None and qualified(holder.type) != qualified(type):
+        raise OptionError(
+            f"the tag {tag!r} belongs to {qualified(holder.type)}: register {qualified(type)} under another one",
+            option="tag",
+        )
+    if holder is not None:
+        _by_type.pop(holder.type, None)
+    earlier = _by_type.get(type)
+    if earlier is not None:
+        _by_tag.pop(earlier.tag, None)
+    _by_type[type] = _by_tag[tag] = Registration(type, tag, encode, decode)
+
+
+def find_by_type(cls: type) -> Registration | None:
+    """Give the registration of exactly this class."""
+    return _by_type.get(cls)
+
+
+def find_by_tag(tag: str) -> Registration | None:
+    """Give the registration that has this tag."""
+    return _by_tag.get(tag)
+
+
+_class = type

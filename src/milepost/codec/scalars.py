@@ -1,0 +1,346 @@
+"""Plans of values that contain no others: numbers, text, bytes, identifiers, paths.
+
+What JSON itself can tell (None, bool, int, float, str) is plain; the rest is written as text. Every class
+is matched exactly: a bool is no int here, and a subclass of str is no str.
+"""
+
+from __future__ import annotations
+
+import base64
+import pathlib
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from math import isfinite
+from typing import Any
+from uuid import UUID
+
+from .plan import MARK, NotCarried, Plan, Tagged, qualified, read_mark
+
+__all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan", "TextPlan", "scalar_plans"]
+
+MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what fits 64 bits, signed or not
+_NON_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+# Python refuses to turn longer ints into decimal text (sys.set_int_max_str_digits allows 640 digits at least)
+_DECIMAL_BITS = 2000
+
+
+class NonePlan(Plan):
+    """The plan of None."""
+
+    types = (type(None),)
+    bare = frozenset({"null"})
+    plain = True
+    expected = "None"
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if value is not None:
+            raise self.contradicted(value)
+        return None
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if raw is not None:
+            raise self.unreadable(raw)
+        return None
+
+
+class BoolPlan(Plan):
+    """The plan of True and False."""
+
+    types = (bool,)
+    bare = frozenset({"bool"})
+    plain = True
+    expected = "bool"
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if type(value) is not bool:
+            raise self.contradicted(value)
+        return value
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if type(raw) is not bool:
+            raise self.unreadable(raw)
+        return raw
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        return values if {*map(type, values)} == {bool} else super().dump_all(values, depth)
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        return raws if {*map(type, raws)} == {bool} else super().load_all(raws, bare)
+
+
+class IntPlan(Plan):
+    """The plan of int: a number up to 64 bits, tagged text beyond."""
+
+    tag = "int"
+    types = (int,)
+    bare = frozenset({"int"})
+    plain = True
+    expected = "int"
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if type(value) is not int:
+            raise self.contradicted(value)
+        return value if MIN_INT <= value <= MAX_INT else {MARK: "int", "v": int_text(value)}
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if {*map(type, values)} == {int} and min(values) >= MIN_INT and max(values) <= MAX_INT:
+            return values
+        return super().dump_all(values, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if type(raw) is int:
+            return raw
+        if not bare and type(raw) is dict and read_mark(raw)[0] == "int" and type(raw.get("v")) is str:
+            try:
+                return read_int(raw["v"])
+            except ValueError as exc:
+                raise self.unreadable(raw) from exc
+        raise self.unreadable(raw)
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        return raws if {*map(type, raws)} == {int} else super().load_all(raws, bare)
+
+
+class FloatPlan(Plan):
+    """The plan of float: a number, or tagged text for nan and the infinities.
+
+    Written is always a number with a point or an exponent; an integer in a place that is declared as float
+    is read as that float if it is exactly one.
+    """
+
+    tag = "float"
+    types = (float,)
+    bare = frozenset({"float"})
+    plain = True
+    expected = "float"
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if type(value) is not float:
+            raise self.contradicted(value)
+        return value if isfinite(value) else {MARK: "float", "v": repr(value)}
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if {*map(type, values)} == {float} and all(map(isfinite, values)):
+            return values
+        return super().dump_all(values, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if type(raw) is float:
+            return raw
+        if type(raw) is int and abs(raw) <= 2**1000 and int(float(raw)) == raw:
+            return float(raw)
+        if not bare and type(raw) is dict and read_mark(raw)[0] == "float":
+            text = raw.get("v")
+            if type(text) is str and text in _NON_FINITE:
+                return _NON_FINITE[text]
+        raise self.unreadable(raw)
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        return raws if {*map(type, raws)} == {float} else super().load_all(raws, bare)
+
+
+class StrPlan(Plan):
+    """The plan of str: text as it is; a lone surrogate is not text in UTF-8 and is refused."""
+
+    types = (str,)
+    bare = frozenset({"str"})
+    plain = True
+    expected = "str"
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if type(value) is not str:
+            raise self.contradicted(value)
+        return value if value.isascii() else checked_text(value)
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if {*map(type, values)} == {str} and is_text("".join(values)):
+            return values
+        return super().dump_all(values, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if type(raw) is not str:
+            raise self.unreadable(raw)
+        return raw
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        return raws if {*map(type, raws)} == {str} else super().load_all(raws, bare)
+
+
+class TextPlan(Tagged):
+    """The plan of a class whose values are written as one text, by two functions."""
+
+    bare = frozenset({"str"})
+
+    def __init__(self, cls: type, tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> None:
+        self.tag = tag
+        self.types = (cls,)
+        self.expected = qualified(cls)
+        self._cls, self._write, self._read = cls, write, read
+
+    def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
+        if type(value) is not self._cls:
+            raise self.contradicted(value)
+        return self._write(value), None
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if {*map(type, values)} == {self._cls}:
+            try:
+                return list(map(self._write, values))
+            except NotCarried:
+                pass  # the loop finds which one
+        return super().dump_all(values, depth)
+
+    def make(self, v: Any, extra: dict[str, Any], bare: bool) -> Any:
+        if type(v) is not str:
+            raise self.unreadable(v)
+        try:
+            return self._read(v)
+        except (ValueError, ArithmeticError, TypeError) as exc:
+            raise self.unreadable(v) from exc
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        if {*map(type, raws)} == {str}:
+            try:
+                return list(map(self._read, raws))
+            except (ValueError, ArithmeticError, TypeError):
+                pass  # the loop finds which one
+        return super().load_all(raws, bare)
+
+
+class PathPlan(Tagged):
+    """The plan of a path class; `Path` stands for the concrete class of this system.
+
+    A path of another flavour than the declared class makes by itself is tagged with its class.
+    """
+
+    tag = "path"
+    bare = frozenset({"str"})
+
+    def __init__(self, declared: type[pathlib.PurePath]) -> None:
+        self._declared = declared
+        self._default = {pathlib.Path: type(pathlib.Path()), pathlib.PurePath: type(pathlib.PurePath())}.get(
+            declared, declared
+        )
+        self.types = tuple(cls for cls in PATHS.values() if issubclass(cls, declared))
+        self.expected = qualified(declared)
+
+    def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
+        cls = type(value)
+        if cls not in self.types:
+            raise self.contradicted(value)
+        text = checked_text(str(value))
+        return text, None if cls is self._default else {"t": cls.__name__}
+
+    def wrap(self, value: Any, depth: int) -> Any:
+        text, _ = self.parts(value, depth)
+        return {MARK: "path", "v": text, "t": type(value).__name__}
+
+    def make(self, v: Any, extra: dict[str, Any], bare: bool) -> Any:
+        cls = PATHS.get(extra.get("t", self._default.__name__)) if type(extra.get("t", "")) is str else None
+        if type(v) is not str or cls not in self.types:
+            raise self.unreadable(v)
+        try:
+            return cls(v)
+        except (NotImplementedError, ValueError) as exc:  # a WindowsPath outside Windows
+            raise self.unreadable(v, f"{cls.__name__} cannot be made on this system") from exc
+
+
+PATHS: dict[str, type[pathlib.PurePath]] = {
+    cls.__name__: cls
+    for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)
+}
+
+
+def checked_text(text: str) -> str:
+    """Give `text` back. Raises NotCarried if UTF-8 cannot hold it."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise NotCarried(
+                f"the text has a lone surrogate ({text[exc.start]!a} at {exc.start}), which is no character: "
+                "decode the bytes with errors='replace', or keep them as bytes",
+                type_name="str",
+            ) from exc
+    return text
+
+
+def is_text(text: str) -> bool:
+    """Whether UTF-8 can hold the text."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def int_text(value: int) -> str:
+    """Write an int of any size: decimal, or hexadecimal where Python limits decimal text."""
+    return str(value) if value.bit_length() < _DECIMAL_BITS else hex(value)
+
+
+def read_int(text: str) -> int:
+    """Read what `int_text` wrote. Raises ValueError for anything else."""
+    if re.fullmatch(r"-?[0-9]{1,640}", text, re.ASCII):
+        return int(text)
+    if re.fullmatch(r"-?0x[0-9a-f]+", text, re.ASCII):
+        return int(text, 16)
+    raise ValueError(text[:40])
+
+
+def _write_fraction(value: Fraction) -> str:
+    return f"{int_text(value.numerator)}/{int_text(value.denominator)}"
+
+
+def _read_fraction(text: str) -> Fraction:
+    numerator, slash, denominator = text.partition("/")
+    return Fraction(read_int(numerator), read_int(denominator) if slash else 1)
+
+
+def _write_complex(value: complex) -> str:
+    return f"{value.real!r},{value.imag!r}"
+
+
+def _read_complex(text: str) -> complex:
+    real, imag = text.split(",")
+    return complex(float(real), float(imag))
+
+
+def _read_decimal(text: str) -> Decimal:
+    value = Decimal(text)
+    if value.is_nan() and "nan" not in text.lower():  # what is no number gives NaN under a context without traps
+        raise ValueError(text[:40])
+    return value
+
+
+def _write_bytes(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _read_bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _read_bytearray(text: str) -> bytearray:
+    return bytearray(_read_bytes(text))
+
+
+def scalar_plans() -> list[Plan]:
+    """Make the plans of all scalars, one for each class."""
+    return [
+        NonePlan(),
+        BoolPlan(),
+        IntPlan(),
+        FloatPlan(),
+        StrPlan(),
+        TextPlan(complex, "complex", _write_complex, _read_complex),
+        TextPlan(bytes, "bytes", _write_bytes, _read_bytes),
+        TextPlan(bytearray, "bytearray", _write_bytes, _read_bytearray),
+        TextPlan(Decimal, "decimal", str, _read_decimal),
+        TextPlan(Fraction, "fraction", _write_fraction, _read_fraction),
+        TextPlan(UUID, "uuid", str, UUID),
+    ]

@@ -1,0 +1,309 @@
+"""The public face of the codec: `Codec`, which carries the values of one declared type."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
+
+from .containers import DictPlan, encode_sorted
+from .hints import annotations_of, strip
+from .plan import (
+    MARK,
+    MAX_DEPTH,
+    Contradicted,
+    Plan,
+    Refusal,
+    describe,
+    encode_json,
+    json_kind,
+    key_step,
+    qualified,
+)
+from .records import RecordPlan
+from .resolve import Resolver
+
+__all__ = ["Codec", "canonical"]
+
+T = TypeVar("T")
+
+
+class Codec(Generic[T]):
+    """Writes values of a declared type as strict JSON and reads them back, equal and of the same types.
+
+    `type_` is any type: a dataclass, TypedDict, NamedTuple, pydantic model, msgspec struct, attrs class,
+    `dict`, or an annotation such as `list[Item]`. Where it says what a value is, plain JSON is written;
+    elsewhere what JSON can't tell apart becomes an object with the key `$mp`. Classes are known from the
+    annotations that `type_` reaches, from `types` and from `codec.register`, never from a name in a record.
+    What can't be carried exactly is refused when it is written.
+
+    `upgrade` turns the plain JSON of an old record into the present form before it is read. A field that a
+    record has and the type has not is an error, or is dropped with `unknown_fields="drop"`.
+
+    Objects are built as they were recorded: `__init__`, `__post_init__`, `__attrs_post_init__` and the
+    validators of pydantic do not run when a value is read.
+
+    `problems` lists the declared fields that can't be carried, as their path and a sentence. Making a codec
+    never raises for them; writing such a value does.
+    """
+
+    problems: tuple[tuple[str, str], ...]
+
+    def __init__(
+        self,
+        type_: Any,
+        *,
+        types: Iterable[type] = (),
+        upgrade: Callable[[Any], Any] | None = None,
+        unknown_fields: Literal["refuse", "drop"] = "refuse",
+    ) -> None:
+        if unknown_fields not in ("refuse", "drop"):
+            raise OptionError(
+                f"unknown_fields must be 'refuse' or 'drop', not {unknown_fields!r}", option="unknown_fields"
+            )
+        self.type = type_
+        self._types = tuple(types)
+        self._upgrade = upgrade
+        resolver = Resolver(known=self._types, drop_unknown=unknown_fields == "drop")
+        self._plan: Plan = resolver.plan(type_, "state")
+        for known in self._types:
+            resolver.plan(known, f"types[{getattr(known, '__qualname__', known)}]")
+        self.problems = resolver.problems
+        self._record = self._plan if isinstance(self._plan, RecordPlan) else None
+
+    # -- records ---------------------------------------------------------------------------------------
+
+    def encode(self, value: T, *, root: str = "state") -> bytes:
+        """Write a value as compact JSON in UTF-8; equal values give equal bytes where their order is defined.
+
+        `root` begins the paths in errors. Raises StateTypeError if something contradicts its declared type,
+        and SerializeStateError if it can't be carried exactly; both name the path.
+        """
+        try:
+            return encode_json(self._plan.dump(value, 0))
+        except Refusal as refusal:
+            raise _refused(refusal, root) from refusal.__cause__
+        except RecursionError as exc:
+            raise SerializeStateError(
+                f"{root} is nested too deep for what is left of the stack, or holds itself",
+                path=root,
+                type_name=qualified(type(value)),
+            ) from exc
+
+    def decode(self, data: bytes, *, root: str = "state") -> T:
+        """Read what `encode` wrote, or JSON that a person wrote in the same form.
+
+        Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type.
+        """
+        try:
+            raw = msgspec.json.decode(data)
+            bare = not (MARK.encode() in data or b"\\u" in data)
+            if self._upgrade is not None:
+                raw, bare = self._run_upgrade(raw), False
+            value: T = self._plan.load(raw, bare)
+        except DeserializeStateError:
+            raise
+        except Refusal as refusal:
+            raise _unreadable(refusal, root) from refusal.__cause__
+        except RecursionError as exc:
+            raise DeserializeStateError(f"{root} is nested too deep", path=root, expected=self._plan.expected) from exc
+        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, MemoryError) as exc:
+            raise DeserializeStateError(
+                f"{root} is no valid JSON: {exc}", path=root, expected=self._plan.expected, found="invalid JSON"
+            ) from exc
+        return value
+
+    def _run_upgrade(self, raw: Any) -> Any:
+        assert self._upgrade is not None
+        try:
+            return _copy_json(self._upgrade(raw), 0)
+        except Exception as exc:  # user code
+            raise DeserializeStateError(
+                f"upgrade failed on a record: {exc!r}", expected=self._plan.expected, found=json_kind(raw)
+            ) from exc
+
+    def check(self, value: Any) -> None:
+        """Check that a value is of the declared type, without looking into it.
+
+        Raises StateTypeError otherwise. A plain dict stands for a TypedDict; a subclass passes where it is
+        known by itself.
+        """
+        plan = self._plan
+        if not plan.types or type(value) in plan.types:
+            return
+        if isinstance(plan, RecordPlan) and not plan.family.is_mapping and isinstance(value, plan.cls):
+            return
+        if isinstance(plan, DictPlan) and isinstance(value, plan.cls):
+            return
+        found = describe(value)
+        raise StateTypeError(
+            f"the state is {found} where {plan.expected} is declared" + (": return the state" if value is None else ""),
+            path="state",
+            expected=plan.expected,
+            found=found,
+        )
+
+    # -- fields ----------------------------------------------------------------------------------------
+
+    @property
+    def field_names(self) -> tuple[str, ...] | None:
+        """The names of the state's declared fields in order; None where it is a dict or no record."""
+        return self._record.family.names if self._record is not None else None
+
+    @property
+    def reducers(self) -> dict[str, Callable[[Any, Any], Any]]:
+        """The reducers of the state's fields: what is callable with two arguments in `Annotated[T, ...]`.
+
+        Of several the first counts. A class is no reducer.
+        """
+        if self._record is None:
+            return {}
+        family = self._record.family
+        hints, _ = annotations_of(family.cls, family.names, self._types)
+        found: dict[str, Callable[[Any, Any], Any]] = {}
+        for field in family.fields:
+            metadata = (*strip(hints.get(field.name))[1], *strip(field.annotation)[1], *field.metadata)
+            for item in metadata:
+                if _takes_two(item):
+                    found[field.name] = item
+                    break
+        return found
+
+    def get(self, value: T, name: str) -> Any:
+        """Read one field of a state. Raises StateTypeError if it has none of that name."""
+        self.check(value)
+        if isinstance(value, Mapping) and (self._record is None or self._record.family.is_mapping):
+            if name in value:
+                return value[name]
+        elif self._record is not None and name in self._record.plans and hasattr(value, name):
+            return getattr(value, name)
+        raise self._no_field(name)
+
+    def replace(self, value: T, changes: Mapping[str, Any]) -> T:
+        """Make a state like `value` with some fields changed; what is not changed is the same object in both.
+
+        The object is made without `__init__` and `__post_init__`, so fields with `init=False` and whatever
+        those would make of others stay as they are. New values are checked when the state is written.
+        Raises StateTypeError for a field that the state's type does not have.
+        """
+        self.check(value)
+        if self._record is not None:
+            for name in changes:
+                if name not in self._record.plans:
+                    raise self._no_field(name)
+            if not self._record.family.is_mapping:
+                made: T = self._record_of(value).rebuild(value, dict(changes))
+                return made
+        if isinstance(value, dict):
+            copied: Any = value.copy()
+            copied.update(changes)
+            return copied  # type: ignore[no-any-return]
+        raise self._no_field(next(iter(changes), ""))
+
+    def _record_of(self, value: Any) -> RecordPlan:
+        """Give the plan of the value's own class, which may be a known subclass of the declared one."""
+        assert self._record is not None
+        if type(value) is self._record.cls:
+            return self._record
+        plan = Resolver(known=self._types).plan(type(value), "state")
+        assert isinstance(plan, RecordPlan)
+        return plan
+
+    def _no_field(self, name: str) -> StateTypeError:
+        is_object = self._record is not None and not self._record.family.is_mapping
+        known = f": it has {', '.join(self.field_names)}" if self.field_names else ""
+        return StateTypeError(
+            f"the state of type {self._plan.expected} has no field {name!r}{known}",
+            path=f"state.{name}" if is_object else f"state{key_step(name)}",
+            expected="a declared field" if known else "a field that is there",
+            found="no such field",
+        )
+
+
+def canonical(value: Any, types: Iterable[type] = ()) -> bytes:
+    """Write a value as canonical typed JSON: equal values of equal types give equal bytes, in every process.
+
+    Keys are sorted, sets too, and whatever JSON can't tell is tagged: 1, 1.0, True and "1" all differ, and a
+    tuple is no list. Classes are known from `types` and `codec.register`. Raises SerializeStateError or
+    StateTypeError, with paths that begin at `value`.
+    """
+    resolver = Resolver(known=tuple(types))
+    for known in types:
+        resolver.plan(known, "types")
+    try:
+        return encode_sorted(_sort_pairs(resolver.untyped.wrap(value, 0)))
+    except Refusal as refusal:
+        raise _refused(refusal, "value") from refusal.__cause__
+    except RecursionError as exc:
+        raise SerializeStateError(
+            "value is nested too deep, or holds itself", path="value", type_name=qualified(type(value))
+        ) from exc
+
+
+_KEEPS_ORDER = "ordereddict"
+
+
+def _sort_pairs(raw: Any) -> Any:
+    """Sort the pairs of every dict whose keys are no text; the keys of objects are sorted when written."""
+    if type(raw) is list:
+        return [_sort_pairs(item) for item in raw]
+    if type(raw) is not dict:
+        return raw
+    out = {key: _sort_pairs(item) for key, item in raw.items()}
+    if out.get(MARK) in ("dict", "defaultdict", "counter") and type(out.get("v")) is list:
+        out["v"].sort(key=encode_sorted)
+    elif out.get(MARK) == _KEEPS_ORDER and type(out.get("v")) is dict:
+        out["v"] = [[key, item] for key, item in out["v"].items()]
+    return out
+
+
+def _copy_json(raw: Any, depth: int) -> Any:
+    """Copy plain JSON, so that nothing of it is shared with user code. Raises TypeError for anything else."""
+    if depth > 8 * MAX_DEPTH:
+        raise TypeError("what it returned is nested too deep")
+    if type(raw) is list:
+        return [_copy_json(item, depth + 1) for item in raw]
+    if type(raw) is dict:
+        if not {*map(type, raw)} <= {str}:
+            raise TypeError("what it returned has a key that is no text")
+        return {key: _copy_json(item, depth + 1) for key, item in raw.items()}
+    if not json_kind(raw):
+        raise TypeError(f"what it returned holds a {qualified(type(raw))}, which is no plain JSON")
+    return raw
+
+
+def _refused(refusal: Refusal, root: str) -> SerializeStateError | StateTypeError:
+    path, why = refusal.path(root), str(refusal)
+    if isinstance(refusal, Contradicted):
+        text = f"{path} is {refusal.found} where {refusal.expected} is declared"
+        return StateTypeError(
+            text + (f": {why}" if why else ""), path=path, expected=refusal.expected, found=refusal.found
+        )
+    text = f"{path} is a {refusal.type_name} that cannot be recorded exactly: {why}"
+    return SerializeStateError(text, path=path, type_name=refusal.type_name)
+
+
+def _unreadable(refusal: Refusal, root: str) -> DeserializeStateError:
+    path, why = refusal.path(root), str(refusal)
+    if isinstance(refusal, Contradicted) or not refusal.expected:
+        why = why or "it cannot be read"
+    text = f"{path} should be {refusal.expected or 'a carried value'}, but the record has {refusal.found or 'another'}"
+    return DeserializeStateError(
+        text + (f": {why}" if why else ""), path=path, expected=refusal.expected, found=refusal.found
+    )
+
+
+def _takes_two(item: Any) -> bool:
+    if not callable(item) or isinstance(item, type):
+        return False
+    try:
+        inspect.signature(item).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C, without a signature
+        return getattr(item, "__module__", None) in ("_operator", "operator", "builtins", None)
+    return True

@@ -1,0 +1,205 @@
+"""The plan of unions: the bare form where the JSON tells which member it is, else the tagged form."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+from .plan import MARK, Plan, Refusal, Unreadable, json_kind, read_mark
+from .scalars import MAX_INT, MIN_INT, is_text
+
+__all__ = ["OptionalPlan", "UnionPlan"]
+
+_SCALARS = frozenset({type(None), bool, int, float, str})
+
+
+class OptionalPlan(Plan):
+    """The plan of `X | None` where no value of X is written as null."""
+
+    def __init__(self, inner: Plan) -> None:
+        self.inner = inner
+        self.expected = f"{inner.expected} | None"
+
+    @property
+    def types(self) -> tuple[type, ...]:  # type: ignore[override]
+        """The classes of the inner type, and that of None."""
+        return (*self.inner.types, type(None)) if self.inner.types else ()
+
+    @cached_property
+    def _null_is_none(self) -> bool:
+        return "null" not in self.inner.bare
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if value is None:
+            return None
+        try:
+            return self.inner.dump(value, depth) if self._null_is_none else self.inner.wrap(value, depth)
+        except Refusal as refusal:
+            if not refusal.steps and refusal.expected == self.inner.expected:
+                refusal.expected = self.expected
+            raise
+
+    wrap = dump
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if not self._null_is_none:
+            return super().dump_all(values, depth)
+        some = [value for value in values if value is not None]
+        if len(some) == len(values):
+            return self.inner.dump_all(values, depth) if values else values
+        try:
+            dumped = self.inner.dump_all(some, depth) if some else some
+        except Refusal as refusal:
+            refusal.row = _nth_given(values, refusal.row)
+            raise
+        if dumped is some:
+            return values
+        rest = iter(dumped)
+        return [None if value is None else next(rest) for value in values]
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        return None if raw is None else self.inner.load(raw, bare)
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        some = [raw for raw in raws if raw is not None]
+        if len(some) == len(raws):
+            return self.inner.load_all(raws, bare) if raws else raws
+        try:
+            loaded = self.inner.load_all(some, bare) if some else some
+        except Refusal as refusal:
+            refusal.row = _nth_given(raws, refusal.row)
+            raise
+        if loaded is some:
+            return raws
+        rest = iter(loaded)
+        return [None if raw is None else next(rest) for raw in raws]
+
+
+def _nth_given(values: list[Any], n: int) -> int:
+    return [row for row, value in enumerate(values) if value is not None][n]
+
+
+class UnionPlan(Plan):
+    """The plan of `X | Y`.
+
+    A member writes its bare form if no other member can be mistaken for it; what JSON itself tells (text, a
+    list) is never tagged beside what needs a tag. Members of the same class, such as `list[int] | list[str]`,
+    are written the untyped way, and checked against the members in both directions.
+    """
+
+    plain = True
+
+    def __init__(self, members: tuple[Plan, ...], untyped: Plan, expected: str) -> None:
+        self.members = members
+        self.expected = expected
+        self._untyped = untyped
+
+    @cached_property
+    def bare(self) -> frozenset[str]:  # type: ignore[override]
+        """All kinds of JSON of the members, the tagged form among them."""
+        return frozenset().union(*(member.bare for member in self.members))
+
+    @cached_property
+    def types(self) -> tuple[type, ...]:  # type: ignore[override]
+        """The classes of all members; empty if a member leaves them open."""
+        if not all(member.types for member in self.members):
+            return ()
+        return tuple({cls for member in self.members for cls in member.types})
+
+    @cached_property
+    def _by_class(self) -> dict[type, list[Plan]]:
+        found: dict[type, list[Plan]] = {}
+        for member in self.members:
+            for cls in member.types:
+                found.setdefault(cls, []).append(member)
+        return found
+
+    @cached_property
+    def _loose(self) -> frozenset[int]:
+        """The members that share their class with another one, or do not say it."""
+        shared = {id(m) for same in self._by_class.values() if len(same) > 1 for m in same}
+        return frozenset(shared | {id(member) for member in self.members if not member.types})
+
+    @cached_property
+    def _owners(self) -> dict[str, Plan]:
+        """Which member some untagged JSON of a kind belongs to."""
+        owners: dict[str, Plan] = {}
+        for kind in self.bare - {"tagged"}:
+            able = [m for m in self.members if kind in m.bare]
+            plain = [m for m in able if m.plain]
+            chosen = plain or able
+            if len(chosen) == 1 and id(chosen[0]) not in self._loose:
+                owners[kind] = chosen[0]
+        if "int" not in self.bare and "float" in owners:
+            owners["int"] = owners["float"]
+        return owners
+
+    @cached_property
+    def _is_bare(self) -> dict[int, bool]:
+        return {id(m): bool(m.bare) and all(self._owners.get(kind) is m for kind in m.bare) for m in self.members}
+
+    @cached_property
+    def _scalars(self) -> frozenset[type]:
+        """The classes of the members, if JSON itself tells all of them; else nothing."""
+        if all(m.plain and m.types and {*m.types} <= _SCALARS and id(m) not in self._loose for m in self.members):
+            return frozenset(self._by_class)
+        return frozenset()
+
+    def dump(self, value: Any, depth: int) -> Any:
+        same = self._by_class.get(type(value), ())
+        if len(same) == 1 and id(same[0]) not in self._loose:
+            member = same[0]
+            return member.dump(value, depth) if self._is_bare[id(member)] else member.wrap(value, depth)
+        first: Refusal | None = None
+        for member in same or self.members:
+            try:
+                member.dump(value, depth)
+            except Refusal as refusal:
+                if first is None or len(refusal.steps) > len(first.steps):
+                    first = refusal
+            else:
+                return self._untyped.wrap(value, depth)
+        if first is not None and (first.steps or not first.expected):
+            raise first
+        raise self.contradicted(value)
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if self._scalars and values and {*map(type, values)} <= self._scalars:
+            numbers = [v for v in values if type(v) is int]
+            if (
+                all(isfinite(v) for v in values if type(v) is float)
+                and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
+                and is_text("".join([v for v in values if type(v) is str]))
+            ):
+                return values
+        return super().dump_all(values, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if not bare and type(raw) is dict and MARK in raw:
+            tag, name = read_mark(raw)
+            able = [m for m in self.members if id(m) not in self._loose and m.opens(tag, name)]
+            if len(able) == 1:
+                return able[0].load(raw, bare)
+        else:
+            owner = self._owners.get(json_kind(raw))
+            if owner is not None:
+                return owner.load(raw, bare)
+        value = self._untyped.load(raw, bare)
+        if not self._admits(value):
+            raise self.unreadable(raw)
+        return value
+
+    def _admits(self, value: Any) -> bool:
+        try:
+            self.dump(value, 0)
+        except Unreadable:
+            raise
+        except Refusal:
+            return False
+        return True
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        if self._scalars and {*map(type, raws)} <= self._scalars:
+            return raws
+        return super().load_all(raws, bare)

@@ -1,0 +1,326 @@
+"""Plans of places whose declared type does not say which class a value has: Any, unknown classes, aliases.
+
+`UntypedPlan` is the self-describing form. It finds the plan of a value by its exact class, and of a tagged
+object by its tag, in tables that hold what Python brings and what the codec's own annotations and `types=`
+name. A name in a record is only looked up there; nothing is ever imported by it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from itertools import chain
+from math import isfinite
+from pathlib import PurePath
+from typing import Any
+
+from .containers import DictPlan, ListPlan, SequencePlan, load_items
+from .plan import (
+    MARK,
+    MAX_DEPTH,
+    NotCarried,
+    Plan,
+    Refusal,
+    key_step,
+    qualified,
+    read_mark,
+    too_deep,
+)
+from .registry import Registration, find_by_tag, find_by_type
+from .scalars import MAX_INT, MIN_INT, PATHS, PathPlan, checked_text, is_text, scalar_plans
+from .times import time_plans
+
+__all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "is_plain_json", "refuse_unknown"]
+
+_PLAIN = frozenset({type(None), bool, int, float, str, list, dict})
+
+
+class UntypedPlan(Plan):
+    """The plan of Any, and the table of the classes that a codec knows."""
+
+    plain = True
+    bare = frozenset({"null", "bool", "int", "float", "str", "list", "dict"})
+    expected = "any carried value"
+
+    def __init__(self) -> None:
+        self._classes: dict[str, list[type]] = {}
+        self._by_type: dict[type, Plan] = {}
+        self._by_tag: dict[str, Plan] = {}
+        self._by_name: dict[tuple[str, str], list[Plan]] = {}
+        for plan in (*scalar_plans(), *time_plans(), *(PathPlan(cls) for cls in PATHS.values())):
+            self._by_type[plan.types[0]] = plan
+            self._by_tag.setdefault(plan.tag, plan)
+        self._by_tag["path"] = _AnyPathPlan()
+        for cls in (tuple, set, frozenset, deque):
+            self._by_type[cls] = self._by_tag[cls.__name__] = SequencePlan(cls, self)
+        for mapping in (dict, OrderedDict, defaultdict, Counter):
+            self._by_type[mapping] = self._by_tag[mapping.__name__.lower()] = DictPlan(mapping, self, self)
+        self._by_type[list] = ListPlan(self)
+        self._by_tag.pop("", None)
+
+    def know(self, cls: type, plan: Plan) -> None:
+        """Enter a class with the plan of its values."""
+        if cls in self._by_type:
+            return
+        self._by_type[cls] = plan
+        self._classes.setdefault(cls.__name__, []).append(cls)
+        for name in {cls.__name__, qualified(cls)}:
+            self._by_name.setdefault((plan.tag, name), []).append(plan)
+
+    def knows(self, cls: type) -> bool:
+        """Whether values of exactly this class are carried."""
+        return cls in self._by_type or find_by_type(cls) is not None
+
+    def knows_subclass(self, cls: type) -> bool:
+        """Whether values of some class below `cls` are carried."""
+        try:
+            return any(issubclass(known, cls) for known in self._by_type)
+        except TypeError:
+            return False
+
+    def name_of(self, cls: type) -> str:
+        """Give the name of a known class in records: the short one, or with its module where two share it."""
+        same = self._classes.get(cls.__name__, ())
+        if len(same) < 2:
+            return cls.__name__
+        full = qualified(cls)
+        if sum(qualified(other) == full for other in same) > 1:
+            raise NotCarried(
+                f"two known classes are both named {full}, so a record can't tell them apart", type_name=full
+            )
+        return full
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def dump(self, value: Any, depth: int) -> Any:
+        cls = type(value)
+        if cls is str:
+            return value if value.isascii() else checked_text(value)
+        if value is None or cls is bool or (cls is int and MIN_INT <= value <= MAX_INT):
+            return value
+        registration = find_by_type(cls)
+        if registration is not None:
+            return dump_registered(registration, value, self, depth)
+        plan = self._by_type.get(cls)
+        if plan is None:
+            raise refuse_unknown(value)
+        return plan.wrap(value, depth)
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        classes = {*map(type, values)}
+        if classes == {str}:
+            return values if is_text("".join(values)) else super().dump_all(values, depth)
+        if classes <= _PLAIN and is_plain_json(values, depth):
+            return values
+        return super().dump_all(values, depth)
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if bare:
+            return raw
+        cls = type(raw)
+        if cls is list:
+            return load_items(self, raw, bare)
+        if cls is dict:
+            if MARK in raw:
+                return self._find(raw).load(raw, False)
+            return self._load_dict(raw)
+        if cls in _PLAIN:
+            return raw
+        raise self.unreadable(raw)
+
+    def _load_dict(self, raw: dict[Any, Any]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        key: Any = None
+        try:
+            for key, item in raw.items():
+                if type(key) is not str:
+                    raise self.unreadable(key)
+                out[key] = self.load(item, False)
+        except Refusal as refusal:
+            refusal.steps.append(key_step(key))
+            raise
+        return out
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        return raws if bare else super().load_all(raws, bare)
+
+    def _find(self, raw: dict[str, Any]) -> Plan:
+        tag, name = read_mark(raw)
+        if tag == "custom":
+            registration = find_by_tag(name) if name is not None else None
+            if registration is None:
+                raise self.unreadable(raw, f"no class is registered under the tag {name!r}: call codec.register first")
+            return RegisteredPlan(registration, self)
+        if name is not None and tag in ("object", "enum"):
+            plans = self._by_name.get((tag, name), ())
+            if len(plans) == 1:
+                return plans[0]
+            why = "is not known here: pass types=[...]" if not plans else "names several known classes"
+            raise self.unreadable(raw, f"the class {name!r} {why}")
+        plan = self._by_tag.get(tag)
+        if plan is None:
+            raise self.unreadable(raw, "no such kind of value is known")
+        return plan
+
+
+class _AnyPathPlan(PathPlan):
+    """Reads a path of any flavour by the class that its tag names."""
+
+    def __init__(self) -> None:
+        super().__init__(PurePath)
+
+
+def is_plain_json(values: list[Any], depth: int) -> bool:
+    """Whether values are JSON as they are: exact classes, no marks, and no container that is met twice.
+
+    Works level by level on whole columns. Answers False rather than look closer; the loop decides then.
+    """
+    seen: set[int] = set()
+    level = values
+    while level:
+        classes = {*map(type, level)}
+        if not classes <= _PLAIN or not _are_plain_scalars(level, classes):
+            return False
+        lists = [value for value in level if type(value) is list] if list in classes else []
+        dicts = [value for value in level if type(value) is dict] if dict in classes else []
+        containers = {*map(id, lists), *map(id, dicts)}
+        if not containers:
+            return True
+        if depth >= MAX_DEPTH or len(containers) != len(lists) + len(dicts) or not seen.isdisjoint(containers):
+            return False
+        seen |= containers
+        if dicts:
+            keys = list(chain.from_iterable(dicts))
+            if not {*map(type, keys)} <= {str} or MARK in keys or not is_text("".join(keys)):
+                return False
+        level = list(chain(chain.from_iterable(lists), chain.from_iterable(map(dict.values, dicts))))
+        depth += 1
+    return True
+
+
+def _are_plain_scalars(values: list[Any], classes: set[type]) -> bool:
+    if str in classes:
+        texts = values if len(classes) == 1 else [value for value in values if type(value) is str]
+        if not is_text("".join(texts)):
+            return False
+    if int in classes:
+        numbers = values if len(classes) == 1 else [value for value in values if type(value) is int]
+        if min(numbers) < MIN_INT or max(numbers) > MAX_INT:
+            return False
+    return float not in classes or all(isfinite(value) for value in values if type(value) is float)
+
+
+def dump_registered(registration: Registration, value: Any, untyped: Plan, depth: int) -> dict[str, Any]:
+    """Write a value of a registered class; what its `encode` gives goes the untyped way."""
+    if depth >= MAX_DEPTH:
+        raise too_deep(value)
+    try:
+        plain = registration.encode(value)
+    except Exception as exc:  # user code
+        raise NotCarried(f"its registered encode failed: {exc!r}", type_name=qualified(registration.type)) from exc
+    return {MARK: "custom", "t": registration.tag, "v": untyped.wrap(plain, depth + 1)}
+
+
+class RegisteredPlan(Plan):
+    """The plan of a class that was registered; its values are always tagged."""
+
+    tag = "custom"
+
+    def __init__(self, registration: Registration, untyped: Plan) -> None:
+        self._registration, self._untyped = registration, untyped
+        self.types = (registration.type,)
+        self.expected = qualified(registration.type)
+
+    def opens(self, tag: Any, name: Any) -> bool:
+        return tag == "custom" and name == self._registration.tag
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if type(value) is not self._registration.type:
+            raise self.contradicted(value)
+        return dump_registered(self._registration, value, self._untyped, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        if type(raw) is not dict or not self.opens(*read_mark(raw)) or "v" not in raw:
+            raise self.unreadable(raw)
+        plain = self._untyped.load(raw["v"], False)
+        try:
+            value = self._registration.decode(plain)
+        except Exception as exc:  # user code
+            raise self.unreadable(raw, f"its registered decode failed: {exc!r}") from exc
+        if type(value) is not self._registration.type:
+            raise self.unreadable(raw, f"its registered decode gave a {qualified(type(value))}")
+        return value
+
+
+class OpaquePlan(Plan):
+    """The plan of a class that is no record: abstract, or one that can't be carried. Known subclasses are."""
+
+    def __init__(self, cls: Any, expected: str, untyped: UntypedPlan) -> None:
+        self.cls, self.expected, self._untyped = cls, expected, untyped
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether some value of the declared type can be carried."""
+        return isinstance(self.cls, type) and (
+            find_by_type(self.cls) is not None or self._untyped.knows_subclass(self.cls)
+        )
+
+    def _admits(self, value: Any) -> bool:
+        try:
+            return isinstance(value, self.cls)  # type: ignore[no-any-return]
+        except TypeError:  # a Protocol that is not checked at runtime, or no class at all
+            return True
+
+    def dump(self, value: Any, depth: int) -> Any:
+        if not self._admits(value):
+            raise self.contradicted(value)
+        return self._untyped.wrap(value, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        value = self._untyped.load(raw, bare)
+        if not self._admits(value):
+            raise self.unreadable(raw)
+        return value
+
+
+class LaterPlan(Plan):
+    """Stands for a type alias that refers to itself, until `target` is known."""
+
+    target: Plan
+
+    def __init__(self, expected: str) -> None:
+        self.expected = expected
+
+    @property
+    def types(self) -> tuple[type, ...]:  # type: ignore[override]
+        """What the alias stands for decides."""
+        return self.target.types
+
+    def dump(self, value: Any, depth: int) -> Any:
+        return self.target.dump(value, depth)
+
+    def wrap(self, value: Any, depth: int) -> Any:
+        return self.target.wrap(value, depth)
+
+    def load(self, raw: Any, bare: bool) -> Any:
+        return self.target.load(raw, bare)
+
+
+def refuse_unknown(value: Any) -> Refusal:
+    """Make the refusal of a value whose class is not known, with the hint that fits it."""
+    cls = type(value)
+    name = qualified(cls)
+    package = cls.__module__.partition(".")[0]
+    if package == "pydantic" and cls.__name__.startswith("Secret"):
+        why = "a masked secret must not be stored: keep it out of the state and pass it by deps="
+    elif package in ("pandas", "polars", "pyarrow", "modin") and cls.__name__ in _FRAMES:
+        why = "write it to a file (Parquet, CSV) and return the path"
+    elif isinstance(value, type):
+        return NotCarried(f"the class {qualified(value)} itself is no value that is recorded", type_name=name)
+    else:
+        why = f"its class is not known: pass types=[{cls.__name__}], name it in an annotation, or use codec.register"
+    return NotCarried(why, type_name=name)
+
+
+_FRAMES = frozenset({"DataFrame", "Series", "LazyFrame", "Table", "GeoDataFrame"})

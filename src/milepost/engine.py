@@ -1,0 +1,376 @@
+"""An engine binds once what a service would otherwise give with every call: store, dependencies, hooks and options.
+
+Its verbs are those of a flow (`milepost.verbs`), with the flow as the first argument and the store left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+
+from milepost.clock import SYSTEM, Clock
+from milepost.drivers import AsyncDriver
+from milepost.effects import Ask, Routine
+from milepost.errors import NotAuthorizedError, OptionError
+from milepost.events import Event, ResumePlan, RunResult
+from milepost.flow import Flow
+from milepost.hooks import Hook
+from milepost.job import Job
+from milepost.options import EngineOptions, RunOptions, merge_options
+from milepost.resuming import Wish
+from milepost.store import CheckpointInfo, RunInfo, Store
+from milepost.stores.opening import open_store
+from milepost.verbs import Bound, Verbs
+
+__all__ = ["Authorize", "Bound", "Engine", "Verbs"]
+
+T = TypeVar("T")
+Authorize = Callable[[str, str, str], Any]
+"""Asked with (action, run_id, flow name) before a resume, override or delete; False or an exception refuses."""
+
+
+class Engine:
+    """Runs flows over one store. A context manager, sync and async; usable from any thread and event loop.
+
+    `store` is a store, which stays the caller's, or a URL, whose store is closed with the engine. `flows` are those
+    that may be found by their name; each needs a name of its own. `deps` is what nodes get as `ctx.deps`, `hooks` are
+    called with every event, `authorize(action, run_id, flow)` is asked before resume, override and delete. Other
+    options are defaults for each call: the call's own win, hooks add up, tags merge.
+
+    Raises `OptionError` for an option out of its range, a flow without a name, or two of one name.
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        *,
+        flows: Sequence[Verbs[Any]] = (),
+        deps: Any = None,
+        hooks: Sequence[Hook] = (),
+        logger: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+        authorize: Authorize | None = None,
+        clock: Clock | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self.flows = _by_name(flows)
+        self._authorize = authorize
+        self._bound: dict[str, Any] = {
+            **options,
+            "deps": deps,
+            "hooks": tuple(hooks),
+            "logger": logger,
+            "clock": clock or SYSTEM,
+        }
+        merge_options(self._bound, {})
+        self._is_owner = isinstance(store, str)
+        self.store = open_store(store) if isinstance(store, str) else store
+        if not isinstance(self.store, Store):
+            raise OptionError(f"store must be a store or a URL, not {store!r}", option="store")
+
+    # -- running -------------------------------------------------------------------------------------
+
+    @overload
+    def run(
+        self, flow: Verbs[T] | Bound[T], state: T | None = None, *, run_id: str | None = None,
+        full: Literal[False] = False, **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    def run(
+        self, flow: Verbs[T] | Bound[T], state: T | None = None, *, run_id: str | None = None, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> RunResult[T]: ...  # fmt: skip
+    def run(
+        self,
+        flow: Verbs[T] | Bound[T],
+        state: T | None = None,
+        *,
+        run_id: str | None = None,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> T | RunResult[T]:
+        """Run a flow on `state`, or a bound one; the final state, or with `full` the `RunResult`."""
+        job, given = self._start(flow, state, run_id, options)
+        return _answer(job.do(given), full)
+
+    @overload
+    async def arun(
+        self, flow: Verbs[T] | Bound[T], state: T | None = None, *, run_id: str | None = None,
+        full: Literal[False] = False, **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, flow: Verbs[T] | Bound[T], state: T | None = None, *, run_id: str | None = None, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> RunResult[T]: ...  # fmt: skip
+    async def arun(
+        self,
+        flow: Verbs[T] | Bound[T],
+        state: T | None = None,
+        *,
+        run_id: str | None = None,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> T | RunResult[T]:
+        """`run`, awaited."""
+        job, given = self._start(flow, state, run_id, options)
+        return _answer(await job.ado(given), full)
+
+    def stream(
+        self,
+        flow: Verbs[T] | Bound[T],
+        state: T | None = None,
+        *,
+        run_id: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Iterator[Event]:
+        """`run` as its events; breaking off leaves the run interrupted."""
+        job, given = self._start(flow, state, run_id, options)
+        return job.stream(given)
+
+    def astream(
+        self,
+        flow: Verbs[T] | Bound[T],
+        state: T | None = None,
+        *,
+        run_id: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> AsyncIterator[Event]:
+        """`stream`, for `async for`."""
+        job, given = self._start(flow, state, run_id, options)
+        return job.astream(given)
+
+    # -- going on ------------------------------------------------------------------------------------
+
+    def resume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """Go on with a run where its records end; see `Verbs.resume`."""
+        return _answer(self._job(flow, run_id, options, Wish()).do(), full)
+
+    async def aresume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """`resume`, awaited."""
+        return _answer(await self._job(flow, run_id, options, Wish()).ado(), full)
+
+    def resume_from(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> Any:
+        """Go on after a node; see `Verbs.resume_from`."""
+        return _answer(self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).do(), full)
+
+    async def aresume_from(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> Any:
+        """`resume_from`, awaited."""
+        return _answer(await self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).ado(), full)
+
+    def retry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """Run again what failed; see `Verbs.retry`."""
+        return _answer(self._job(flow, run_id, options, Wish("retry")).do(), full)
+
+    async def aretry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """`retry`, awaited."""
+        return _answer(await self._job(flow, run_id, options, Wish("retry")).ado(), full)
+
+    def resume_stream(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
+        """`resume` as its events."""
+        return self._job(flow, run_id, options, Wish()).stream()
+
+    def aresume_stream(
+        self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]
+    ) -> AsyncIterator[Event]:
+        """`resume_stream`, for `async for`."""
+        return self._job(flow, run_id, options, Wish()).astream()
+
+    def plan_resume(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str | None = None,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ResumePlan:
+        """Tell what a resume would do; see `Verbs.plan_resume`."""
+        return self._job(flow, run_id, options, Wish.of(node_id, visit, rerun), is_asked=False).plan()
+
+    async def aplan_resume(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str | None = None,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ResumePlan:
+        """`plan_resume`, awaited."""
+        return await self._job(flow, run_id, options, Wish.of(node_id, visit, rerun), is_asked=False).aplan()
+
+    # -- looking and deleting --------------------------------------------------------------------------
+
+    def list_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        updated_before: datetime | None = None,
+        updated_after: datetime | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[RunInfo]:
+        """A page of the store's runs; see `Store.list_runs`."""
+        return self.store.list_runs(
+            flow=flow,
+            status=status,
+            tags=tags,
+            updated_before=updated_before,
+            updated_after=updated_after,
+            limit=limit,
+            after=after,
+        )
+
+    async def alist_runs(self, **filters: Any) -> list[RunInfo]:
+        """`list_runs`, awaited; the same arguments."""
+        return cast("list[RunInfo]", await self._ask("list_runs", **filters))
+
+    def history(self, run_id: str) -> list[CheckpointInfo]:
+        """Every visit of a run, superseded ones marked."""
+        return self.store.history(run_id)
+
+    async def ahistory(self, run_id: str) -> list[CheckpointInfo]:
+        """`history`, awaited."""
+        return cast("list[CheckpointInfo]", await self._ask("history", run_id))
+
+    def delete_run(self, run_id: str, *, force: bool = False) -> None:
+        """Delete everything of a run; `RunLockedError` while somebody executes it, unless `force`."""
+        self._ask_leave("delete", run_id, "")
+        self.store.delete_run(run_id, force=force)
+
+    async def adelete_run(self, run_id: str, *, force: bool = False) -> None:
+        """`delete_run`, awaited."""
+        self._ask_leave("delete", run_id, "")
+        await self._ask("delete_run", run_id, force=force)
+
+    def close(self) -> None:
+        """Close the store if the engine opened it."""
+        if self._is_owner:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    # -- below ---------------------------------------------------------------------------------------
+
+    def _start(
+        self, flow: Verbs[T] | Bound[T], state: T | None, run_id: str | None, options: Mapping[str, Any]
+    ) -> tuple[Job, Any]:
+        if isinstance(flow, Bound):
+            if state is not None:
+                raise OptionError("a bound flow has its input already: leave the state out", option="state")
+            state, flow = flow.state, flow.flow
+        elif state is None:
+            raise OptionError(
+                "run needs the state to begin with: run(flow, state) or run(flow.bind(state))", option="state"
+            )
+        job = Job(cast("Flow", flow), self.store, run_id, options, self._bound, None)
+        if job.options.if_exists in {"resume", "retry"} and run_id is not None:
+            self._ask_leave("resume", run_id, job.flow.name)
+        return job, state
+
+    def _job(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        run_id: str,
+        options: Mapping[str, Any],
+        wish: Wish,
+        *,
+        is_asked: bool = True,
+    ) -> Job:
+        known = flow.flow if isinstance(flow, Bound) else flow
+        job = Job(cast("Flow", known), self.store, run_id, options, self._bound, wish)
+        if is_asked:
+            self._ask_leave("resume", run_id, job.flow.name)
+            if job.options.state_override is not None:
+                self._ask_leave("override", run_id, job.flow.name)
+        return job
+
+    def _ask_leave(self, action: str, run_id: str, flow: str) -> None:
+        if self._authorize is None:
+            return
+        try:
+            is_allowed = self._authorize(action, run_id, flow)
+        except Exception as exc:
+            raise _not_authorized(action, run_id) from exc
+        if is_allowed is False:
+            raise _not_authorized(action, run_id)
+
+    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        def routine() -> Routine[Any]:
+            return (yield Ask(self.store, method, *args, **kwargs))
+
+        return await AsyncDriver(self._bound["clock"]).run(routine())
+
+
+def _not_authorized(action: str, run_id: str) -> NotAuthorizedError:
+    return NotAuthorizedError(
+        f"{action} of run {run_id!r} is not allowed: the engine's authorize refused it", action=action, run_id=run_id
+    )
+
+
+def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
+    named: dict[str, Verbs[Any]] = {}
+    for flow in flows:
+        name = cast("Flow", flow).name
+        if not getattr(flow, "is_named", True):
+            raise OptionError(
+                f"flow {name!r} was compiled without a name: compile('orders') names it for good", option="flows"
+            )
+        if name in named:
+            raise OptionError(f"two flows are called {name!r}: compile one under another name", option="flows")
+        named[name] = flow
+    return named
+
+
+def _answer(result: RunResult[T], full: bool) -> T | RunResult[T]:
+    return result if full else result.state

@@ -1,0 +1,72 @@
+"""Errors as text, for records and messages: whatever user code raised can be told, and none of it is trusted.
+
+An exception may have a `__str__` that raises, hold a lock, or need arguments to be made again. Recorded is what any
+reader can show: the type's name, the message, the traceback.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from milepost.errors import MilepostError, NodeError, NodeTimeoutError
+
+__all__ = ["describe", "failure_fields", "message_of", "recorded_error", "type_name"]
+
+MAX_TEXT = 20_000
+
+
+def type_name(error: BaseException) -> str:
+    """The qualified name of an error's type; built-in ones without their module."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def message_of(error: BaseException) -> str:
+    """The error's message, or what can be said where asking for it fails."""
+    try:
+        return _clean(str(error))
+    except Exception as exc:
+        return f"<its message cannot be shown: {type(exc).__qualname__}>"
+
+
+def describe(error: BaseException) -> str:
+    """One line: type and message."""
+    message = message_of(error).partition("\n")[0]
+    return f"{type_name(error)}: {message}" if message else type_name(error)
+
+
+def failure_fields(error: BaseException) -> dict[str, str]:
+    """What a record keeps of an error."""
+    return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
+
+
+def recorded_error(run_id: str, fields: dict[str, Any], node_id: str) -> MilepostError:
+    """The error of a run that another process ran, from its failure or finish record.
+
+    It has no `__cause__`: type, message and traceback of the original are in its text.
+    """
+    told = f"{fields.get('error_type', 'error')}: {fields.get('message', '')}"
+    text = f"run {run_id!r} failed at node {node_id!r}: {told}" if node_id else f"run {run_id!r} failed: {told}"
+    if fields.get("traceback"):
+        text += f"\nas recorded where it ran:\n{fields['traceback']}"
+    kind = NodeTimeoutError if fields.get("op") == "timeout" else NodeError
+    return kind(
+        text,
+        run_id=run_id,
+        node_id=node_id or None,
+        op=fields.get("op", "execute"),
+        attempt=fields.get("attempt", 1),
+    )
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return _clean("".join(traceback.format_exception(error)))[-MAX_TEXT:]
+    except Exception as exc:
+        return f"<its traceback cannot be shown: {type(exc).__qualname__}>"
+
+
+def _clean(text: str) -> str:
+    # A message may hold what UTF-8 cannot: lone surrogates from file names, say.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")[:MAX_TEXT]

@@ -1,0 +1,144 @@
+"""Keeps the leases of this process: one daemon thread, one `renew` a store and beat.
+
+The thread needs no user code to yield. It also tries again the releases that a failing store could not take, so that
+a run does not stay locked by a verb that has long ended. A forked child begins with an empty heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from milepost.clock import Clock
+from milepost.store import Release, Store, Token
+
+__all__ = ["Heartbeat", "HeldLease", "heartbeat"]
+
+logger = logging.getLogger("milepost")
+
+
+class HeldLease:
+    """A lease that is being kept; see `milepost.effects.Held`."""
+
+    __slots__ = ("_is_failing", "_is_lost", "_renewed_at", "cancel", "clock", "lease", "store", "token")
+
+    def __init__(self, store: Store, token: Token, lease: float, clock: Clock) -> None:
+        self.store = store
+        self.token = token
+        self.lease = lease
+        self.clock = clock
+        self.cancel: str | None = None
+        self._is_lost = False
+        self._is_failing = False
+        self._renewed_at = clock.monotonic()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the token is known to be stale, or the lease passed while the store could not be written."""
+        return self._is_lost or (self._is_failing and self.clock.monotonic() > self._renewed_at + self.lease)
+
+    def renewed(self, outcome: str, cancel: str | None) -> None:
+        """Take in the answer of a renewal."""
+        self._is_failing = False
+        if outcome == "lost":
+            self._is_lost = True
+        elif outcome == "kept":
+            self._renewed_at = self.clock.monotonic()
+        if cancel is not None:
+            self.cancel = cancel
+
+    def failed(self) -> None:
+        """Take in that the store could not renew."""
+        self._is_failing = True
+
+
+class Heartbeat:
+    """All leases that this process keeps."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._held: dict[Token, HeldLease] = {}
+        self._owed: dict[Token, tuple[Store, Release]] = {}
+        self._interval = float("inf")
+        self._thread: threading.Thread | None = None
+
+    def hold(self, store: Store, token: Token, lease: float, clock: Clock) -> HeldLease:
+        """Keep the lease of `token` from now on, `lease` seconds each time."""
+        held = HeldLease(store, token, lease, clock)
+        with self._lock:
+            self._held[token] = held
+            self._beat_within(lease / 3)
+        return held
+
+    def drop(self, store: Store, token: Token, owed: Release | None) -> None:
+        """Stop keeping the lease of `token`; `owed` is a release to try again until the store takes it."""
+        with self._lock:
+            held = self._held.pop(token, None)
+            if owed is not None:
+                self._owed[token] = (store, owed)
+                self._beat_within((held.lease if held is not None else 30.0) / 3)
+        # A released token is forgotten by the store; for any other the store must know that nobody uses it now.
+        store.abandon(token)
+
+    def _beat_within(self, seconds: float) -> None:
+        if self._thread is None:
+            self._interval = seconds
+            self._thread = threading.Thread(target=self._run, name="milepost-heartbeat", daemon=True)
+            self._thread.start()
+        elif seconds < self._interval:
+            self._interval = seconds
+            self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            if self._wake.wait(self._interval):
+                self._wake.clear()
+                continue
+            self.beat()
+            with self._lock:
+                leases = [held.lease for held in self._held.values()]
+                self._interval = min(leases, default=30.0 if self._owed else 90.0) / 3
+
+    def beat(self) -> None:
+        """Renew everything now, and try what is owed."""
+        with self._lock:
+            by_store: dict[int, list[HeldLease]] = {}
+            for held in self._held.values():
+                by_store.setdefault(id(held.store), []).append(held)
+            owed = list(self._owed.items())
+        for leases in by_store.values():
+            self._renew(leases)
+        for token, (store, release) in owed:
+            try:
+                store.release(token, release)
+            except Exception as exc:
+                logger.debug("release of run %r is still owed: %r", token.run_id, exc, extra={"run_id": token.run_id})
+                continue
+            with self._lock:
+                self._owed.pop(token, None)
+
+    def _renew(self, leases: list[HeldLease]) -> None:
+        store = leases[0].store
+        try:
+            answers = store.renew([held.token for held in leases])
+        except Exception as exc:
+            logger.warning("leases in %s could not be renewed: %s", store.place, exc)
+            for held in leases:
+                held.failed()
+            return
+        for held, answer in zip(leases, answers, strict=True):
+            held.renewed(answer.outcome, answer.cancel)
+
+
+heartbeat = Heartbeat()
+"""The heartbeat of this process."""
+
+
+def _after_fork() -> None:
+    heartbeat.__init__()  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

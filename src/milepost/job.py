@@ -1,0 +1,134 @@
+"""One call of a verb: flow, store, run id and options, checked, and the two ways to run it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from inspect import iscoroutinefunction
+from typing import Any
+
+from milepost.drivers import AsyncDriver, SyncDriver, is_logged
+from milepost.effects import Routine
+from milepost.errors import AsyncNodeError, OptionError, SerializeStateError
+from milepost.events import Event, ResumePlan, RunResult
+from milepost.flow import Flow
+from milepost.identifiers import new_nonce, new_run_id
+from milepost.options import Options, merge_options
+from milepost.resuming import Wish, plan, resume, start
+from milepost.runtime import Run
+from milepost.store import Store, check_run_id
+
+__all__ = ["Job"]
+
+
+class Job:
+    """One call of a verb, checked and ready: nothing has been run or written yet."""
+
+    __slots__ = ("flow", "is_planning", "options", "run", "wish")
+
+    def __init__(
+        self,
+        flow: Flow,
+        store: Store | None,
+        run_id: str | None,
+        given: Mapping[str, Any],
+        bound: Mapping[str, Any],
+        wish: Wish | None,
+    ) -> None:
+        self.flow = flow
+        self.options: Options = merge_options(bound, given)
+        self.wish = wish
+        if store is not None and not isinstance(store, Store):
+            raise OptionError(
+                f"store must be a store, such as SQLiteStore('runs.db') or open_store(url), not {store!r}",
+                option="store",
+            )
+        if run_id is not None or wish is not None:
+            check_run_id(run_id)
+        if wish is None and store is None:
+            for name in ("if_exists", "tags", "stop_before", "stop_after"):
+                if name in given and name == "if_exists":
+                    raise OptionError(f"{name} needs a store: give store=", option=name)
+        unknown = (self.options.stop_before | self.options.stop_after) - set(flow.units)
+        if unknown:
+            raise OptionError(
+                f"stop_before and stop_after name {', '.join(map(repr, sorted(unknown)))}, which flow {flow.name!r} does "
+                f"not have",
+                option="stop_before",
+            )
+        name = run_id if run_id is not None else new_run_id(self.options.clock.time())
+        is_listening = bool(self.options.hooks) or is_logged()
+        self.run = Run(flow, store, name, self.options, is_listening=is_listening)
+
+    def routine(self, state: Any) -> Routine[RunResult[Any]]:
+        """The core's routine for this call."""
+        if self.wish is not None:
+            return resume(self.run, self.wish, new_nonce)
+        problems = getattr(self.flow.codec, "problems", ())
+        if self.run.store is not None and problems:
+            path, text = problems[0]
+            raise SerializeStateError(
+                f"the state of flow {self.flow.name!r} cannot be recorded: {text}", path=path, type_name=path,
+                run_id=self.run.run_id,
+            )  # fmt: skip
+        return start(self.run, state, new_nonce)
+
+    def refuse_coroutines(self) -> None:
+        """Raise `AsyncNodeError` where a sync verb would have to await something."""
+        names = [*self.flow.async_names]
+        names += [
+            option for option in ("state_override", "revalidate") if iscoroutinefunction(getattr(self.options, option))
+        ]
+        if names:
+            raise AsyncNodeError(
+                f"{', '.join(map(repr, names))} of flow {self.flow.name!r} "
+                f"{'is a coroutine function' if len(names) == 1 else 'are coroutine functions'}: await the verb's a-twin "
+                f"(await flow.arun(...), aresume(...)) instead",
+                names=tuple(names),
+            )
+
+    def do(self, state: Any = None) -> RunResult[Any]:
+        """Run it here, to its end."""
+        self.refuse_coroutines()
+        driver = SyncDriver(self.options.clock, self.options.hooks)
+        self._listen(driver.live)
+        return driver.run(self.routine(state))
+
+    async def ado(self, state: Any = None) -> RunResult[Any]:
+        """Run it in this task, to its end."""
+        driver = AsyncDriver(self.options.clock, self.options.hooks)
+        self._listen(driver.live)
+        return await driver.run(self.routine(state))
+
+    def stream(self, state: Any = None) -> Iterator[Event]:
+        """Run it here while its events are iterated."""
+        self.refuse_coroutines()
+        driver = SyncDriver(self.options.clock, self.options.hooks)
+        self.run.is_listening = True
+        self._listen(driver.live)
+        return driver.stream(self.routine(state))
+
+    async def astream(self, state: Any = None) -> AsyncIterator[Event]:
+        """Run it in this task while its events are iterated."""
+        driver = AsyncDriver(self.options.clock, self.options.hooks)
+        self.run.is_listening = True
+        self._listen(driver.live)
+        events = driver.stream(self.routine(state))
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+
+    def plan(self) -> ResumePlan:
+        """Tell what it would do."""
+        assert self.wish is not None
+        return SyncDriver(self.options.clock).run(plan(self.run, self.wish))
+
+    async def aplan(self) -> ResumePlan:
+        """Tell what it would do."""
+        assert self.wish is not None
+        return await AsyncDriver(self.options.clock).run(plan(self.run, self.wish))
+
+    def _listen(self, live: Callable[[Event], None]) -> None:
+        if self.run.is_listening:
+            self.run.scope.publish = live

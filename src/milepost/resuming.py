@@ -1,0 +1,789 @@
+"""Where a run begins or goes on: the routines behind run, resume, resume_from, retry and plan_resume.
+
+Each is the same sequence: look (read where the run stands), examine (verify, decode, compare with the flow: pure),
+correct (override, revalidate: user code), fence (take the run in one write that also records the override), go. A
+refusal before the fence changes nothing. If the journal has moved between look and fence, the sequence begins again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction
+from typing import Any, Literal
+
+from milepost.checkpoint import read_envelope
+from milepost.context import Context
+from milepost.effects import Ask, Call, Routine, Sleep
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointMigrationError,
+    DeserializeStateError,
+    FlowChangedError,
+    InputMismatchError,
+    InvalidResumeNodeError,
+    MilepostError,
+    NoCheckpointFoundError,
+    ResumeNodeCompletedError,
+    RunCancelled,
+    RunExistsError,
+    RunLockedError,
+    RunNotResumableError,
+    RunSuspended,
+    SerializeStateError,
+    StateTypeError,
+    StateValidationError,
+    StoreError,
+    WrongFlowError,
+)
+from milepost.events import ResumeInfo, ResumePlan, RunResult
+from milepost.failures import recorded_error
+from milepost.flow import END
+from milepost.record import (
+    CHECKPOINT,
+    FAILURE,
+    FINISH,
+    OWNER,
+    ROUTE,
+    START,
+    Record,
+    format_time,
+    make_record,
+    parse_time,
+)
+from milepost.runtime import Run, Spent
+from milepost.store import Claim, Claimed, Latest, NewRun, Ranges, Release, RunRow
+
+__all__ = ["Wish", "plan", "resume", "start"]
+
+COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
+"""Operations whose failure uses up an attempt of the policy."""
+POLL = 0.25
+"""Seconds between two looks at a run that another owner has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a verb wants of a run that exists."""
+
+    verb: Literal["resume", "resume_from", "retry"] = "resume"
+    node_id: str | None = None
+    visit: int | None = None
+    rerun: bool = False
+
+    @classmethod
+    def of(cls, node_id: str | None, visit: int | None, rerun: bool) -> Wish:
+        """`resume`, or `resume_from` where a node is named."""
+        return cls() if node_id is None else cls("resume_from", node_id, visit, rerun)
+
+
+@dataclass(slots=True)
+class Found:
+    """Where a run goes on, as examined: everything before user code, and nothing that needs the store."""
+
+    row: RunRow
+    newest: int
+    point: Record
+    fields: dict[str, Any]
+    state: Any
+    data: bytes
+    next_node: str | None
+    """None: the router of the point's node is asked first."""
+    spent: Spent
+    live: Ranges | None
+    """New live ranges, up to the claim; None: as they were."""
+    info: ResumeInfo
+    iteration: int
+
+
+# -- run -------------------------------------------------------------------------------------------------
+
+
+def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
+    """Begin a run; what becomes of one that exists is `if_exists`."""
+    if run.store is None:
+        return (yield from run.hold(run.walk(state, run.flow.entry), state))
+    flow, options, store = run.flow, run.options, run.store
+    try:
+        data = flow.codec.encode(state)
+    except (SerializeStateError, StateTypeError) as exc:
+        exc.run_id = run.run_id
+        raise
+    inputs_hash = flow.inputs_hash(state)
+    record = make_record(
+        run.run_id,
+        0,
+        run.followed_at,
+        START,
+        state=data,
+        fields={
+            "flow": flow.name,
+            "flow_version": 1,
+            "fingerprint": flow.fingerprint,
+            "shape": flow.shape,
+            "inputs_hash": inputs_hash,
+            "entry": flow.entry,
+            "epoch": 1,
+        },
+        compressing=bool(options.compress),
+    )
+    new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
+    try:
+        run.token = yield Ask(store, "create", new)
+    except RunExistsError as exists:
+        return (yield from _existing(run, exists, data, inputs_hash, nonces))
+    run.sequence, run.epoch, run.given = 0, 1, data
+    return (yield from run.hold(run.walk(state, flow.entry), state))
+
+
+def _existing(
+    run: Run, exists: RunExistsError, data: bytes, inputs_hash: str, nonces: Callable[[], str]
+) -> Routine[RunResult[Any]]:
+    """What `if_exists` makes of a run that is there."""
+    assert run.store is not None
+    mode = run.options.if_exists
+    begun: list[Record] = yield Ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+    mismatch = _input_mismatch(run, begun[0], data, inputs_hash) if begun else None
+    if mode == "error":
+        raise RunExistsError(
+            str(exists) + (f"; {mismatch.args[0]}" if mismatch is not None else ""),
+            run_id=run.run_id,
+            status=exists.status,
+        ) from None
+    if mismatch is not None and run.options.compare_inputs:
+        raise mismatch from None
+    row: RunRow = yield Ask(run.store, "get_run", run.run_id)
+    status = row.info.status
+    if mode == "return":
+        return (yield from _attach(run))
+    wish = Wish("retry") if mode == "retry" and status == "failed" else Wish()
+    return (yield from resume(run, wish, nonces))
+
+
+def _input_mismatch(run: Run, begun: Record, data: bytes, inputs_hash: str) -> InputMismatchError | None:
+    recorded = begun.fields().get("inputs_hash")
+    if recorded is None or recorded == inputs_hash:
+        return None
+    shown = []
+    for text in (begun.state() or b"", data):
+        decoded = text.decode("utf-8", "replace")
+        shown.append(decoded if len(decoded) <= 200 else "")
+    detail = f"recorded {shown[0]}, given {shown[1]}" if all(shown) else "the states are too long to show"
+    return InputMismatchError(
+        recorded,
+        inputs_hash,
+        f"{detail}: choose another run_id, resume() the run as it is, or pass compare_inputs=False",
+        run_id=run.run_id,
+        names=("state",),
+    )
+
+
+def _attach(run: Run) -> Routine[RunResult[Any]]:
+    """Wait for the end of a run that somebody executes; changes nothing."""
+    assert run.store is not None
+    while True:
+        latest: Latest = yield Ask(run.store, "latest", run.run_id)
+        info = latest.row.info
+        if info.status == "finished":
+            return _stored(run, _examine(run, latest, latest.point, latest.tail, Wish(), None))
+        if info.status == "failed":
+            raise _recorded_end(run, latest)
+        if info.status == "cancelled":
+            raise RunCancelled(f"run {run.run_id!r} was cancelled", run_id=run.run_id, reason=info.reason)
+        if info.status == "blocked":
+            raise _not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
+        yield Sleep(POLL)
+
+
+def _recorded_end(run: Run, latest: Latest) -> MilepostError:
+    told = [record for record in latest.tail if record.kind in {FAILURE, FINISH}]
+    failure = next((record for record in reversed(told) if record.kind == FAILURE), told[-1] if told else None)
+    if failure is None:
+        return RunNotResumableError(
+            f"run {run.run_id!r} failed: {latest.row.info.reason}",
+            run_id=run.run_id,
+            status="failed",
+            reason=latest.row.info.reason,
+        )
+    return recorded_error(run.run_id, failure.fields(), failure.node_id)
+
+
+# -- resume ----------------------------------------------------------------------------------------------
+
+
+def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
+    """Go on with a run that exists, as `wish` says."""
+    while True:
+        found, latest = yield from _look(run, wish)
+        if found is None:
+            continue
+        if run.options.takeover and latest.row.lease in {"live", "ours"}:
+            return (yield from _after_fence(run, wish, latest, nonces))
+        refusal = _refusal(run, wish, found, latest)
+        if refusal is not None:
+            raise refusal
+        if latest.row.info.status == "finished" and wish.verb == "resume":
+            yield from _revalidate(run, found, found.state)
+            return _stored(run, found)
+        override = yield from _override(run, found)
+        yield from _revalidate(run, found, found.state if override is None else override[0])
+        claimed = yield from _fence(run, wish, found, override, nonces)
+        if claimed is not None:
+            return (yield from _go(run, wish, found, override))
+
+
+def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
+    """What `resume` would do and why. Runs nothing and writes nothing."""
+    try:
+        found, latest = yield from _look(run, wish, is_planning=True)
+        assert found is not None
+        refusal = _refusal(run, wish, found, latest)
+        if isinstance(refusal, RunSuspended):
+            return _plan_of(found.info, "waiting", str(refusal), refusal)
+        if refusal is not None:
+            return _plan_of(found.info, "refuse", str(refusal), refusal)
+    except MilepostError as exc:
+        if isinstance(exc, NoCheckpointFoundError):
+            raise
+        nothing = ResumeInfo(
+            run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False
+        )
+        return _plan_of(nothing, "refuse", str(exc), exc)
+    if latest.row.info.status == "finished" and wish.verb == "resume":
+        return _plan_of(found.info, "finished", "the run has finished; its stored result is returned", None)
+    if found.next_node is None:
+        reason = f"the router after node {found.point.node_id!r} is asked, then the run goes on where it says"
+    elif found.next_node == END:
+        reason = "nothing is left to run; the end is recorded"
+    else:
+        reason = f"goes on at node {found.next_node!r}, attempt {found.spent.attempts + 1}"
+    return _plan_of(found.info, "continue", reason, None)
+
+
+def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException | None) -> ResumePlan:
+    return ResumePlan(
+        **{name: getattr(info, name) for name in info.__dataclass_fields__},
+        verdict=verdict,
+        reason=reason,
+        error=error,
+    )
+
+
+def _look(run: Run, wish: Wish, *, is_planning: bool = False) -> Routine[tuple[Found | None, Latest]]:
+    """Read where the run stands and examine it. (None, _) after a wait for another owner: look again."""
+    assert run.store is not None
+    latest: Latest = yield Ask(run.store, "latest", run.run_id)
+    _check_flow(run, latest.row)
+    may_fence = run.options.takeover and not is_planning
+    if latest.row.lease in {"live", "ours"} and not may_fence:
+        if run.options.on_locked == "wait" and not is_planning:
+            yield Sleep(POLL)
+            return None, latest
+        raise _locked(run, latest.row)
+    point, tail, begun = latest.point, latest.tail, None
+    if wish.verb == "resume_from":
+        point, tail = yield from _wished_point(run, wish, latest)
+    passed_over: list[str] = []
+    while True:
+        if point is not None and point.sequence > 0 and begun is None:
+            start_records = yield Ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+            begun = start_records[0] if start_records else None
+        try:
+            found = _examine(run, latest, point, tail, wish, begun, tuple(passed_over))
+        except CheckpointCorruptError:
+            if run.options.on_corrupt != "previous" or point is None or wish.verb == "resume_from":
+                raise
+            passed_over.append(f"record {point.sequence} at node {point.node_id!r} is damaged and was passed over")
+            older: Latest = yield Ask(run.store, "latest", run.run_id, before=point.sequence)
+            if older.point is None:
+                raise
+            point, tail = older.point, older.tail
+            continue
+        return found, latest
+
+
+def _check_flow(run: Run, row: RunRow) -> None:
+    if row.info.flow and row.info.flow != run.flow.name:
+        raise WrongFlowError(
+            f"run {run.run_id!r} is one of flow {row.info.flow!r}, not of {run.flow.name!r}: resume it with that flow, "
+            f"or compile this one under its name",
+            run_id=run.run_id,
+            expected=row.info.flow,
+            found=run.flow.name,
+            differences=(f"the flow is {run.flow.name!r} instead of {row.info.flow!r}",),
+        )
+
+
+def _locked(run: Run, row: RunRow) -> RunLockedError:
+    until = row.info.lease_until
+    told = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
+    who = "another verb of this process" if row.lease == "ours" else f"owner {row.info.owner}"
+    return RunLockedError(
+        f"run {run.run_id!r} is being executed by {who}{told}: wait for it with on_locked='wait', or fence it off with "
+        f"takeover=True",
+        run_id=run.run_id,
+        owner=row.info.owner,
+        lease_until=until,
+    )
+
+
+def _not_resumable(run: Run, status: str, reason: str, hint: str) -> RunNotResumableError:
+    told = f" ({reason})" if reason else ""
+    return RunNotResumableError(
+        f"run {run.run_id!r} is {status}{told}: {hint}", run_id=run.run_id, status=status, reason=reason
+    )
+
+
+def _refusal(run: Run, wish: Wish, found: Found, latest: Latest) -> MilepostError | None:
+    """Why the run's status does not let the verb go on, or None."""
+    info, options = latest.row.info, run.options
+    status = info.status
+    if status in {"cancelled", "blocked"} and not options.reopen:
+        return _not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
+    if wish.verb == "retry" and status != "failed":
+        return _not_resumable(run, status, info.reason, "retry is for a run that failed; use resume or resume_from")
+    if wish.verb == "resume" and status == "finished" and options.state_override is not None:
+        return _not_resumable(
+            run, status, info.reason, "its result stands; use resume_from with the override to run a part of it again"
+        )
+    if status == "waiting" and wish.verb == "resume":
+        return RunSuspended(
+            f"run {run.run_id!r} waits for {', '.join(w.wait_id for w in info.waiting_for) or 'its time'}: send the "
+            f"signal, or resume when its time has come",
+            run_id=run.run_id,
+            waiting_for=info.waiting_for,
+            wake_at=info.wake_at,
+        )
+    if wish.verb == "resume" and status == "failed" and found.next_node not in {None, END}:
+        policy = run.flow.units[str(found.next_node)].retry or options.retry
+        if policy is not None and found.spent.failures >= policy.max_attempts:
+            return _not_resumable(
+                run,
+                status,
+                info.reason,
+                f"node {found.next_node!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
+            )
+    if options.strict and found.info.differences:
+        return FlowChangedError(
+            f"the flow of run {run.run_id!r} has changed ({'; '.join(found.info.differences)}): resume without strict "
+            f"to go on",
+            run_id=run.run_id,
+            differences=found.info.differences,
+        )
+    return None
+
+
+# -- examine: pure ---------------------------------------------------------------------------------------
+
+
+def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record, tuple[Record, ...]]]:
+    """The checkpoint that `resume_from` goes on after; with `rerun`, the point before it and what amended that."""
+    assert run.store is not None
+    node_id = wish.node_id
+    if node_id is None or node_id not in run.flow.units:
+        raise InvalidResumeNodeError(
+            f"flow {run.flow.name!r} has no node {node_id!r} to resume from: it has {', '.join(run.flow.units)}",
+            run_id=run.run_id,
+            node_id=node_id,
+            known=tuple(run.flow.units),
+        )
+    recorded = {new: old for old, new in (run.options.rename or {}).items()}.get(node_id, node_id)
+    before: int | None = None
+    while True:
+        found: list[Record] = yield Ask(
+            run.store,
+            "read",
+            run.run_id,
+            kinds=(CHECKPOINT,),
+            node_id=recorded,
+            before=before,
+            newest=True,
+            limit=1,
+        )
+        if not found:
+            visit = f" visit {wish.visit} of" if wish.visit is not None else ""
+            raise NoCheckpointFoundError(
+                run.run_id, node_id, f"there is none for{visit} this node that was not superseded; see history()"
+            )
+        record = found[0]
+        if is_live(record.sequence, latest.row.live) and wish.visit in {None, record.visit}:
+            break
+        before = record.sequence
+    if not wish.rerun:
+        return record, ()
+    older: Latest = yield Ask(run.store, "latest", run.run_id, before=record.sequence)
+    if older.point is None:
+        raise NoCheckpointFoundError(run.run_id, node_id, "what the node was given was not recorded")
+    return older.point, older.tail
+
+
+def is_live(sequence: int, live: Ranges) -> bool:
+    """Whether a record stands, given the live ranges of its journal."""
+    return not live or any(first <= sequence and (last is None or sequence <= last) for _, first, last in live)
+
+
+def _examine(
+    run: Run,
+    latest: Latest,
+    point: Record | None,
+    tail: tuple[Record, ...],
+    wish: Wish,
+    begun: Record | None,
+    passed_over: tuple[str, ...] = (),
+) -> Found:
+    """Verify and decode a point, and find where it leads in the flow as it is now."""
+    assert run.store is not None
+    if point is None:
+        raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
+    for record in (point, *tail, *((begun,) if begun is not None else ())):
+        run.store.seals.check(run.run_id, record)
+    fields, data = _content(run, point)
+    next_node, iteration = _recorded_route(run, point, fields)
+    for record in tail:
+        if record.kind == ROUTE:
+            next_node = record.fields().get("next_node")
+        elif record.kind == OWNER and record.payload is not None:
+            data = record.state() or b""
+    renames = run.options.rename or {}
+    if next_node is not None:
+        next_node = renames.get(next_node, next_node)
+    if wish.rerun:
+        next_node = wish.node_id
+    elif run.options.reroute and point.kind == CHECKPOINT:
+        next_node = None
+    node_id = renames.get(point.node_id, point.node_id)
+    differences = (*passed_over, *_differences(run, point if point.kind == START else begun))
+    _check_nodes(run, point, node_id, next_node, differences)
+    if wish.verb == "resume_from" and next_node == END and not wish.rerun:
+        raise ResumeNodeCompletedError(
+            f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again",
+            run_id=run.run_id,
+            node_id=wish.node_id,
+        )
+    try:
+        state = run.flow.codec.decode(data)
+    except DeserializeStateError as exc:
+        exc.run_id, exc.node_id = run.run_id, point.node_id or None
+        raise
+    spent = _spent(run, tail, point is latest.point and wish.verb != "resume_from")
+    missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
+    amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
+    cut = max((point.sequence, *amended))
+    finished = latest.row.info.status == "finished" and wish.verb == "resume"
+    source: Any = "finished" if finished else "start" if point.kind == START else "latest"
+    if wish.verb == "resume_from":
+        source = "node"
+    info = ResumeInfo(
+        run_id=run.run_id,
+        source=source,
+        from_node=point.node_id or None,
+        sequence=point.sequence,
+        visit=point.visit if point.kind == CHECKPOINT else 0,
+        next_node=next_node,
+        repeated=(next_node,) if next_node not in {None, END} and not finished else (),
+        missed=missed,
+        differences=differences,
+        verified=point.header is not None,
+        already_completed=finished,
+    )
+    is_superseding = wish.verb == "resume_from" or bool(passed_over)
+    live = _cut(latest.row.live, cut) if is_superseding else None
+    return Found(latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration)
+
+
+def _content(run: Run, point: Record) -> tuple[dict[str, Any], bytes]:
+    """The header fields and the plain encoded state of a record, whoever wrote it."""
+    if point.header is not None:
+        return point.fields(), point.state() or b""
+    return read_envelope(point.state() or b"")
+
+
+def _recorded_route(run: Run, point: Record, fields: Mapping[str, Any]) -> tuple[str | None, int]:
+    """Where the record says to go on (None: ask the router), and how many nodes had run then."""
+    if point.kind == START:
+        return str(fields.get("entry") or run.flow.entry), 0
+    next_node = fields.get("next_node")
+    if next_node is None and point.header is None and "next_node" not in fields:
+        next_node = _successor(run, point)
+    return (None if next_node is None else str(next_node)), int(fields.get("iteration") or 0)
+
+
+def _successor(run: Run, point: Record) -> str | None:
+    """Where an old record without `next_node` leads: along the only edge, or, if so asked, where the router says."""
+    unit = run.flow.units.get((run.options.rename or {}).get(point.node_id, point.node_id))
+    if unit is None or unit.next_node is not None:
+        return unit.next_node if unit is not None else point.node_id
+    if run.options.reroute:
+        return None
+    raise CheckpointMigrationError(
+        f"the checkpoint of run {run.run_id!r} at node {point.node_id!r} does not say where to go on, and the node has a "
+        f"router: pass reroute=True to ask it",
+        run_id=run.run_id,
+        node_id=point.node_id,
+        found="no next_node",
+    )
+
+
+def _differences(run: Run, begun: Record | None) -> tuple[str, ...]:
+    fields = begun.fields() if begun is not None else {}
+    if not fields or fields.get("fingerprint") == run.flow.fingerprint:
+        return ()
+    return run.flow.differences(fields.get("shape") or {})
+
+
+def _check_nodes(run: Run, point: Record, node_id: str, next_node: str | None, differences: tuple[str, ...]) -> None:
+    """Refuse to go on where the flow has no such node any more."""
+    gone = node_id if next_node is None else next_node
+    if gone == END or gone in run.flow.units:
+        return
+    told = differences or (f"node {gone!r} is gone",)
+    raise FlowChangedError(
+        f"run {run.run_id!r} would go on at node {gone!r}, which flow {run.flow.name!r} does not have "
+        f"({'; '.join(told)}): if it was renamed, pass rename={{{gone!r}: new name}}; else resume_from a node before it",
+        run_id=run.run_id,
+        node_id=gone,
+        differences=told,
+    )
+
+
+def _spent(run: Run, tail: tuple[Record, ...], is_continued: bool) -> Spent:
+    """What the visit that was in flight has used up: failures of the policy's budget, and all attempts."""
+    spent = Spent(visit=0)
+    if not is_continued:
+        return spent
+    for record in tail:
+        fields = record.fields()
+        if record.kind == FAILURE and fields.get("op") in COUNTED_FAILURES:
+            spent.failures += 1
+            spent.attempts += 1
+            spent.visit = record.visit
+            spent.pause = 0.0
+            if "retry_at" in fields:
+                left = parse_time(fields["retry_at"]).timestamp() - run.options.clock.time()
+                spent.pause = max(0.0, min(left, 3600.0))
+        elif record.kind == OWNER:
+            if fields.get("crashed"):
+                spent.attempts += 1
+            if fields.get("verb") == "retry":
+                spent.failures = 0
+                spent.pause = 0.0
+    return spent
+
+
+def _cut(live: Ranges, upto: int) -> Ranges:
+    """The live ranges with everything after `upto` taken out."""
+    kept = [(branch, first, upto if last is None else min(last, upto)) for branch, first, last in live if first <= upto]
+    return tuple(kept) if live else (("", 0, upto),)
+
+
+def _stored(run: Run, found: Found) -> RunResult[Any]:
+    run.info = found.info
+    run.iteration = found.iteration
+    run.degraded = found.row.info.degraded
+    run.missed = found.row.info.missed
+    run.status = found.row.info.status
+    return run.result(found.state)
+
+
+# -- correct: user code ------------------------------------------------------------------------------------
+
+
+def _override(run: Run, found: Found) -> Routine[tuple[Any, bytes] | None]:
+    """The corrected state and its bytes, or None; what the override raises is raised as it is."""
+    override = run.options.state_override
+    if override is None:
+        return None
+    state = yield Call(override, (found.state,), None, iscoroutinefunction(override))
+    try:
+        return state, run.flow.codec.encode(state)
+    except (StateTypeError, SerializeStateError) as exc:
+        exc.run_id = run.run_id
+        if isinstance(exc, StateTypeError):
+            exc.op = "override"
+        raise
+
+
+def _revalidate(run: Run, found: Found, state: Any) -> Routine[None]:
+    """Ask whether the state is still good; the four ways to say no are one error."""
+    check = run.options.revalidate
+    if check is None:
+        return
+    told = ""
+    cause: BaseException | None = None
+    try:
+        answer = yield Call(check, (state,), None, iscoroutinefunction(check))
+    except Exception as exc:
+        told, cause = str(exc) or type(exc).__qualname__, exc
+    else:
+        if isinstance(answer, BaseException):
+            told, cause = str(answer) or type(answer).__qualname__, answer
+        elif answer is False:
+            told = "revalidate returned False"
+        elif isinstance(answer, str):
+            told = answer
+    if told:
+        raise StateValidationError(
+            f"the recorded state of run {run.run_id!r} was refused: {told}; correct it with state_override=",
+            run_id=run.run_id,
+            node_id=found.info.from_node,
+            state=state,
+        ) from cause
+
+
+# -- fence and go ------------------------------------------------------------------------------------------
+
+
+def _fence(
+    run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None, nonces: Callable[[], str]
+) -> Routine[Claimed | None]:
+    """Take the run; None if it has moved meanwhile. The owner record carries the override."""
+    assert run.store is not None
+    row, options = found.row, run.options
+    crashed = row.lease == "ended"
+    epoch, sequence = row.epoch + 1, found.newest + 1
+    live = (*found.live, ("", sequence, None)) if found.live is not None else None
+    entered = yield from _entered(run, found) if found.live is not None else _nothing()
+    record = make_record(
+        run.run_id,
+        sequence,
+        format_time(options.clock.time()),
+        OWNER,
+        *entered,
+        state=None if override is None else override[1],
+        fields={
+            "verb": wish.verb,
+            "from": found.point.sequence,
+            "epoch": epoch,
+            "crashed": crashed or None,
+            "live": None if live is None else [list(r) for r in live],
+            "reason": "the owner before it was gone" if crashed else None,
+        },
+        compressing=bool(options.compress),
+    )
+    claim = Claim(
+        run.run_id,
+        found.newest,
+        epoch,
+        nonces(),
+        record,
+        options.lease,
+        crashed=crashed,
+        takeover=options.takeover,
+        reopen=options.reopen,
+        max_crashes=options.max_crashes,
+        live=live,
+    )
+    claimed: Claimed = yield Ask(run.store, "claim", claim)
+    if claimed.outcome == "blocked":
+        raise _not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+    if claimed.outcome == "locked":
+        if options.on_locked == "wait":
+            return None
+        raise _locked(run, claimed.row)
+    if claimed.outcome == "moved":
+        return None
+    run.token = claimed.token
+    run.epoch, run.sequence = epoch, sequence
+    return claimed
+
+
+def _nothing() -> Routine[tuple[str, int]]:
+    return ("", 1)
+    yield  # the marker of a generator: it never asks for anything
+
+
+def _entered(run: Run, found: Found) -> Routine[tuple[str, int]]:
+    """The visit that may have begun before it is superseded: its number is not used again."""
+    assert run.store is not None
+    latest: Latest = yield Ask(run.store, "latest", run.run_id)
+    if latest.point is None or latest.row.info.status == "finished":
+        return "", 1
+    fields = latest.point.fields()
+    node_id = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
+    if not isinstance(node_id, str) or node_id == END:
+        return "", 1
+    last = yield from _last_number(run, node_id, latest)
+    return node_id, last
+
+
+def _last_number(run: Run, node_id: str, latest: Latest) -> Routine[int]:
+    failed = [record for record in latest.tail if record.kind == FAILURE and record.node_id == node_id]
+    if failed:
+        return failed[-1].visit
+    return (yield from run.last_visit(node_id)) + 1
+
+
+def _after_fence(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
+    """Take the run from a live owner first, so that it stands still; a later refusal gives it back as it was."""
+    assert run.store is not None
+    epoch, sequence = latest.row.epoch + 1, latest.newest + 1
+    record = make_record(
+        run.run_id,
+        sequence,
+        format_time(run.options.clock.time()),
+        OWNER,
+        fields={"verb": wish.verb, "from": latest.newest, "epoch": epoch, "reason": "taken over by request"},
+    )
+    claim = Claim(
+        run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
+        takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
+    )  # fmt: skip
+    claimed: Claimed = yield Ask(run.store, "claim", claim)
+    if claimed.outcome != "claimed":
+        return (yield from resume(run, wish, nonces))
+    assert claimed.token is not None
+    run.token = claimed.token
+    yield Ask(run.store, "abandon", claimed.token)
+    # From here on the run is this store object's, held by no verb: the ordinary order applies, and claims again.
+    try:
+        return (yield from resume(run, wish, nonces))
+    except MilepostError as exc:
+        if run.token is claimed.token:
+            status = "interrupted" if latest.row.info.status in {"running", "dead"} else latest.row.info.status
+            with contextlib.suppress(StoreError):
+                yield Ask(run.store, "release", claimed.token, Release(status, f"taken over, then refused: {exc}"))
+        raise
+
+
+def _go(run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None) -> Routine[RunResult[Any]]:
+    state, data = (found.state, found.data) if override is None else override
+    run.given = data
+    run.iteration = found.iteration
+    run.prev_node_id = found.point.node_id
+    run.followed_at = str(found.fields.get("timestamp") or run.followed_at)
+    run.missed = tuple(found.fields.get("missed", ()))
+    run.degraded = bool(run.missed)
+    run.known_visits = False
+    run.info = replace(found.info, missed=found.info.missed)
+    if wish.verb == "retry":
+        found.spent.failures = 0
+        found.spent.pause = 0.0
+    return (yield from run.hold(_body(run, found, state), state))
+
+
+def _body(run: Run, found: Found, state: Any) -> Routine[Any]:
+    next_node = found.next_node
+    if next_node is None:
+        node_id = (run.options.rename or {}).get(found.point.node_id, found.point.node_id)
+        next_node = yield from _ask_again(run, found, node_id, state)
+    if next_node == END:
+        yield from run.finish_now(found.point.sequence)
+        return state
+    if found.spent.visit == 0:
+        found.spent.visit = (yield from run.last_visit(next_node)) + 1
+    run.spent = found.spent
+    return (yield from run.walk(state, next_node))
+
+
+def _ask_again(run: Run, found: Found, node_id: str, state: Any) -> Routine[str]:
+    """Ask the router of a node whose work is recorded, and record its late answer."""
+    unit = run.flow.units[node_id]
+    if unit.router is None:
+        assert unit.next_node is not None
+        next_node = unit.next_node
+    else:
+        context: Context[Any] = Context(run.scope, node_id, found.point.visit, 1, run.followed_at)
+        next_node = yield from run.ask_router(unit.router, context, state)
+    yield from run.record_route(node_id, found.point.visit, next_node, found.iteration)
+    return next_node

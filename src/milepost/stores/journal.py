@@ -1,0 +1,482 @@
+"""The verbs of a run's owner, written once over the primitives of `Transaction`.
+
+A verb reads the row inside a write, asks the fence, and writes what follows in the same write. What the fence
+can't know, which tokens this object handed out and which processes are gone, is kept and looked up here.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from milepost import fence
+from milepost.clock import SYSTEM, Clock
+from milepost.errors import (
+    RunExistsError,
+    RunLockedError,
+    RunNotFoundError,
+    RunNotResumableError,
+    SignalRefusedError,
+    StoreClosedError,
+)
+from milepost.fence import Held, Row
+from milepost.process import is_gone, this_process
+from milepost.record import Record, format_time, make_record
+from milepost.store import (
+    Append,
+    Claim,
+    Claimed,
+    Latest,
+    LeaseState,
+    NewRun,
+    Release,
+    Renewal,
+    RunInfo,
+    RunRow,
+    Signal,
+    Store,
+    Token,
+    Verdict,
+    check_id,
+    check_run_id,
+)
+from milepost.stores.transaction import Transaction
+
+__all__ = ["Journal"]
+
+IsGone = Callable[[str], bool]
+
+
+class Journal(Store):
+    """Rows and journals under the fence. A medium adds `_read`, `_write` and `close`."""
+
+    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+        super().__init__(clock=clock)
+        self._held: dict[str, Held] = {}
+        self._is_closed = False
+        _all_stores.add(self)
+
+    # -- the medium --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _write(self, op: str) -> AbstractContextManager[Transaction]:
+        """One atomic, exclusive write: durable when its block ends, undone if that raises."""
+
+    @abc.abstractmethod
+    def _read(self, op: str) -> AbstractContextManager[Transaction]:
+        """A view of one moment. Never waits for a commit, where the medium allows that."""
+
+    def _lease_end(self, now: float, lease: float) -> float | None:
+        """When a lease taken now ends; None: not by itself."""
+        return now + lease
+
+    def _before_fork(self) -> None:
+        """Bring what is shared with a child into a state that both can go on from."""
+
+    def _after_fork(self, is_child: bool) -> None:
+        """Undo `_before_fork`."""
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError(f"the store {self.place} is closed: open it again to use it")
+
+    # -- ownership ---------------------------------------------------------------------------------
+
+    def create(self, new: NewRun) -> Token:
+        check_run_id(new.run_id)
+        check_tags(new.tags)
+        if new.record.sequence != 0:
+            raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
+        record = self._sealed(new.record)
+        me = this_process()
+        token = Token(new.run_id, 1, new.nonce, me.key)
+        is_owned = new.status == "running"
+        with self._write("create") as tx:
+            now = self.clock.time()
+            there = tx.row(new.run_id)
+            if there is not None:
+                status = fence.shown_status(there, self._state(there, now))
+                raise RunExistsError(
+                    f"run {new.run_id!r} exists and is {status}: choose another run_id, or resume it",
+                    run_id=new.run_id,
+                    status=status,
+                )
+            row = Row(
+                new.run_id,
+                new.flow,
+                new.status,
+                created_at=now,
+                updated_at=now,
+                epoch=1,
+                nonce=new.nonce if is_owned else "",
+                owner=me.name if is_owned else "",
+                lease=new.lease if is_owned else 0.0,
+                lease_until=self._lease_end(now, new.lease) if is_owned else None,
+                wake_at=new.wake_at,
+                tags=dict(new.tags),
+            )
+            tx.add_row(row)
+            tx.insert(new.run_id, (record,))
+        if is_owned:
+            self._held[new.run_id] = Held(token)
+        return token
+
+    def claim(self, claim: Claim) -> Claimed:
+        check_run_id(claim.run_id)
+        if claim.record.sequence != claim.sequence + 1:
+            raise ValueError(f"an owner record after {claim.sequence} can't have number {claim.record.sequence}")
+        with self._write("claim") as tx:
+            row = self._row(tx, claim.run_id)
+            claimed = self._claim(tx, row, claim)
+        if claimed.token is not None:
+            self._held[claim.run_id] = Held(claimed.token)
+        return claimed
+
+    def _claim(
+        self, tx: Transaction, row: Row, wish: Claim, *, worked: bool = False, gone: IsGone | None = None
+    ) -> Claimed:
+        now = self.clock.time()
+        state = self._state(row, now, gone)
+        checkpoint = tx.newest_checkpoint(row.run_id)
+        me = this_process()
+        ruling = fence.claim(
+            row,
+            wish,
+            state=state,
+            newest=tx.newest(row.run_id),
+            newest_checkpoint=-1 if checkpoint is None else checkpoint.record.sequence,
+            now=now,
+            owner=me.name,
+            until=self._lease_end(now, wish.lease),
+            worked=worked,
+        )
+        if ruling.row is None:
+            return Claimed(ruling.outcome, None, self._view(tx, row, state))
+        tx.put_row(ruling.row)
+        if ruling.outcome != "claimed":
+            return Claimed(ruling.outcome, None, self._view(tx, ruling.row, "free"))
+        tx.insert(row.run_id, (self._sealed(wish.record),))
+        token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
+        return Claimed("claimed", token, self._view(tx, ruling.row, "ours"))
+
+    def claim_due(
+        self,
+        flows: Collection[str],
+        limit: int,
+        skip: Collection[str] = (),
+        *,
+        lease: float = 30.0,
+        max_crashes: int | None = 5,
+    ) -> builtins.list[tuple[Token, RunRow]]:
+        if limit < 1 or not flows:
+            return []
+        gone = functools.cache(is_gone)
+        # Most polls find nothing: look first, without keeping others from writing.
+        with self._read("claim_due") as tx:
+            if not self._due(tx, flows, 1, skip, gone):
+                return []
+        taken: list[tuple[Token, RunRow]] = []
+        with self._write("claim_due") as tx:
+            for row in self._due(tx, flows, limit, skip, gone):
+                newest = tx.newest(row.run_id)
+                wish = self._worker_claim(row, newest, lease, max_crashes, gone)
+                claimed = self._claim(tx, row, wish, worked=True, gone=gone)
+                if claimed.token is not None:
+                    taken.append((claimed.token, claimed.row))
+        for token, _ in taken:
+            self._held[token.run_id] = Held(token)
+        return taken
+
+    def _due(
+        self, tx: Transaction, flows: Collection[str], limit: int, skip: Collection[str], gone: IsGone
+    ) -> builtins.list[Row]:
+        now = self.clock.time()
+        queues = [
+            [
+                row
+                for row in tx.candidates(flow, now, limit + len(skip))
+                if row.run_id not in skip and fence.is_due(row, self._state(row, now, gone), now)
+            ]
+            for flow in dict.fromkeys(flows)
+        ]
+        longest = max(map(len, queues), default=0)
+        in_turn = [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
+        return in_turn[:limit]
+
+    def _worker_claim(self, row: Row, newest: int, lease: float, max_crashes: int | None, gone: IsGone) -> Claim:
+        now = self.clock.time()
+        is_crash = self._state(row, now, gone) == "ended"
+        if row.cancel is not None:
+            reason = "a cancel is open"
+        elif is_crash:
+            reason = "its owner stopped without a word"
+        else:
+            reason = f"it was {row.status}"
+        fields = {"verb": "worker", "epoch": row.epoch + 1, "from": newest, "crashed": is_crash, "reason": reason}
+        record = make_record(row.run_id, newest + 1, format_time(now), "owner", fields=fields)
+        nonce = os.urandom(8).hex()
+        return Claim(row.run_id, newest, row.epoch + 1, nonce, record, lease, is_crash, max_crashes=max_crashes)
+
+    def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        appends = [self._prepared(append) for append in batch]
+        with self._write("append") as tx:
+            verdicts = [self._append(tx, append) for append in appends]
+        self._settle(appends, verdicts)
+        return verdicts
+
+    def _prepared(self, append: Append) -> Append:
+        if append.tags is not None:
+            check_tags(append.tags)
+        return append._replace(records=tuple(map(self._sealed, append.records)))
+
+    def _append(self, tx: Transaction, append: Append) -> Verdict:
+        token, records, release, tags = append
+        row = tx.row(token.run_id)
+        newest = tx.newest(token.run_id)
+        outcome = fence.judge(row, append, newest)
+        if row is None or outcome != "written":
+            return Verdict(outcome, None if row is None else row.cancel)
+        if records:
+            tx.insert(token.run_id, records)
+            newest = records[-1].sequence
+        if release is not None or tags is not None:
+            now = self.clock.time()
+            new = row if release is None else fence.end_ownership(row, release, newest=newest, now=now)
+            tx.put_row(fence.tagged(new, tags or {}, newest=newest, now=now))
+        return Verdict("written", row.cancel)
+
+    def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
+        """Forget the tokens that are good for nothing any more."""
+        for append, verdict in zip(appends, verdicts, strict=True):
+            if verdict.outcome == "lost" or (append.release is not None and verdict.outcome == "written"):
+                self._drop(append.token)
+
+    def renew(self, tokens: Sequence[Token]) -> builtins.list[Renewal]:
+        if not tokens:
+            self._check_open()
+            return []
+        renewals = []
+        with self._write("renew") as tx:
+            now = self.clock.time()
+            for token in tokens:
+                row = tx.row(token.run_id)
+                if row is None or not fence.is_current(row, token):
+                    renewals.append(Renewal("lost", None if row is None else row.cancel))
+                    continue
+                tx.put_row(fence.renewed(row, self._lease_end(now, row.lease), now))
+                renewals.append(Renewal("kept", row.cancel))
+        for token, renewal in zip(tokens, renewals, strict=True):
+            if renewal.outcome == "lost":
+                self._drop(token)
+        return renewals
+
+    def release(self, token: Token, release: Release) -> Verdict:
+        return self.append([Append(token, (), release)])[0]
+
+    def abandon(self, token: Token) -> None:
+        held = self._held.get(token.run_id)
+        if held is not None and held.token == token:
+            self._held[token.run_id] = Held(token, is_abandoned=True)
+
+    def _drop(self, token: Token) -> None:
+        held = self._held.get(token.run_id)
+        if held is not None and held.token == token:
+            self._held.pop(token.run_id, None)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        check_run_id(run_id)
+        with self._read("read") as tx:
+            return tx.records(
+                run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
+            )
+
+    def latest(self, run_id: str, *, before: int | None = None) -> Latest:
+        check_run_id(run_id)
+        with self._read("latest") as tx:
+            row = self._row(tx, run_id)
+            view = self._view(tx, row)
+            newest = view.info.sequence
+            point = tx.live_checkpoint(run_id, row.live, before=before)
+            if point is None and (before is None or before > 0):
+                point = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
+            after = -1 if point is None else point.sequence
+            tail = [] if after == newest else tx.records(run_id, after=after, before=before)
+            return Latest(view, point, tuple(r for r in tail if fence.is_live(r.sequence, row.live)), newest)
+
+    def get_run(self, run_id: str) -> RunRow:
+        check_run_id(run_id)
+        with self._read("get_run") as tx:
+            return self._view(tx, self._row(tx, run_id))
+
+    def _row(self, tx: Transaction, run_id: str) -> Row:
+        row = tx.row(run_id)
+        if row is None:
+            raise RunNotFoundError(run_id, self.place)
+        return row
+
+    def _state(self, row: Row, now: float, gone: IsGone | None = None) -> LeaseState:
+        return fence.lease_state(row, now, self._held.get(row.run_id), gone or is_gone)
+
+    def _view(self, tx: Transaction, row: Row, state: LeaseState | None = None, gone: IsGone | None = None) -> RunRow:
+        if state is None:
+            state = self._state(row, self.clock.time(), gone)
+        newest_checkpoint = tx.newest_checkpoint(row.run_id)
+        shown = newest_checkpoint
+        if shown is not None and not fence.is_live(shown.record.sequence, row.live):
+            shown = tx.live_entry(row.run_id, row.live)
+        info = RunInfo(
+            run_id=row.run_id,
+            flow=row.flow,
+            status=fence.shown_status(row, state),
+            reason=row.reason,
+            degraded=row.degraded,
+            missed=row.missed,
+            created_at=_moment(row.created_at),
+            updated_at=_moment(row.updated_at),
+            sequence=tx.newest(row.run_id),
+            next_node=None if shown is None else shown.next_node(),
+            size=0 if shown is None else shown.record.size,
+            owner=row.owner,
+            lease_until=None if row.lease_until is None else _moment(row.lease_until),
+            wake_at=None if row.wake_at is None else _moment(row.wake_at),
+            waiting_for=row.waiting if row.status in {"waiting", "ready"} else (),
+            crash_count=fence.crashes(row, -1 if newest_checkpoint is None else newest_checkpoint.record.sequence),
+            tags=dict(row.tags),
+        )
+        return RunRow(info, row.epoch, state, row.cancel, row.signals, row.live)
+
+    # -- signals and cancels -----------------------------------------------------------------------
+
+    def put_signal(
+        self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
+    ) -> Literal["taken", "kept", "duplicate"]:
+        check_run_id(run_id)
+        check_id(name, "signal name")
+        if signal_id is not None:
+            check_id(signal_id, "signal id")
+        with self._write("put_signal") as tx:
+            now = self.clock.time()
+            row = self._row(tx, run_id)
+            if signal_id is not None and tx.has_signal(run_id, signal_id):
+                return "duplicate"
+            if row.status in {"finished", "cancelled"}:
+                raise RunNotResumableError(
+                    f"run {run_id!r} is {row.status} and takes no signal {name!r} any more: signals are for runs that "
+                    f"go on",
+                    run_id=run_id,
+                    status=row.status,
+                    reason=row.reason,
+                )
+            match, new = fence.place_signal(row, name, to, now)
+            if to is not None and match is None:
+                open_waits = ", ".join(repr(wait.wait_id) for wait in row.waiting) or "nothing"
+                raise SignalRefusedError(
+                    f"run {run_id!r} does not wait for signal {name!r} at {to!r}, it waits for {open_waits}: leave "
+                    f"out `to` to have the signal kept for the next wait of its name",
+                    run_id=run_id,
+                    wait_id=to,
+                )
+            copied = None if payload is None else bytes(payload)
+            tx.add_signal(run_id, Signal(new.signals, name, copied, signal_id, to, now))
+            tx.put_row(new)
+            return "kept" if match is None else "taken"
+
+    def signals(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
+        check_run_id(run_id)
+        with self._read("signals") as tx:
+            return tx.signals(run_id, after)
+
+    def request_cancel(
+        self, run_id: str, reason: str = "", sequence: int | None = None
+    ) -> Literal["cancelled", "requested", "ended"]:
+        check_run_id(run_id)
+        with self._write("request_cancel") as tx:
+            now = self.clock.time()
+            row = self._row(tx, run_id)
+            newest = tx.newest(run_id)
+            state = self._state(row, now)
+            outcome, new = fence.cancel(row, reason, sequence, state=state, newest=newest, now=now)
+            if new is not None:
+                tx.put_row(new)
+            if new is not None and outcome == "cancelled":
+                fields = {"status": "cancelled", "reason": reason, "epoch": new.epoch}
+                record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
+                tx.insert(run_id, (self._sealed(record),))
+            return outcome
+
+    # -- shared ------------------------------------------------------------------------------------
+
+    def _sealed(self, record: Record) -> Record:
+        sequence, kind, node_id, visit, size, header, payload, packing = record
+        if header is None:
+            return record
+        return Record(sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing)
+
+    def _refuse_live(self, row: Row, state: LeaseState, deed: str) -> None:
+        """Raise `RunLockedError` while somebody owns the run."""
+        if state in {"live", "ours"}:
+            until = None if row.lease_until is None else _moment(row.lease_until)
+            end = "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
+            raise RunLockedError(
+                f"run {row.run_id!r} is owned by {row.owner}{end} and can't be {deed}: wait for it to end, or stop it",
+                run_id=row.run_id,
+                owner=row.owner,
+                lease_until=until,
+            )
+
+
+def check_tags(tags: Mapping[Any, Any]) -> None:
+    """TypeError unless all tags are str to str."""
+    for key, value in tags.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"tags are str to str, not {key!r}: {value!r}")
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+_all_stores: weakref.WeakSet[Journal] = weakref.WeakSet()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.stores = list(_all_stores)
+    for store in _forking.stores:
+        store._before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for store in _forking.__dict__.pop("stores", ()):
+        store._after_fork(is_child=False)
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_all_stores):
+        store._after_fork(is_child=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,253 @@
+"""A store in this process's memory, for tests and for runs that nobody needs to find again.
+
+It keeps bytes, never references to a user's objects. Its leases have no end of their own: a run is its owner's
+until that releases it or another takes it over.
+"""
+
+from __future__ import annotations
+
+import bisect
+import builtins
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from milepost.clock import SYSTEM, Clock
+from milepost.fence import Row
+from milepost.record import Record
+from milepost.store import Signal
+from milepost.stores.runs import Runs
+from milepost.stores.transaction import Entry, Note, Transaction
+
+__all__ = ["MemoryStore"]
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run's row, its records in order and by node, and its signals."""
+
+    row: Row
+    created: int
+    records: list[Record] = field(default_factory=list)
+    by_node: dict[str, list[Record]] = field(default_factory=dict)
+    notes: dict[int, Note] = field(default_factory=dict)
+    signals: list[Signal] = field(default_factory=list)
+
+
+class MemoryStore(Runs):
+    """A store that lives as long as its process. `len()` counts its runs."""
+
+    is_blocking = False
+
+    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+        super().__init__(clock=clock)
+        self.place = "memory://"
+        self._runs: dict[str, _Run] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+
+    @contextmanager
+    def _write(self, op: str) -> Iterator[Transaction]:
+        with self._lock:
+            self._check_open()
+            tx = _Memory(self._runs, self._numbers)
+            try:
+                yield tx
+            except BaseException:
+                tx.undo()
+                raise
+
+    @contextmanager
+    def _read(self, op: str) -> Iterator[Transaction]:
+        with self._lock:
+            self._check_open()
+            yield _Memory(self._runs, self._numbers)
+
+    def _lease_end(self, now: float, lease: float) -> float | None:
+        return None
+
+    def _before_fork(self) -> None:
+        self._lock.acquire()
+
+    def _after_fork(self, is_child: bool) -> None:
+        if is_child:
+            self._lock = threading.Lock()
+        else:
+            self._lock.release()
+
+
+class _Memory(Transaction):
+    """The dict under its lock, with a note of how to undo each change."""
+
+    def __init__(self, runs: dict[str, _Run], numbers: Iterator[int]) -> None:
+        self._runs = runs
+        self._numbers = numbers
+        self._undo: list[Callable[[], object]] = []
+
+    def undo(self) -> None:
+        """Take back all changes, the last first."""
+        while self._undo:
+            self._undo.pop()()
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, run_id: str) -> Row | None:
+        run = self._runs.get(run_id)
+        return None if run is None else run.row
+
+    def add_row(self, row: Row) -> None:
+        self._undo.append(lambda: self._runs.pop(row.run_id, None))
+        self._runs[row.run_id] = _Run(row, next(self._numbers))
+
+    def put_row(self, row: Row) -> None:
+        run = self._runs[row.run_id]
+        old = run.row
+        self._undo.append(lambda: setattr(run, "row", old))
+        run.row = row
+
+    def page(
+        self,
+        *,
+        flow: str | None,
+        statuses: Collection[str] | None,
+        tags: Mapping[str, str],
+        updated_before: float | None,
+        updated_after: float | None,
+        limit: int,
+        after: str | None,
+    ) -> builtins.list[Row]:
+        start = None if after is None else self._runs[after].created if after in self._runs else -1
+        found = (
+            run.row
+            for run in reversed(self._runs.values())
+            if (start is None or run.created < start)
+            and (flow is None or run.row.flow == flow)
+            and (statuses is None or run.row.status in statuses)
+            and tags.items() <= run.row.tags.items()
+            and (updated_before is None or run.row.updated_at < updated_before)
+            and (updated_after is None or run.row.updated_at > updated_after)
+        )
+        return list(itertools.islice(found, limit))
+
+    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+        return [run.row for run in self._runs.values() if run.row.flow == flow]
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        run = self._runs[run_id]
+        for record in records:
+            self._undo.append(lambda taken=run.records: taken.pop())  # type: ignore[misc]
+            run.records.append(record)
+            nodes = run.by_node.setdefault(record.node_id, [])
+            self._undo.append(lambda taken=nodes: taken.pop())  # type: ignore[misc]
+            nodes.append(record)
+            if note is not None:
+                run.notes[record.sequence] = note
+
+    def newest(self, run_id: str) -> int:
+        run = self._runs.get(run_id)
+        return run.records[-1].sequence if run is not None and run.records else 0
+
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        run = self._runs.get(run_id)
+        if run is None:
+            return []
+        records = run.records if node_id is None else run.by_node.get(node_id, [])
+        start = bisect.bisect_right(records, after, key=_sequence)
+        end = len(records) if before is None else bisect.bisect_left(records, before, key=_sequence)
+        order = range(end - 1, start - 1, -1) if newest else range(start, end)
+        found = (records[i] for i in order if kinds is None or records[i].kind in kinds)
+        return list(itertools.islice(found, limit))
+
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> Entry | None:
+        found = self.records(
+            run_id, after=after, before=before, kinds=("checkpoint",), node_id=node_id, newest=True, limit=1
+        )
+        return Entry(found[0], self._runs[run_id].notes.get(found[0].sequence)) if found else None
+
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        run = self._runs.get(run_id)
+        nodes = [] if run is None else run.by_node.get(node_id, [])
+        return next((r for r in reversed(nodes) if r.kind == "checkpoint" and r.visit == visit), None)
+
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        visit = 0
+        for record in reversed(self._runs[run_id].by_node.get(node_id, [])):
+            visit = max(visit, record.visit)
+            if record.kind == "checkpoint":
+                break
+        return visit
+
+    def entries(self, run_id: str) -> builtins.list[Entry]:
+        run = self._runs[run_id]
+        return [Entry(r, run.notes.get(r.sequence)) for r in run.records if r.kind == "checkpoint"]
+
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        run = self._runs[run_id]
+        old, old_nodes = run.records, run.by_node.get(node_id, [])
+
+        def put_back() -> None:
+            run.records = old
+            run.by_node[node_id] = old_nodes
+
+        self._undo.append(put_back)
+        run.records = [r for r in old if r.node_id != node_id or r.kind == "owner"]
+        run.by_node[node_id] = [r for r in old_nodes if r.kind == "owner"]
+        return len(old) - len(run.records)
+
+    def remove_run(self, run_id: str) -> None:
+        # The order of the dict is that of creation: undoing by adding the run again would change it.
+        old = dict(self._runs)
+
+        def put_back() -> None:
+            self._runs.clear()
+            self._runs.update(old)
+
+        self._undo.append(put_back)
+        del self._runs[run_id]
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        run = self._runs.get(run_id)
+        return [] if run is None else [s for s in run.signals if s.number > after]
+
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        return any(s.signal_id == signal_id for s in self._runs[run_id].signals)
+
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        signals = self._runs[run_id].signals
+        self._undo.append(signals.pop)
+        signals.append(signal)
+
+
+def _sequence(record: Record) -> int:
+    return record.sequence

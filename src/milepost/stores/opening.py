@@ -1,0 +1,53 @@
+"""A store from its URL."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from milepost.errors import OptionError
+from milepost.store import Store
+
+__all__ = ["open_store"]
+
+_FORMS = (
+    "sqlite:///runs.db (in the working directory), sqlite:////srv/runs.db (absolute), sqlite:///:memory: or memory://"
+)
+_LATER = {"file", "postgresql", "postgres"}
+
+
+def open_store(url: str) -> Store:
+    """Open the store that `url` names; it is the caller's to close.
+
+    `sqlite:///runs.db` is relative to the working directory, `sqlite:////srv/runs.db` absolute, `memory://` a new
+    store in this process. Percent escapes stand for their characters. Raises `OptionError` for anything else, and
+    what the store itself raises when it can't be opened.
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"a store's URL must be a str, not {type(url).__name__}")
+    scheme, is_url, rest = url.partition(":")
+    scheme = scheme.lower()
+    if scheme == "memory" and is_url and rest in {"", "//", "///"}:
+        from milepost.stores.memory import MemoryStore
+
+        return MemoryStore()
+    if scheme == "sqlite" and rest.startswith("///") and rest[3:] and not rest.endswith("/"):
+        from milepost.stores.sqlite import SQLiteStore
+
+        return SQLiteStore(unquote(rest[3:]))
+    if is_url and scheme in _LATER:
+        problem = f"{scheme} stores are not in this version, which has sqlite and memory stores"
+    elif is_url and scheme == "sqlite":
+        problem = "a sqlite URL has three slashes, then the path of a file"
+    else:
+        problem = "it is no URL of a store"
+    raise OptionError(f"can't open a store at {_shown(url)!r}: {problem}: give {_FORMS}", option="store")
+
+
+def _shown(url: str) -> str:
+    """The URL without what may be a secret."""
+    try:
+        parts = urlsplit(url)
+        has_secret = "@" in url or bool(parts.query)
+    except ValueError:
+        has_secret = True
+    return f"{url.partition(':')[0]}:..." if has_secret else url

@@ -1,0 +1,397 @@
+"""Runs in one SQLite file, for one machine and any number of its processes.
+
+A process has up to three connections: one writes, one reads (so that a reader never waits for a commit), one moves
+the write-ahead log into the database. Threads that append at the same time share a commit: each queues what it
+has, and whoever gets the writing connection next commits all that waits.
+
+No connection outlives a fork: SQLite would take the locks of the parent for the child's own, and a commit could be
+lost with the parent's exit. So they are closed before a fork and opened again by whoever needs them after it.
+Source: https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_connection_across_a_fork_
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from milepost.clock import SYSTEM, Clock
+from milepost.errors import OptionError, StoreError
+from milepost.record import parse_time
+from milepost.store import Append, Token, Verdict
+from milepost.stores import sqlite_schema
+from milepost.stores.runs import Runs, save_from_outside
+from milepost.stores.sqlite_schema import SEQUENCE_BITS
+from milepost.stores.sqlite_transaction import SQLTransaction, record_values
+from milepost.stores.transaction import Transaction
+
+__all__ = ["SQLiteStore"]
+
+_logger = logging.getLogger("milepost")
+
+_CHECKPOINT_BYTES = 4 * 1024 * 1024
+_PAGE_OVERHEAD = 3 * 4096
+"""What a commit writes to the log besides its data: about a leaf of the table and of an index, and their headers."""
+
+_WRITTEN = Verdict("written")
+
+# The whole append where nothing is unusual: the token is current, no cancel is open, the number is the next one. Else
+# `kind` comes out as NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
+_FAST_APPEND = """
+INSERT OR IGNORE INTO records (id, kind, node_id, visit, size, packing, header, payload) VALUES (?, (
+    SELECT ? FROM runs WHERE id = ? AND run_id = ? AND epoch = ? AND nonce = ? AND cancel IS NULL
+    AND (SELECT id FROM records WHERE id < ? ORDER BY id DESC LIMIT 1) = ?
+), ?, ?, ?, ?, ?, ?)
+"""
+
+
+class _Job:
+    """One thread's batch. `verdicts` or `error` is there once it is settled."""
+
+    __slots__ = ("appends", "error", "verdicts")
+
+    def __init__(self, appends: list[Append]) -> None:
+        self.appends = appends
+        self.verdicts: list[Verdict] | None = None
+        self.error: BaseException | None = None
+
+
+class SQLiteStore(Runs):
+    """A store in the file `path`, made if it isn't there; its folder must exist. `":memory:"` keeps nothing.
+
+    `durability` "full" makes every write survive the loss of power, "normal" only the end of the process. Raises
+    `StoreError` if the file can't be opened or SQLite is older than 3.35, `StoreVersionError` for a file of a
+    newer release.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Literal["full", "normal"] = "full",
+        clock: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(clock=clock)
+        if durability not in {"full", "normal"}:
+            raise OptionError(f"durability must be 'full' or 'normal', not {durability!r}", option="durability")
+        self._synchronous = durability.upper()
+        self._is_memory = os.fspath(path) == ":memory:"
+        self.place = ":memory:" if self._is_memory else str(Path(path).absolute())
+        if sqlite3.sqlite_version_info < (3, 35):
+            raise StoreError(
+                f"the store {self.place} needs SQLite 3.35, this Python has {sqlite3.sqlite_version}: use a newer one",
+                store=self.place,
+                op="open",
+            )
+        self._reset()
+        with self._failing_as("open"), self._lock:
+            self._open()
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({self.place!r})"
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._read_lock = self._lock if self._is_memory else threading.Lock()
+        self._queue: deque[_Job] = deque()
+        self._run_numbers: dict[str, int] = {}
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._checkpointer: sqlite3.Connection | None = None
+        self._unmoved = 0
+        """About how many bytes this process put into the log since it was last moved into the database."""
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.place,
+            timeout=sqlite_schema.BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        try:
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        """The writing connection. Call with the lock."""
+        self._check_open()
+        if self._writer is not None:
+            return self._writer
+        if not self._is_memory:
+            sqlite_schema.create_file(Path(self.place))
+        writer = self._connect()
+        try:
+            sqlite_schema.prepare(writer, self.place, self._take_over)
+            if not self._is_memory and os.path.getsize(f"{self.place}-wal") > _CHECKPOINT_BYTES:
+                self._unmoved = _CHECKPOINT_BYTES
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            writer.close()
+            raise
+        self._writer = writer
+        return writer
+
+    def _open_reader(self) -> sqlite3.Connection:
+        """The reading connection. Call with its lock."""
+        self._check_open()
+        if self._is_memory:
+            return self._open()
+        if self._reader is None:
+            self._reader = self._connect()
+        return self._reader
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._close_connections()
+
+    def _close_connections(self) -> None:
+        if not self._is_memory:
+            self._read_lock.acquire()
+        try:
+            for connection in (self._reader, self._checkpointer, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._reader = self._checkpointer = self._writer = None
+        finally:
+            if not self._is_memory:
+                self._read_lock.release()
+
+    def _before_fork(self) -> None:
+        self._lock.acquire()
+        if not self._is_memory:
+            self._close_connections()
+            self._read_lock.acquire()
+
+    def _after_fork(self, is_child: bool) -> None:
+        if not is_child:
+            if not self._is_memory:
+                self._read_lock.release()
+            self._lock.release()
+            return
+        # After a fork that Python did not announce there are connections; they must be neither used nor closed.
+        _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
+        self._reset()
+        if self._is_memory:
+            self._is_closed = True
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _failing_as(self, op: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            raise self._failure(op, exc) from exc
+
+    def _failure(self, op: str, exc: BaseException) -> StoreError:
+        return StoreError(
+            f"the store {self.place} failed to {op.replace('_', ' ')}: {exc or type(exc).__name__}: look at the disk, "
+            f"the file's rights and who else uses it, then try again",
+            store=self.place,
+            op=op,
+        )
+
+    @contextmanager
+    def _write(self, op: str) -> Iterator[Transaction]:
+        with self._failing_as(op), self._lock:
+            writer = self._open()
+            with _immediate(writer):
+                yield SQLTransaction(writer)
+            self._note_written(writer, 0)
+
+    @contextmanager
+    def _read(self, op: str) -> Iterator[Transaction]:
+        with self._failing_as(op), self._read_lock:
+            reader = self._open_reader()
+            reader.execute("BEGIN")
+            try:
+                yield SQLTransaction(reader)
+            finally:
+                if reader.in_transaction:
+                    reader.execute("COMMIT")
+
+    def _note_written(self, writer: sqlite3.Connection, size: int) -> None:
+        """Move the log into the database once it is long. What was written stays written if that fails."""
+        self._unmoved += size + _PAGE_OVERHEAD
+        if self._unmoved < _CHECKPOINT_BYTES or self._is_memory:
+            return
+        # Try again after another quarter if a reader is in the way.
+        self._unmoved = _CHECKPOINT_BYTES * 3 // 4
+        try:
+            if self._checkpointer is None:
+                self._checkpointer = self._connect()
+            # No write may begin during a checkpoint: SQLite before 3.51.3 can lose it when the log starts anew.
+            # Source: https://www.sqlite.org/wal.html#walresetbug
+            with _immediate(writer):
+                is_busy, length, moved = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if not is_busy and length == moved:
+                self._unmoved = 0
+        except sqlite3.Error as exc:
+            _logger.warning("the log of %s could not be moved into the database: %s", self.place, exc)
+
+    # -- appends -----------------------------------------------------------------------------------
+
+    def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        appends = [self._prepared(append) for append in batch]
+        if self._lock.locked():
+            verdicts = self._append_in_company(appends)
+        else:
+            try:
+                with self._lock:
+                    verdicts = self._commit(appends)
+            except sqlite3.Error as exc:
+                raise self._failure("append", exc) from exc
+        self._settle(appends, verdicts)
+        return verdicts
+
+    def _drop(self, token: Token) -> None:
+        super()._drop(token)
+        self._run_numbers.pop(token.run_id, None)
+
+    def _append_in_company(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
+        """Append while other threads do: all that waits is committed by the next of them."""
+        job = _Job(appends)
+        self._queue.append(job)
+        try:
+            with self._lock:
+                if job.verdicts is None and job.error is None:
+                    self._lead(job)
+        except BaseException:
+            self._withdraw(job)
+            raise
+        if job.verdicts is not None:
+            return job.verdicts
+        assert job.error is not None
+        if isinstance(job.error, sqlite3.Error):
+            raise self._failure("append", job.error) from job.error
+        raise job.error
+
+    def _lead(self, mine: _Job) -> None:
+        """Commit what waits, and settle all of it. Call with the lock."""
+        jobs = []
+        while self._queue:
+            jobs.append(self._queue.popleft())
+        groups = [jobs]
+        try:
+            while groups:
+                self._settle_group(groups.pop(), groups)
+        except BaseException:
+            # This thread is being stopped. What is not settled is not written: the others go on without it.
+            self._queue.extendleft(job for job in reversed(jobs) if job is not mine and not job.is_settled)
+            raise
+
+    def _settle_group(self, jobs: builtins.list[_Job], groups: builtins.list[builtins.list[_Job]]) -> None:
+        """Commit `jobs` as one. If that fails by one of them each is left for a commit of its own in `groups`."""
+        told: builtins.list[Verdict] = []
+        try:
+            try:
+                told = self._commit([append for job in jobs for append in job.appends])
+            finally:
+                verdicts = iter(told)
+                for job in jobs:
+                    if told:
+                        job.verdicts = list(itertools.islice(verdicts, len(job.appends)))
+        except Exception as exc:
+            if len(jobs) > 1 and not isinstance(exc, sqlite3.OperationalError):
+                groups += [[job] for job in jobs]
+                return
+            for job in jobs:
+                job.error = exc
+
+    def _commit(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
+        """Write `appends` in one commit. Call with the lock."""
+        writer = self._open()
+        if len(appends) == 1 and self._append_fast(writer, appends[0]):
+            verdicts = [_WRITTEN]
+        else:
+            with _immediate(writer):
+                tx = SQLTransaction(writer)
+                verdicts = [_WRITTEN if self._append_fast(writer, a) else self._append(tx, a) for a in appends]
+        for append in appends:
+            for record in append.records:
+                self._unmoved += record.size
+        self._note_written(writer)
+        return verdicts
+
+    def _append_fast(self, writer: sqlite3.Connection, append: Append) -> bool:
+        """Whether `append` is an ordinary one and was written. If not nothing is, and `_append` tells what it is."""
+        token, records, release, tags = append
+        if len(records) != 1 or release is not None or tags is not None or not token.nonce or not token.is_ours:
+            return False
+        run_id, epoch, nonce, _ = token
+        number = self._run_numbers.get(run_id)
+        if number is None:
+            found = writer.execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            if found is None:
+                return False
+            number = self._run_numbers[run_id] = found[0]
+        place, kind, *rest = record_values(number << SEQUENCE_BITS, records[0])
+        end = (number + 1) << SEQUENCE_BITS
+        cursor = writer.execute(_FAST_APPEND, (place, kind, number, run_id, epoch, nonce, end, place - 1, *rest))
+        if cursor.rowcount == 1:
+            return True
+        self._run_numbers.pop(run_id, None)
+        return False
+
+    def _withdraw(self, job: _Job) -> None:
+        """Take `job` back, or if it is being written wait for the end of that."""
+        try:
+            self._queue.remove(job)
+        except ValueError:
+            with self._lock:
+                pass
+
+    # -- files of the first form -------------------------------------------------------------------
+
+    def _take_over(self, connection: sqlite3.Connection) -> None:
+        """Make saves from outside of the rows that `checkpoints_v0` has."""
+        tx = SQLTransaction(connection)
+        rows = connection.execute(
+            "SELECT run_id, node_id, timestamp, data FROM checkpoints_v0 ORDER BY run_id, sequence, rowid"
+        )
+        for run_id, node_id, timestamp, data in rows.fetchall():
+            saved = data.encode() if isinstance(data, str) else bytes(data or b"")
+            save_from_outside(tx, run_id, node_id, saved, self._parse(timestamp), tx.row(run_id))
+
+    def _parse(self, timestamp: Any) -> float:
+        try:
+            return parse_time(timestamp).timestamp()
+        except (TypeError, ValueError):
+            return self.clock.time()
+
+
+@contextmanager
+def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    """A write transaction, undone if its block raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        _roll_back(connection)
+        raise
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    # SQLite has undone the transaction by itself after some errors, such as a full disk.
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+_inherited: list[sqlite3.Connection] = []

@@ -1,0 +1,196 @@
+"""The tables of a SQLite store, and how a file gets them.
+
+What people see in the `sqlite3` shell: `runs`, one row each; the view `journal`, all records by run and number;
+the view `checkpoints`, the newest state by run and node. `records.id` is the run's number times 2^32 plus the
+sequence, so that a journal is one stretch of one B-tree and an append touches one table and one index.
+
+`header` is whole JSON. Of a record from outside it is NULL, and `note` has what the store knows of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from milepost.errors import StoreError, StoreVersionError
+
+__all__ = ["SEQUENCE_BITS", "VERSION", "create_file", "prepare"]
+
+VERSION = 1
+SEQUENCE_BITS = 32
+BUSY_SECONDS = 10.0
+
+_TABLES = """
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE,
+    flow TEXT NOT NULL,
+    status TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    epoch INTEGER NOT NULL,
+    nonce TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    lease REAL NOT NULL,
+    lease_until REAL,
+    wake_at REAL,
+    waiting TEXT NOT NULL,
+    crash_count INTEGER NOT NULL,
+    crashed_at INTEGER NOT NULL,
+    signals INTEGER NOT NULL,
+    cancel TEXT,
+    degraded INTEGER NOT NULL,
+    missed TEXT NOT NULL,
+    tags TEXT NOT NULL,
+    live TEXT NOT NULL,
+    worked INTEGER NOT NULL,
+    sequence INTEGER NOT NULL
+) STRICT;
+CREATE INDEX runs_due ON runs (flow, status, wake_at);
+CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
+
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    node_id TEXT NOT NULL,
+    visit INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    packing TEXT NOT NULL,
+    note TEXT,
+    header TEXT,
+    payload BLOB
+) STRICT;
+CREATE INDEX records_by_node ON records (node_id) WHERE node_id <> '';
+
+CREATE TABLE signals (
+    run INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    payload BLOB,
+    signal_id TEXT,
+    wait_id TEXT,
+    sent_at REAL NOT NULL,
+    PRIMARY KEY (run, number)
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX signals_by_id ON signals (run, signal_id) WHERE signal_id IS NOT NULL;
+
+CREATE VIEW journal (run_id, sequence, kind, node_id, visit, timestamp, size, header) AS
+SELECT runs.run_id, records.id & 4294967295, kind, node_id, visit,
+    json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
+    size, header
+FROM runs JOIN records ON records.id BETWEEN runs.id << 32 AND (runs.id << 32) + 4294967295
+ORDER BY records.id;
+
+-- The newest live visit of each node. `data` is NULL where a state is packed. For SQLite's JSON functions:
+-- json_extract(CAST(data AS TEXT), '$.state').
+CREATE VIEW checkpoints (run_id, node_id, sequence, timestamp, data) AS
+SELECT run_id, node_id, id & 4294967295,
+    json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
+    CASE
+        WHEN packing <> '' THEN NULL
+        WHEN header IS NULL THEN payload
+        WHEN payload IS NULL THEN CAST(header AS BLOB)
+        ELSE CAST(substr(header, 1, length(header) - 1) || ',"state":' || CAST(payload AS TEXT) || '}' AS BLOB)
+    END
+FROM (
+    SELECT runs.run_id, records.*, max(records.id)
+    FROM runs JOIN records ON records.id BETWEEN runs.id << 32 AND (runs.id << 32) + 4294967295
+    WHERE records.kind = 'checkpoint' AND (
+        runs.live = '[]' OR EXISTS (
+            SELECT 1 FROM json_each(runs.live) WHERE records.id & 4294967295
+            BETWEEN json_extract(value, '$[1]') AND coalesce(json_extract(value, '$[2]'), 4294967295)
+        )
+    )
+    GROUP BY runs.id, records.node_id
+)
+ORDER BY id;
+"""
+
+
+def create_file(path: Path) -> None:
+    """Make an empty file that only its owner may read, unless there is one. The folder must exist."""
+    try:
+        # Never open a file that is there: closing it again would drop the locks that SQLite, elsewhere in this
+        # process, holds on it. Source: https://www.sqlite.org/howtocorrupt.html#_posix_advisory_locks
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as exc:
+        raise StoreError(
+            f"can't make the store {path}: {exc.strerror or exc}: make its folder first, or choose another place",
+            store=str(path),
+            op="open",
+        ) from exc
+
+
+def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sqlite3.Connection], None]) -> None:
+    """Bring the database to this version, whoever else does so at the same time.
+
+    `take_over` makes runs of the rows of `checkpoints_v0`, in the same transaction. Raises `StoreVersionError` for
+    tables of a newer release.
+    """
+    _use_wal(connection)
+    if _version(connection, place) == VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _version(connection, place) < VERSION:
+            is_old = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'checkpoints'"
+            ).fetchone()
+            if is_old:
+                connection.execute("ALTER TABLE checkpoints RENAME TO checkpoints_v0")
+            has_strict = sqlite3.sqlite_version_info >= (3, 37)
+            tables = _TABLES if has_strict else _TABLES.replace("STRICT, ", "").replace("STRICT", "")
+            for statement in _statements(tables):
+                connection.execute(statement)
+            if is_old:
+                take_over(connection)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    # executescript() would commit the open transaction first.
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements
+
+
+def _version(connection: sqlite3.Connection, place: str) -> int:
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found > VERSION:
+        raise StoreVersionError(
+            f"the store {place} has tables of version {found}; this library knows up to {VERSION}: upgrade milepost",
+            store=place,
+            op="open",
+            found=found,
+            supported=VERSION,
+        )
+    return found
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    # Of several that switch a new file to WAL at once all but one are told "locked" without waiting.
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            if connection.execute("PRAGMA journal_mode").fetchone()[0] in {"wal", "memory"}:
+                return
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,226 @@
+"""What a medium must be able to do inside one atomic read or write, and nothing more.
+
+`Journal` and `Runs` hold all logic and are written over these primitives. A new store implements them, and gets
+every verb of the contract.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from milepost.errors import CheckpointCorruptError
+from milepost.fence import Row
+from milepost.record import Record, parse_time
+from milepost.store import CheckpointInfo, Ranges, Signal
+
+__all__ = ["Entry", "Note", "Transaction", "note_of"]
+
+
+class Note(NamedTuple):
+    """What a store knows by itself of a record from outside, whose bytes may be anything."""
+
+    timestamp: float
+    next_node: str | None
+
+
+class Entry(NamedTuple):
+    """A record without its payload. `note` is there for a record from outside, which has no header."""
+
+    record: Record
+    note: Note | None
+
+    def info(self, run_id: str, superseded: bool) -> CheckpointInfo:
+        """The entry as people see it. What a damaged header hides is left at its default."""
+        record = self.record
+        fields = self._known()
+        try:
+            moment = parse_time(fields["timestamp"])
+        except (KeyError, TypeError, ValueError):
+            moment = datetime.fromtimestamp(self.note.timestamp if self.note else 0.0, UTC)
+        attempt = fields.get("attempt", 1)
+        return CheckpointInfo(
+            run_id,
+            record.node_id,
+            record.sequence,
+            moment,
+            record.size,
+            record.visit,
+            attempt if isinstance(attempt, int) else 1,
+            superseded,
+        )
+
+    def next_node(self) -> str | None:
+        """Where the run goes on, if that is recorded and readable."""
+        if self.note is not None:
+            return self.note.next_node
+        target = self._known().get("next_node")
+        return target if isinstance(target, str) else None
+
+    def _known(self) -> Mapping[str, Any]:
+        try:
+            return self.record.fields()
+        except CheckpointCorruptError:
+            return {}
+
+
+class _Target(msgspec.Struct):
+    next_node: str | None = None
+
+
+_decode_target = msgspec.json.Decoder(_Target).decode
+
+
+def note_of(data: bytes, timestamp: float) -> Note:
+    """The note for bytes from outside; `next_node` if they are a JSON object that has one."""
+    try:
+        return Note(timestamp, _decode_target(data).next_node)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Note(timestamp, None)
+
+
+class Transaction(abc.ABC):
+    """One atomic read or write of a medium. All that is read in it is as of one moment; it ends with its block."""
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def row(self, run_id: str) -> Row | None:
+        """The run's row, or None."""
+
+    @abc.abstractmethod
+    def add_row(self, row: Row) -> None:
+        """Keep the row of a run that has none."""
+
+    @abc.abstractmethod
+    def put_row(self, row: Row) -> None:
+        """Replace the row of a run that has one."""
+
+    @abc.abstractmethod
+    def page(
+        self,
+        *,
+        flow: str | None,
+        statuses: Collection[str] | None,
+        tags: Mapping[str, str],
+        updated_before: float | None,
+        updated_after: float | None,
+        limit: int,
+        after: str | None,
+    ) -> builtins.list[Row]:
+        """Rows by creation, newest first, from the run below `after` on; all filters must match."""
+
+    @abc.abstractmethod
+    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+        """Rows of `flow` that may be due, oldest first: all running ones and those with an open cancel, and
+        at least the oldest `limit` of each other kind that is due."""
+
+    # -- records -----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        """Add records, whose headers are sealed and whose numbers were never used."""
+
+    @abc.abstractmethod
+    def newest(self, run_id: str) -> int:
+        """The sequence of the newest record, 0 if there is none."""
+
+    @abc.abstractmethod
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        """Records between `after` and `before`, both excluded; in order or from the newest back; by index."""
+
+    @abc.abstractmethod
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> Entry | None:
+        """The newest checkpoint between `after` and `before`, without its payload."""
+
+    @abc.abstractmethod
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        """The newest checkpoint of that visit."""
+
+    @abc.abstractmethod
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        """The highest visit that the node's newest records tell of, 0 for none."""
+
+    @abc.abstractmethod
+    def entries(self, run_id: str) -> builtins.list[Entry]:
+        """All checkpoints without their payloads, in order."""
+
+    @abc.abstractmethod
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        """Delete all records of a node but its owner records; how many."""
+
+    @abc.abstractmethod
+    def remove_run(self, run_id: str) -> None:
+        """Delete row, records and signals of a run."""
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        """Signals numbered above `after`, in order."""
+
+    @abc.abstractmethod
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        """Whether a signal with that id was kept."""
+
+    @abc.abstractmethod
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        """Keep a signal."""
+
+    # -- made of the above -------------------------------------------------------------------------
+
+    def live_checkpoint(
+        self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
+    ) -> Record | None:
+        """The newest checkpoint that is not superseded."""
+        for after, end in _spans(live, before):
+            found = self.records(
+                run_id, after=after, before=end, kinds=("checkpoint",), node_id=node_id, newest=True, limit=1
+            )
+            if found:
+                return found[0]
+        return None
+
+    def live_entry(self, run_id: str, live: Ranges) -> Entry | None:
+        """`live_checkpoint` without its payload."""
+        for after, end in _spans(live, None):
+            found = self.newest_checkpoint(run_id, after=after, before=end)
+            if found is not None:
+                return found
+        return None
+
+
+def _spans(live: Ranges, before: int | None) -> builtins.list[tuple[int, int | None]]:
+    """The live ranges below `before`, newest first, bounds excluded. Those of branches may overlap: they are joined."""
+    if not live:
+        return [(-1, before)]
+    joined: builtins.list[tuple[int, int | None]] = []
+    for first, last in sorted(((first, last) for _, first, last in live), key=lambda span: span[0]):
+        after, end = first - 1, None if last is None else last + 1
+        if before is not None:
+            end = before if end is None else min(end, before)
+        if end is not None and end <= first:
+            continue
+        if joined and (joined[-1][1] is None or after < joined[-1][1]):
+            start, other = joined.pop()
+            joined.append((start, None if other is None or end is None else max(other, end)))
+        else:
+            joined.append((after, end))
+    return joined[::-1]

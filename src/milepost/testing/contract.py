@@ -1,0 +1,79 @@
+"""The contract of stores as tests, for every store: ours and those that users write.
+
+A test module gives a store to it in a few lines::
+
+    class TestMyStore(StoreContract):
+        def make_store(self, tmp_path, clock):
+            return MyStore(tmp_path / "runs", clock=clock)
+
+        def child_source(self, tmp_path):
+            return f"from my_store import MyStore; store = MyStore({str(tmp_path / 'runs')!r})"
+
+Each test's name is the promise as a sentence, and its docstring quotes the contract.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_PARTS = (
+    "subject",
+    "seeds",
+    "views",
+    "ids",
+    "journal",
+    "fence",
+    "claims",
+    "leases",
+    "due",
+    "signals",
+    "cancels",
+    "latest",
+    "listing",
+    "closing",
+    "threads",
+    "processes",
+)
+# Before the import, so that a failed assert shows its values as in any test module.
+pytest.register_assert_rewrite(*(f"milepost.testing.contract_{part}" for part in _PARTS))
+
+from milepost.testing.contract_cancels import CancelContract  # noqa: E402
+from milepost.testing.contract_claims import ClaimContract  # noqa: E402
+from milepost.testing.contract_closing import ClosingContract  # noqa: E402
+from milepost.testing.contract_due import DueContract  # noqa: E402
+from milepost.testing.contract_fence import FenceContract  # noqa: E402
+from milepost.testing.contract_ids import IDContract  # noqa: E402
+from milepost.testing.contract_journal import JournalContract  # noqa: E402
+from milepost.testing.contract_latest import LatestContract  # noqa: E402
+from milepost.testing.contract_leases import LeaseContract  # noqa: E402
+from milepost.testing.contract_listing import ListingContract  # noqa: E402
+from milepost.testing.contract_processes import ProcessContract  # noqa: E402
+from milepost.testing.contract_seeds import SeedContract  # noqa: E402
+from milepost.testing.contract_signals import SignalContract  # noqa: E402
+from milepost.testing.contract_threads import ThreadContract  # noqa: E402
+from milepost.testing.contract_views import ViewContract  # noqa: E402
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(
+    SeedContract,
+    ViewContract,
+    IDContract,
+    JournalContract,
+    FenceContract,
+    ClaimContract,
+    LeaseContract,
+    DueContract,
+    SignalContract,
+    CancelContract,
+    LatestContract,
+    ListingContract,
+    ClosingContract,
+    ThreadContract,
+    ProcessContract,
+):
+    """All promises of `milepost.store`. Subclass it as `Test...`, say `make_store`, and the flags where they differ.
+
+    pytest's `tmp_path` names the place: the same path is the same store.
+    """

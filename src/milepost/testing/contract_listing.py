@@ -1,0 +1,255 @@
+"""Listing, exporting and verifying: pages, filters, damaged records, and that nothing stays open meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from milepost.errors import CheckpointIntegrityError
+from milepost.store import Release, Store
+from milepost.testing.clock import FakeClock
+from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.journals import begin, checkpoint, failure, take, work, write
+
+HOSTILE = ("k') OR 2>1 --", "a.b", '$."x"', "it's", '"', "\\", "%", "_", "ключ", "[0]", "?")
+
+
+def ids(store: Store, **filters: Any) -> list[str]:
+    """The run ids of a page."""
+    return [info.run_id for info in store.list_runs(**filters)]
+
+
+class ListingContract(StoreUnderTest):
+    """A page of runs by creation, newest first."""
+
+    def test_runs_are_listed_newest_first(self, store: Store, clock: FakeClock) -> None:
+        """A page of runs by creation, newest first."""
+        names = [f"r{n}" for n in (3, 1, 2, 9, 0, 7, 5, 8, 4, 6)]
+        for name in names:
+            begin(store, name)
+            clock.advance(1)
+        assert "claimed" == take(store, "r3", takeover=True).outcome
+        assert names[::-1] == ids(store)
+        assert [store.get_run(name).info for name in names[::-1]] == store.list_runs()
+        assert names[::-1][:4] == ids(store, limit=4)
+
+    @pytest.mark.parametrize("step", [0, 1])
+    def test_pages_show_every_run_once(self, store: Store, clock: FakeClock, step: int) -> None:
+        """`after` is the run id of the last one seen; runs made at the same time included."""
+        names = {f"r{n}" for n in range(25)}
+        for name in sorted(names):
+            store.save(name, "a", b"1")
+            clock.advance(step)
+        seen, page = list[str](), ids(store, limit=7)
+        while page:
+            seen += page
+            store.save(page[0], "b", b"in between")
+            page = ids(store, limit=7, after=page[-1])
+        assert (25, names) == (len(seen), set(seen))
+
+    def test_a_page_has_at_most_100_runs_unless_asked(self, store: Store) -> None:
+        """`limit`: 100."""
+        for n in range(103):
+            store.save(f"r{n}", "a", b"")
+        assert (100, 103) == (len(store.list_runs()), len(store.list_runs(limit=1000)))
+
+    @pytest.mark.parametrize("limit", [0, -1])
+    def test_a_limit_below_1_is_refused(self, store: Store, limit: int) -> None:
+        """ValueError if `limit` is below 1."""
+        with pytest.raises(ValueError, match="limit"):
+            store.list_runs(limit=limit)
+
+    def test_runs_are_listed_by_flow_and_status(self, store: Store, clock: FakeClock) -> None:
+        """`status` is one or several."""
+        for n, status in enumerate(("finished", "failed", "waiting", "interrupted", "cancelled", "blocked", "ready")):
+            store.release(begin(store, status, flow="even" if n % 2 == 0 else "odd"), Release(status))
+            clock.advance(1)
+        begin(store, "running", flow="odd")
+        assert ["failed"] == ids(store, status="failed")
+        assert ["running", "failed"] == ids(store, status=["failed", "running"])
+        assert ["running", "failed"] == ids(store, status=(status for status in ("running", "failed", "dead")))
+        assert ["ready", "cancelled", "waiting", "finished"] == ids(store, flow="even")
+        assert ["cancelled"] == ids(store, flow="even", status={"cancelled", "failed"})
+        assert [] == ids(store, status=[])
+        assert [] == ids(store, status="dead")
+        assert [] == ids(store, flow="Even")
+        assert ["blocked"] == ids(store, flow="odd", limit=1, after="running")
+
+    @requires(is_shared_between_processes=True, lease_has_end=True)
+    def test_dead_runs_are_listed_as_dead(self, store: Store, other: Store, clock: FakeClock) -> None:
+        """`status` is one or several, `dead` included: a running one whose lease has ended."""
+        begin(store, "quick", lease=10.0)
+        begin(store, "slow", lease=100.0)
+        clock.advance(50)
+        assert (["quick"], ["slow"]) == (ids(other, status="dead"), ids(other, status="running"))
+        assert {"quick", "slow"} == set(ids(other, status=["dead", "running"]))
+        assert {"quick": "dead", "slow": "running"} == {info.run_id: info.status for info in other.list_runs()}
+
+    def test_runs_are_listed_by_tags(self, store: Store) -> None:
+        """`tags` must all match."""
+        begin(store, "both", tags={"team": "blue", "env": "prod"})
+        begin(store, "one", tags={"team": "blue"})
+        begin(store, "none")
+        assert {"both", "one"} == set(ids(store, tags={"team": "blue"}))
+        assert ["both"] == ids(store, tags={"env": "prod", "team": "blue"})
+        assert [] == ids(store, tags={"team": "Blue"})
+        assert [] == ids(store, tags={"team": "blue", "env": "test"})
+        assert 3 == len(ids(store, tags={}))
+
+    @pytest.mark.parametrize("text", HOSTILE)
+    def test_a_filter_is_data(self, store: Store, text: str) -> None:
+        """Values are compared, never run: `tags`, `flow`, `status` and `after` alike."""
+        begin(store, "plain", tags={"k": "v", "a": "b"})
+        begin(store, "key", tags={text: "v"})
+        begin(store, "value", tags={"k": text})
+        begin(store, "flow", flow=text)
+        assert ["key"] == ids(store, tags={text: "v"})
+        assert ["value"] == ids(store, tags={"k": text})
+        assert ["flow"] == ids(store, flow=text)
+        assert [] == ids(store, tags={text: text})
+        assert [] == ids(store, status=text)
+        assert {text: "v"} == dict(store.get_run("key").info.tags)
+
+    def test_runs_are_listed_by_their_last_change(self, store: Store, clock: FakeClock) -> None:
+        """`updated_before` and `updated_after`, whatever zone they are given in."""
+        start = clock.now()
+        for name in ("old", "touched", "new"):
+            store.save(name, "a", b"1")
+            clock.advance(hours=1)
+        store.save("touched", "b", b"2")
+        half = timedelta(minutes=30)
+        assert ["old"] == ids(store, updated_before=start + half)
+        assert {"new", "touched"} == set(ids(store, updated_after=start + half))
+        assert ["new"] == ids(store, updated_after=start + half, updated_before=start + 5 * half)
+        assert [] == ids(store, updated_after=clock.now() + half)
+
+    def test_listing_reads_no_state(self, store: Store) -> None:
+        """No state is read: a damaged one hides neither its run nor its neighbours."""
+        token = begin(store, "r")
+        damaged = checkpoint("r", 2, "b")._replace(payload=b"\xff\x00 no json")
+        assert "written" == write(store, token, checkpoint("r", 1, "a"), damaged, checkpoint("r", 3, "c")).outcome
+        begin(store, "s")
+        assert {"r", "s"} == set(ids(store))
+        assert ["a", "b", "c"] == [info.node_id for info in store.list("r")]
+        assert ["a", "b", "c"] == [info.node_id for info in store.history("r")]
+        assert [0, 1, 2, 3] == [record.sequence for record in store.read("r")]
+        assert 3 == store.latest("r").newest
+        assert {"n": 6} == json.loads(store.load("r", "a"))["state"]
+        with pytest.raises(CheckpointIntegrityError):
+            store.seals.check("r", store.read("r")[2])
+
+    def test_a_damaged_newest_record_leaves_the_rest_readable(self, store: Store) -> None:
+        """Nothing is checked on reading: `seals.check` does that."""
+        token = begin(store, "r")
+        damaged = checkpoint("r", 2, "b")._replace(payload=b"", packing="zstd")
+        assert "written" == write(store, token, checkpoint("r", 1, "a"), damaged).outcome
+        assert ["r"] == ids(store)
+        point = store.latest("r").point
+        assert point is not None
+        assert 2 == point.sequence
+        previous = store.latest("r", before=2).point
+        assert previous is not None
+        assert (1, b'{"n":6}') == (previous.sequence, previous.state())
+        assert not store.verify("r").ok
+
+    def test_a_loop_over_a_listing_may_save_and_load(self, store: Store) -> None:
+        """Nothing stays locked or open on return."""
+        for n in range(10):
+            store.save("r", f"n{n}", b"%d" % n)
+            begin(store, f"owned {n}")
+        for listing in (store.list("r"), store.history("r"), store.list_runs(), store.read("r")):
+            for n, _ in enumerate(listing):
+                store.save("r", f"more {n}", store.load("r", "n0"))
+                if n == 5:
+                    break
+        iterator = iter(store.list("r"))
+        next(iterator)
+        store.delete("r", "n1")
+        store.delete_run("owned 1", force=True)
+        assert 15 == len(list(iterator))
+
+    def test_a_loop_over_a_listing_blocks_no_other_writer(self, store: Store) -> None:
+        """Nothing stays locked or open on return."""
+        for n in range(10):
+            store.save("r", f"n{n}", b"1")
+        paused = [iter(store.list("r")), iter(store.history("r")), iter(store.list_runs()), iter(store.read("r"))]
+        for iterator in paused:
+            next(iterator)
+        writer = threading.Thread(target=lambda: store.save("r", "by another thread", b"2"))
+        writer.start()
+        writer.join(10)
+        assert not writer.is_alive()
+        assert b"2" == store.load("r", "by another thread")
+
+    @requires(is_shared_between_processes=True)
+    def test_a_loop_over_a_listing_blocks_no_other_store_object(self, store: Store, other: Store) -> None:
+        """Nothing stays locked or open on return."""
+        for n in range(10):
+            store.save("r", f"n{n}", b"1")
+        for info in store.list("r"):
+            other.save("r", info.node_id, b"2")
+            other.save(f"of {info.node_id}", "a", store.load("r", info.node_id))
+        assert 11 == len(ids(store))
+
+    def test_an_export_has_one_object_a_line(self, store: Store) -> None:
+        """One JSON object a line: the run, its records in order as envelopes, its signals."""
+        token = begin(store, "r", tags={"a": "b"})
+        work(store, token, *"abcdefghij")
+        write(store, token, failure("r", 11, "k"))
+        store.put_signal("r", "go", b'{"ok":true}', signal_id="once")
+        store.put_signal("r", "go", None)
+        lines = store.export("r").splitlines()
+        assert 1 + 12 + 2 == len(lines)
+        assert {dict} == {type(json.loads(line)) for line in lines}
+        assert b'"orders"' in lines[0]
+        envelopes = [json.loads(record.envelope()) for record in store.read("r")]
+        assert envelopes == [json.loads(line) for line in lines[1:13]]
+        assert [True, False] == [b'"once"' in line for line in lines[13:]]
+
+    def test_an_export_carries_bytes_that_are_no_json(self, store: Store) -> None:
+        """One JSON object a line, whatever was saved from outside."""
+        for n, data in enumerate((b"", b"\xff\n\x00", b'{"a":\n1}', b"[1]", b'{"b":2}')):
+            store.save("r", f"n{n}", data)
+        lines = store.export("r").splitlines()
+        assert 6 == len(lines)
+        assert {dict} == {type(json.loads(line)) for line in lines}
+
+    def test_a_whole_run_is_verified(self, store: Store) -> None:
+        """Check every digest, seal, number and gap of a run, changing nothing."""
+        token = begin(store, "r")
+        work(store, token, *"abcab")
+        write(store, token, failure("r", 6, "k"))
+        work(store, token, "d", release=Release("interrupted"))
+        store.save("r", "e", b"\x00 from outside")
+        store.delete("r", "b")
+        take(store, "r", live=(("", 0, 1), ("", 10, None)))
+        report = store.verify("r")
+        assert (True, ()) == (report.ok, report.problems)
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            {"payload": b'{"n":7}'},
+            {"payload": None},
+            {"payload": b""},
+            {"node_id": "another"},
+            {"visit": 2},
+            {"header": b'{"version":1,"run_id":"r"'},
+            {"header": b"{"},
+            {"header": b"no json"},
+        ],
+        ids=str,
+    )
+    def test_a_damaged_record_is_found(self, store: Store, damage: dict[str, Any]) -> None:
+        """Check every digest, seal, number and gap of a run: `problems`, one sentence each."""
+        token = begin(store, "r")
+        write(store, token, checkpoint("r", 1, "a"), checkpoint("r", 2, "b")._replace(**damage))
+        work(store, begin(store, "sound"), "a")
+        report = store.verify("r")
+        assert not report.ok
+        assert 1 <= len(report.problems)
+        assert store.verify("sound").ok

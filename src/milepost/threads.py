@@ -1,0 +1,95 @@
+"""Daemon threads that run user code, as many as there is work for.
+
+Not a `ThreadPoolExecutor`, whose threads the interpreter joins at its exit: a node that hangs must not keep a process
+from ending.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Promise", "Threads", "threads"]
+
+IDLE = 10.0
+"""Seconds for which a thread without work is kept."""
+
+
+class Promise:
+    """The outcome of a call in a thread; `done` is set once it is there."""
+
+    __slots__ = ("done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def get(self) -> Any:
+        """The value, or raise the error; once."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None
+        return self.value
+
+
+class Threads:
+    """A set of threads that grows with the work and shrinks when there is none."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Promise, Callable[[Promise], None] | None]]
+        self._work = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0
+        """Threads that wait for work and are not promised to any yet."""
+
+    def submit(self, fn: Callable[[], Any], then: Callable[[Promise], None] | None = None) -> Promise:
+        """Run `fn` in a thread; `then` is called there once the promise has its outcome."""
+        promise = Promise()
+        with self._lock:
+            is_new = self._free == 0
+            if not is_new:
+                self._free -= 1
+        self._work.put((fn, promise, then))
+        if is_new:
+            threading.Thread(target=self._run, name="milepost-call", daemon=True).start()
+        return promise
+
+    def _run(self) -> None:
+        while True:
+            try:
+                fn, promise, then = self._work.get(timeout=IDLE)
+            except queue.Empty:
+                with self._lock:
+                    if self._free == 0:
+                        # A submit has counted on this thread; its work is on the way.
+                        continue
+                    self._free -= 1
+                return
+            try:
+                promise.value = fn()
+            except BaseException as exc:
+                promise.error = exc
+            with self._lock:
+                self._free += 1
+            promise.done.set()
+            if then is not None:
+                then(promise)
+            del fn, promise, then
+
+
+threads = Threads()
+"""The threads of this process."""
+
+
+def _after_fork() -> None:
+    threads.__init__()  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,28 @@
+"""Our own stores under the contract that all stores keep: a store is one class here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milepost.clock import Clock
+from milepost.store import Store
+from milepost.stores.memory import MemoryStore
+from milepost.stores.sqlite import SQLiteStore
+from milepost.testing import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    is_shared_between_processes = False
+    lease_has_end = False
+
+    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
+        return MemoryStore(clock=clock)
+
+
+class TestSQLiteStore(StoreContract):
+    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
+        return SQLiteStore(tmp_path / "runs.db", clock=clock)
+
+    def child_source(self, tmp_path: Path) -> str:
+        place = str(tmp_path / "runs.db")
+        return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r})"
