@@ -174,8 +174,8 @@ class SyncDriver(Driver):
             return effect.store.append((effect.append,))[0]  # type: ignore[attr-defined]
         if kind is Ask:
             return getattr(effect.store, effect.method)(*effect.args, **effect.kwargs)  # type: ignore[attr-defined]
-        if isinstance(effect, Sleep):
-            self._sleep(effect)
+        if kind is Sleep:
+            self._sleep(effect)  # type: ignore[arg-type]
             return None
         return self.perform_quick(effect)
 
@@ -203,7 +203,7 @@ class SyncDriver(Driver):
             effect = next(routine)
             while True:
                 try:
-                    if isinstance(effect, Call):
+                    if isinstance(effect, Call) and not effect.is_quick:
                         answer = yield from self._call_live(effect, events)
                     else:
                         answer = self.perform(effect)
@@ -306,8 +306,8 @@ class AsyncDriver(Driver):
             return await self._call(effect)  # type: ignore[arg-type]
         if kind is Write or kind is Ask:
             return await self._store_call(effect)  # type: ignore[arg-type]
-        if isinstance(effect, Sleep):
-            await self._sleep(effect)
+        if kind is Sleep:
+            await self._sleep(effect)  # type: ignore[arg-type]
             return None
         return self.perform_quick(effect)
 
@@ -316,6 +316,8 @@ class AsyncDriver(Driver):
             return await self._call_in_time(call)
         if call.is_async:
             return await self._await(call)
+        if call.is_quick:
+            return invoke(call)
         return await self._in_thread(call)
 
     async def _await(self, call: Call) -> Any:

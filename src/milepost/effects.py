@@ -82,10 +82,11 @@ class Call(Effect):
 
     `timeout` (seconds, or None) ends the attempt with `AttemptTimedOut`: an async call is cancelled; a sync one cannot
     be, so the driver reports it overdue, waits up to `OVERDUE_GRACE` more for it to end, and discards its result.
-    `announce` is the event that hooks may surround the call for.
+    `announce` is the event that hooks may surround the call for. `is_quick` says that a sync function may be called in
+    the thread of an event loop: it decides something and waits for nothing.
     """
 
-    __slots__ = ("announce", "args", "context", "fn", "is_async", "timeout")
+    __slots__ = ("announce", "args", "context", "fn", "is_async", "is_quick", "timeout")
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class Call(Effect):
         is_async: bool = False,
         timeout: float | None = None,
         announce: NodeStarted | None = None,
+        is_quick: bool = False,
     ) -> None:
         self.fn = fn
         self.args = args
@@ -102,6 +104,7 @@ class Call(Effect):
         self.is_async = is_async
         self.timeout = timeout
         self.announce = announce
+        self.is_quick = is_quick
 
 
 class Ask(Effect):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Literal
 
@@ -130,10 +130,10 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[
     )
     new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
     try:
-        run.token = yield Ask(store, "create", new)
+        run.journal.token = yield Ask(store, "create", new)
     except RunExistsError as exists:
         return (yield from _existing(run, exists, data, inputs_hash, nonces))
-    run.sequence, run.epoch, run.given = 0, 1, data
+    run.journal.sequence, run.journal.epoch, run.given = 0, 1, data
     return (yield from run.hold(run.walk(state, flow.entry), state))
 
 
@@ -580,8 +580,8 @@ def _cut(live: Ranges, upto: int) -> Ranges:
 def _stored(run: Run, found: Found) -> RunResult[Any]:
     run.info = found.info
     run.iteration = found.iteration
-    run.degraded = found.row.info.degraded
-    run.missed = found.row.info.missed
+    run.journal.degraded = found.row.info.degraded
+    run.journal.missed = found.row.info.missed
     run.status = found.row.info.status
     return run.result(found.state)
 
@@ -683,8 +683,8 @@ def _fence(
         raise _locked(run, claimed.row)
     if claimed.outcome == "moved":
         return None
-    run.token = claimed.token
-    run.epoch, run.sequence = epoch, sequence
+    run.journal.token = claimed.token
+    run.journal.epoch, run.journal.sequence = epoch, sequence
     return claimed
 
 
@@ -733,13 +733,13 @@ def _after_fence(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]
     if claimed.outcome != "claimed":
         return (yield from resume(run, wish, nonces))
     assert claimed.token is not None
-    run.token = claimed.token
+    run.journal.token = claimed.token
     yield Ask(run.store, "abandon", claimed.token)
     # From here on the run is this store object's, held by no verb: the ordinary order applies, and claims again.
     try:
         return (yield from resume(run, wish, nonces))
     except MilepostError as exc:
-        if run.token is claimed.token:
+        if run.journal.token is claimed.token:
             status = "interrupted" if latest.row.info.status in {"running", "dead"} else latest.row.info.status
             with contextlib.suppress(StoreError):
                 yield Ask(run.store, "release", claimed.token, Release(status, f"taken over, then refused: {exc}"))
@@ -752,10 +752,10 @@ def _go(run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None) 
     run.iteration = found.iteration
     run.prev_node_id = found.point.node_id
     run.followed_at = str(found.fields.get("timestamp") or run.followed_at)
-    run.missed = tuple(found.fields.get("missed", ()))
-    run.degraded = bool(run.missed)
-    run.known_visits = False
-    run.info = replace(found.info, missed=found.info.missed)
+    run.journal.missed = tuple(found.fields.get("missed", ()))
+    run.journal.degraded = bool(run.journal.missed)
+    run.knows_visits = False
+    run.info = found.info
     if wish.verb == "retry":
         found.spent.failures = 0
         found.spent.pause = 0.0
@@ -768,7 +768,7 @@ def _body(run: Run, found: Found, state: Any) -> Routine[Any]:
         node_id = (run.options.rename or {}).get(found.point.node_id, found.point.node_id)
         next_node = yield from _ask_again(run, found, node_id, state)
     if next_node == END:
-        yield from run.finish_now(found.point.sequence)
+        yield from run.journal.finish(found.point.sequence)
         return state
     if found.spent.visit == 0:
         found.spent.visit = (yield from run.last_visit(next_node)) + 1
@@ -785,5 +785,5 @@ def _ask_again(run: Run, found: Found, node_id: str, state: Any) -> Routine[str]
     else:
         context: Context[Any] = Context(run.scope, node_id, found.point.visit, 1, run.followed_at)
         next_node = yield from run.ask_router(unit.router, context, state)
-    yield from run.record_route(node_id, found.point.visit, next_node, found.iteration)
+    yield from run.journal.route(node_id, found.point.visit, next_node, found.iteration)
     return next_node

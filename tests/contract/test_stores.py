@@ -26,3 +26,10 @@ class TestSQLiteStore(StoreContract):
     def child_source(self, tmp_path: Path) -> str:
         place = str(tmp_path / "runs.db")
         return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r})"
+
+
+def test_a_promise_that_does_not_apply_is_no_test():
+    assert callable(TestSQLiteStore.test_a_killed_owner_is_noticed_at_once)
+    assert TestMemoryStore.test_a_killed_owner_is_noticed_at_once is None
+    assert callable(TestMemoryStore.test_a_lease_without_end_lasts_until_it_is_let_go)
+    assert TestSQLiteStore.test_a_lease_without_end_lasts_until_it_is_let_go is None

@@ -402,9 +402,9 @@ class SQLiteMachine(StoreMachine):
 
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestSQLiteMachine = SQLiteMachine.TestCase
 TestSQLiteMachine.settings = settings(
-    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -119,6 +119,7 @@ async def test_a_sleep_for_nothing_gives_others_a_turn():
     clock = FakeClock()
     await clock.sleep(0)
     await clock.sleep(-1)
+    await clock.sleep(1e-9)
     assert 0 == clock.sleepers
 
 
@@ -131,6 +132,18 @@ async def test_a_cancelled_sleeper_is_gone():
         await task
     assert 0 == clock.sleepers
     clock.advance(20)
+
+
+def test_a_sleeper_whose_loop_is_gone_disturbs_nobody():
+    clock, loop = FakeClock(), asyncio.new_event_loop()
+    task = loop.create_task(clock.sleep(5))
+    loop.run_until_complete(asyncio.sleep(0))
+    assert 1 == clock.sleepers
+    loop.close()
+    clock.advance(10)
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.run_until_complete(task)
+    task._log_destroy_pending = False
 
 
 def test_sleepers_of_several_loops_are_woken_from_another_thread():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -73,6 +75,18 @@ def test_to_dict_is_json(compiled: CompiledGraph[dict[str, Any]]) -> None:
         "conditional": {"charge": [END, "note", "price"]},
         "entry": "price",
     } == json.loads(json.dumps(compiled.to_dict()))
+
+
+def test_a_compiled_graph_compares_itself_with_a_recorded_shape(compiled: CompiledGraph[dict[str, Any]]) -> None:
+    recorded = json.loads(json.dumps(compiled.shape))
+    assert () == compiled.differences(recorded)
+    assert ("the entry is now 'charge' instead of 'price'",) == loop().set_entry("charge").compile().differences(
+        recorded
+    )
+
+
+def test_the_codec_carries_the_state(compiled: CompiledGraph[dict[str, Any]]) -> None:
+    assert {"total": 1} == compiled.codec.decode(compiled.codec.encode({"total": 1}))
 
 
 def test_functions_and_names_do_not_count_for_the_fingerprint(compiled: CompiledGraph[dict[str, Any]]) -> None:
@@ -171,3 +185,39 @@ def test_to_mermaid_of_50_nodes_takes_less_than_a_second() -> None:
     drawing = compiled.to_mermaid()
     assert time.perf_counter() - begin < 1.0
     assert drawing == graph.compile().to_mermaid()
+
+
+def chain(length: int) -> Graph[dict[str, Any]]:
+    graph = Graph(dict[str, Any]).set_entry("n0")
+    for number in range(length):
+        graph.add_node(f"n{number}", unused).add_edge(f"n{number}", f"n{number + 1}" if number + 1 < length else END)
+    return graph
+
+
+@pytest.mark.parametrize(("seconds", "length"), [(0.001, 10), (0.005, 100), (0.050, 1000)])
+def test_compile_is_fast(seconds: float, length: int) -> None:
+    graph = chain(length)
+
+    def compiled_in() -> float:
+        begin = time.perf_counter()
+        graph.compile()
+        return time.perf_counter() - begin
+
+    assert min(compiled_in() for _ in range(10)) < seconds
+
+
+def test_memory_is_linear_in_nodes_and_edges() -> None:
+    def bytes_of(length: int) -> int:
+        graph = chain(length)
+        for number in range(length):
+            graph.add_node(f"r{number}", unused).add_conditional_edge(f"r{number}", unused)
+        logging.disable(logging.WARNING)
+        tracemalloc.start()
+        try:
+            compiled = graph.compile()
+            return tracemalloc.get_traced_memory()[1] if compiled else 0
+        finally:
+            tracemalloc.stop()
+            logging.disable(logging.NOTSET)
+
+    assert bytes_of(1000) < 6 * bytes_of(250)

@@ -86,6 +86,15 @@ def test_a_whole_dict_is_the_state() -> None:
     assert before is accepted(compiled(Chat), before, before)
 
 
+def test_an_instance_of_a_subclass_is_looked_at_by_the_codec() -> None:
+    class Rush(Order):
+        pass
+
+    rush, ordered = Rush(1), OrderedDict(turn=1)
+    assert rush is accepted(compiled(Order), Order(), rush)
+    assert ordered is accepted(compiled(dict), {"turn": 0}, ordered)
+
+
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("state_type", [Order, Point, Chat, dict])
 def test_none_is_refused_with_the_hint_that_the_state_must_be_returned(state_type: type, partial: bool) -> None:

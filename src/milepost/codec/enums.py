@@ -61,9 +61,9 @@ class EnumPlan(Plan):
     def dump(self, value: Any, depth: int) -> Any:
         if type(value) is not self.cls:
             raise self.contradicted(value)
-        form = self._written.get(value._name_ or "")
-        if form is not None and self._by_form.get(encode_sorted(form)) is value:
-            return form
+        name = value._name_ or ""
+        if name in self._written and self._by_form.get(encode_sorted(self._written[name])) is value:
+            return self._written[name]
         if isinstance(value, Flag) and type(value._value_) is int:
             return self._untyped.wrap(value._value_, depth)
         return self.wrap(value, depth)

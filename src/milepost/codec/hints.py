@@ -51,18 +51,19 @@ def _one_by_one(cls: Any, names: Iterable[str], namespace: dict[str, Any]) -> tu
 
 
 def _names_for(cls: Any, known: Iterable[type]) -> dict[str, Any]:
-    """Give the classes that annotations of `cls` may mean, without those that its module knows better."""
-    names: dict[str, Any] = {}
-    for other in known:
-        if isinstance(other, type):
-            names.setdefault(other.__name__, other)
-    for base in reversed(getattr(cls, "__mro__", ())):
-        names.update({name: value for name, value in vars(base).items() if isinstance(value, type)})
+    """Give the classes that annotations of `cls` may mean before its module is asked.
+
+    Those in the class's body come first, as they do where annotations are evaluated at once; the `known` ones
+    only for names that the module has not.
+    """
     module = vars(sys.modules.get(cls.__module__, builtins))
-    names = {name: value for name, value in names.items() if name not in module and not hasattr(builtins, name)}
-    names.setdefault(cls.__name__, cls)
-    if "<locals>" in cls.__qualname__:
-        names[cls.__name__] = cls
+    names: dict[str, Any] = {}
+    for other in (cls, *known):
+        if isinstance(other, type) and (other.__name__ not in module or "<locals>" in cls.__qualname__):
+            if not hasattr(builtins, other.__name__):
+                names.setdefault(other.__name__, other)
+    for base in reversed(cls.__mro__):
+        names.update({name: value for name, value in vars(base).items() if isinstance(value, type)})
     return names
 
 

@@ -36,42 +36,56 @@ class OptionalPlan(Plan):
         try:
             return self.inner.dump(value, depth) if self._null_is_none else self.inner.wrap(value, depth)
         except Refusal as refusal:
-            if not refusal.steps and refusal.expected == self.inner.expected:
-                refusal.expected = self.expected
+            self._widen(refusal)
             raise
 
     wrap = dump
+
+    def _widen(self, refusal: Refusal) -> None:
+        """Say of a value that is not what is declared that None would have been fine as well."""
+        if not refusal.steps and refusal.expected == self.inner.expected:
+            refusal.expected = self.expected
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         if not self._null_is_none:
             return super().dump_all(values, depth)
         some = [value for value in values if value is not None]
         if len(some) == len(values):
-            return self.inner.dump_all(values, depth) if values else values
+            some = values
         try:
             dumped = self.inner.dump_all(some, depth) if some else some
         except Refusal as refusal:
             refusal.row = _nth_given(values, refusal.row)
+            self._widen(refusal)
             raise
         if dumped is some:
             return values
+        if some is values:
+            return dumped
         rest = iter(dumped)
         return [None if value is None else next(rest) for value in values]
 
     def load(self, raw: Any, bare: bool) -> Any:
-        return None if raw is None else self.inner.load(raw, bare)
+        try:
+            return None if raw is None else self.inner.load(raw, bare)
+        except Refusal as refusal:
+            self._widen(refusal)
+            raise
 
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
         some = [raw for raw in raws if raw is not None]
         if len(some) == len(raws):
-            return self.inner.load_all(raws, bare) if raws else raws
+            some = raws
         try:
             loaded = self.inner.load_all(some, bare) if some else some
         except Refusal as refusal:
             refusal.row = _nth_given(raws, refusal.row)
+            self._widen(refusal)
             raise
         if loaded is some:
             return raws
+        if some is raws:
+            return loaded
         rest = iter(loaded)
         return [None if raw is None else next(rest) for raw in raws]
 

@@ -233,7 +233,7 @@ class RegisteredPlan(Plan):
         self.expected = qualified(registration.type)
 
     def opens(self, tag: Any, name: Any) -> bool:
-        return tag == "custom" and name == self._registration.tag
+        return bool(tag == "custom" and name == self._registration.tag)
 
     def dump(self, value: Any, depth: int) -> Any:
         if type(value) is not self._registration.type:
@@ -262,13 +262,15 @@ class OpaquePlan(Plan):
     @property
     def is_carried(self) -> bool:
         """Whether some value of the declared type can be carried."""
+        if getattr(self.cls, "_is_protocol", False):  # any known class may fit it
+            return True
         return isinstance(self.cls, type) and (
             find_by_type(self.cls) is not None or self._untyped.knows_subclass(self.cls)
         )
 
     def _admits(self, value: Any) -> bool:
         try:
-            return isinstance(value, self.cls)  # type: ignore[no-any-return]
+            return isinstance(value, self.cls)
         except TypeError:  # a Protocol that is not checked at runtime, or no class at all
             return True
 

@@ -233,9 +233,10 @@ class Journal(Store):
         return verdicts
 
     def _prepared(self, append: Append) -> Append:
-        if append.tags is not None:
-            check_tags(append.tags)
-        return append._replace(records=tuple(map(self._sealed, append.records)))
+        token, records, release, tags = append
+        if tags is not None:
+            check_tags(tags)
+        return Append(token, tuple([self._sealed(record) for record in records]), release, tags)
 
     def _append(self, tx: Transaction, append: Append) -> Verdict:
         token, records, release, tags = append

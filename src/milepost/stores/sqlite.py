@@ -12,6 +12,7 @@ Source: https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_conn
 from __future__ import annotations
 
 import builtins
+import itertools
 import logging
 import os
 import sqlite3
@@ -37,8 +38,8 @@ __all__ = ["SQLiteStore"]
 _logger = logging.getLogger("milepost")
 
 _CHECKPOINT_BYTES = 4 * 1024 * 1024
-_PAGE_OVERHEAD = 3 * 4096
-"""What a commit writes to the log besides its data: about a leaf of the table and of an index, and their headers."""
+_PAGE_BYTES = 4096
+"""A commit writes the first page of the file, a record a leaf of its table and one of an index, or about that."""
 
 _WRITTEN = Verdict("written")
 
@@ -60,7 +61,11 @@ class _Job:
     def __init__(self, appends: list[Append]) -> None:
         self.appends = appends
         self.verdicts: list[Verdict] | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.verdicts is not None or self.error is not None
 
 
 class SQLiteStore(Runs):
@@ -213,7 +218,7 @@ class SQLiteStore(Runs):
             writer = self._open()
             with _immediate(writer):
                 yield SQLTransaction(writer)
-            self._note_written(writer, 0)
+            self._note_written(writer)
 
     @contextmanager
     def _read(self, op: str) -> Iterator[Transaction]:
@@ -226,11 +231,17 @@ class SQLiteStore(Runs):
                 if reader.in_transaction:
                     reader.execute("COMMIT")
 
-    def _note_written(self, writer: sqlite3.Connection, size: int) -> None:
-        """Move the log into the database once it is long. What was written stays written if that fails."""
-        self._unmoved += size + _PAGE_OVERHEAD
-        if self._unmoved < _CHECKPOINT_BYTES or self._is_memory:
-            return
+    def _note_written(self, writer: sqlite3.Connection, appends: Sequence[Append] = ()) -> None:
+        """Move the log into the database once it is long."""
+        self._unmoved += _PAGE_BYTES
+        for append in appends:
+            for record in append.records:
+                self._unmoved += record.size + 2 * _PAGE_BYTES
+        if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
+            self._move_log(writer)
+
+    def _move_log(self, writer: sqlite3.Connection) -> None:
+        """Move the log into the database. What was written stays written if that fails."""
         # Try again after another quarter if a reader is in the way.
         self._unmoved = _CHECKPOINT_BYTES * 3 // 4
         try:
@@ -270,7 +281,7 @@ class SQLiteStore(Runs):
         self._queue.append(job)
         try:
             with self._lock:
-                if job.verdicts is None and job.error is None:
+                if not job.is_settled:
                     self._lead(job)
         except BaseException:
             self._withdraw(job)
@@ -290,44 +301,56 @@ class SQLiteStore(Runs):
         groups = [jobs]
         try:
             while groups:
-                self._settle_group(groups.pop(), groups)
+                group = groups.pop()
+                if not self._settle_together(group):
+                    groups += [[job] for job in group]
         except BaseException:
             # This thread is being stopped. What is not settled is not written: the others go on without it.
             self._queue.extendleft(job for job in reversed(jobs) if job is not mine and not job.is_settled)
             raise
 
-    def _settle_group(self, jobs: builtins.list[_Job], groups: builtins.list[builtins.list[_Job]]) -> None:
-        """Commit `jobs` as one. If that fails by one of them each is left for a commit of its own in `groups`."""
+    def _settle_together(self, jobs: builtins.list[_Job]) -> bool:
+        """Commit `jobs` as one and settle them; False if one of them, not the medium, is at fault."""
         told: builtins.list[Verdict] = []
         try:
-            try:
-                told = self._commit([append for job in jobs for append in job.appends])
-            finally:
-                verdicts = iter(told)
-                for job in jobs:
-                    if told:
-                        job.verdicts = list(itertools.islice(verdicts, len(job.appends)))
+            self._commit_together([append for job in jobs for append in job.appends], told)
         except Exception as exc:
             if len(jobs) > 1 and not isinstance(exc, sqlite3.OperationalError):
-                groups += [[job] for job in jobs]
-                return
+                return False
             for job in jobs:
                 job.error = exc
+            return True
+        finally:
+            # Also when a signal's exception came after the commit.
+            verdicts = iter(told)
+            for job in jobs if told else ():
+                job.verdicts = list(itertools.islice(verdicts, len(job.appends)))
+        return True
+
+    def _commit_together(self, appends: Sequence[Append], told: builtins.list[Verdict]) -> None:
+        """Write `appends` in one commit; `told` gets the verdicts if and only if it took place."""
+        writer = self._open()
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            tx = SQLTransaction(writer)
+            told += [_WRITTEN if self._append_fast(writer, a) else self._append(tx, a) for a in appends]
+            writer.execute("COMMIT")
+        except BaseException as exc:
+            if writer.in_transaction or isinstance(exc, Exception):
+                told.clear()
+                _roll_back(writer)
+            raise
+        self._note_written(writer, appends)
 
     def _commit(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
-        """Write `appends` in one commit. Call with the lock."""
+        """Write `appends` in one commit, without others. Call with the lock."""
         writer = self._open()
         if len(appends) == 1 and self._append_fast(writer, appends[0]):
-            verdicts = [_WRITTEN]
-        else:
-            with _immediate(writer):
-                tx = SQLTransaction(writer)
-                verdicts = [_WRITTEN if self._append_fast(writer, a) else self._append(tx, a) for a in appends]
-        for append in appends:
-            for record in append.records:
-                self._unmoved += record.size
-        self._note_written(writer)
-        return verdicts
+            self._note_written(writer, appends)
+            return [_WRITTEN]
+        told: builtins.list[Verdict] = []
+        self._commit_together(appends, told)
+        return told
 
     def _append_fast(self, writer: sqlite3.Connection, append: Append) -> bool:
         """Whether `append` is an ordinary one and was written. If not nothing is, and `_append` tells what it is."""

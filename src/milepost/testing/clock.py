@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 __all__ = ["FakeClock"]
@@ -98,7 +98,7 @@ class FakeClock:
         An advance is noticed at once, the event within 5 ms of real time.
         """
         with self._moved:
-            sleeper = _Sleeper(self._end_of(seconds))
+            sleeper = _Sleeper(self._passed + _rounded(seconds))
             with self._asleep(sleeper):
                 while not wake.is_set() and self._passed < sleeper.until:
                     self._moved.wait(_LOOK)
@@ -106,12 +106,13 @@ class FakeClock:
 
     async def sleep(self, seconds: float) -> None:
         """Return once `seconds` of this clock have passed; at most 0 gives others one turn."""
-        if seconds <= 0:
+        span = _rounded(seconds)
+        if span <= 0:
             await asyncio.sleep(0)
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._moved:
-            sleeper = _Sleeper(self._end_of(seconds), future)
+            sleeper = _Sleeper(self._passed + span, future)
             self._add(sleeper)
         try:
             await future
@@ -143,9 +144,6 @@ class FakeClock:
         finally:
             self._remove(sleeper)
 
-    def _end_of(self, seconds: float) -> float:
-        return self._passed + round(seconds * 1e6, 0)
-
     def _add(self, sleeper: _Sleeper) -> None:
         self._sleepers.append(sleeper)
         self._moved.notify_all()
@@ -158,13 +156,19 @@ class FakeClock:
             due = [sleeper for sleeper in self._sleepers if sleeper.until <= self._passed]
             self._moved.notify_all()
         for sleeper in sorted(due, key=lambda sleeper: sleeper.until):
-            if sleeper.future is not None and not (loop := sleeper.future.get_loop()).is_closed():
-                loop.call_soon_threadsafe(_resolve, sleeper.future)
+            if sleeper.future is not None:
+                with suppress(RuntimeError):  # its loop was closed while it slept
+                    sleeper.future.get_loop().call_soon_threadsafe(_resolve, sleeper.future)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _rounded(seconds: float) -> float:
+    """Seconds as whole microseconds, which infinity has too."""
+    return round(seconds * 1e6, 0)
 
 
 def _microseconds(moment: datetime) -> int:

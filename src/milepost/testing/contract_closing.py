@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from milepost.store import Append, Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_ids import VERBS
 from milepost.testing.contract_subject import StoreUnderTest, requires
-from milepost.testing.journals import begin, checkpoint, claim_of, work
+from milepost.testing.journals import begin, checkpoint, claim_of, work, write
 
 FENCED: dict[str, Callable[[Store, Token], object]] = {
     "append": lambda store, token: store.append([Append(token, (checkpoint("r", 1),))]),
@@ -63,6 +66,16 @@ class ClosingContract(StoreUnderTest):
         store.close()
         store.close()
 
+    def test_close_amid_writes_ends_them_with_a_clear_answer(self, store: Store) -> None:
+        """Wait for writes that have begun; use after `close()` is `StoreClosedError`, and nothing else."""
+        assert all(count > 0 for count in written_until_closed(store))
+
+    @requires(is_shared_between_processes=True)
+    def test_what_was_told_written_before_a_close_is_there(self, store: Store, other: Store) -> None:
+        """Wait for writes that have begun: what was written was told, and what was told is there."""
+        counts = written_until_closed(store)
+        assert counts == [other.get_run(f"r{n}").info.sequence for n in range(len(counts))]
+
     def test_a_store_that_was_never_used_is_closed(self, store: Store) -> None:
         """Release everything. Again: no error."""
         store.close()
@@ -103,3 +116,29 @@ class ClosingContract(StoreUnderTest):
         """The store's absolute place, for messages; without passwords."""
         assert isinstance(store.place, str)
         assert "" != store.place
+
+    def test_a_store_says_whether_a_call_may_wait(self, store: Store) -> None:
+        """Whether a call may wait for a disk or a network."""
+        assert isinstance(store.is_blocking, bool)
+
+
+def written_until_closed(store: Store, threads: int = 6) -> list[int]:
+    """Close a store while threads append to a run each; how many appends each was told to be written."""
+    tokens = [begin(store, f"r{n}") for n in range(threads)]
+    has_begun = threading.Barrier(threads + 1)
+
+    def append(token: Token) -> int:
+        for sequence in itertools.count(1):
+            try:
+                assert "written" == write(store, token, checkpoint(token.run_id, sequence)).outcome
+            except StoreClosedError:
+                return sequence - 1
+            if sequence == 1:
+                has_begun.wait(30)
+        raise AssertionError
+
+    with ThreadPoolExecutor(threads) as pool:
+        counts = [pool.submit(append, token) for token in tokens]
+        has_begun.wait(30)
+        store.close()
+        return [count.result(30) for count in counts]

@@ -32,7 +32,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
 class ProcessContract(StoreUnderTest):
     """Valid in the process that made it and in no other: of two owners, one's writes count."""
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, sees_dead_processes=True)
     def test_a_killed_owner_is_noticed_at_once(self, real_store: Store, spawn: Spawn) -> None:
         """A lease also ends at once when its owner's process on this host is gone."""
         child = spawn()
@@ -48,7 +48,7 @@ class ProcessContract(StoreUnderTest):
         assert "written" == work(real_store, claimed.token, "b").outcome
         assert [0, 1, 2, 3] == [record.sequence for record in real_store.read("r")]
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, sees_dead_processes=True)
     def test_a_run_killed_in_its_first_node_is_listed_with_its_input(self, real_store: Store, spawn: Spawn) -> None:
         """Write the run row and record 0 as one: a crash in the first node is recoverable and listed."""
         child = spawn()
@@ -60,7 +60,7 @@ class ProcessContract(StoreUnderTest):
         assert point is not None
         assert (START, b'{"n":5}') == (point.kind, point.state())
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, sees_dead_processes=True)
     def test_the_crash_count_survives_the_processes(self, real_store: Store, spawn: Spawn) -> None:
         """If that reaches `max_crashes` the run becomes `blocked` instead, with the reason."""
         spawn().tell("begin(store, 's', status='ready', flow='others')")
@@ -76,7 +76,7 @@ class ProcessContract(StoreUnderTest):
         assert "blocked" == real_store.get_run("r").info.status
         assert ["s"] == [row.info.run_id for _, row in real_store.claim_due(["orders", "others"], 5, max_crashes=3)]
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, has_fork=True)
     def test_what_was_appended_survives_a_kill(self, real_store: Store, spawn: Spawn) -> None:
         """Durable on return."""
         child = spawn()
@@ -88,7 +88,7 @@ class ProcessContract(StoreUnderTest):
         assert b"1" == real_store.load("s", "a")
         assert real_store.verify("r").ok
 
-    @requires(is_shared_between_processes=True, lease_has_end=True)
+    @requires(is_shared_between_processes=True, has_fork=True, lease_has_end=True)
     def test_a_frozen_owner_is_fenced_off_when_it_wakes(self, real_store: Store, spawn: Spawn) -> None:
         """A late write from a process that was frozen, or whose run was taken over, is refused."""
         child = spawn()
@@ -116,7 +116,7 @@ class ProcessContract(StoreUnderTest):
         assert "lost" == real_store.renew([Token(*handed)])[0].outcome
         assert before == whole(real_store, "r")
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, has_fork=True)
     def test_a_forked_child_has_no_tokens(self, real_store: Store, spawn: Spawn) -> None:
         """Usable after `fork()`, where the child has no tokens; the parent goes on unharmed."""
         child = spawn()
@@ -129,7 +129,7 @@ class ProcessContract(StoreUnderTest):
         )
         assert [0, 1, 2] == [record.sequence for record in real_store.read("r")]
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, has_fork=True)
     def test_a_forked_child_is_another_owner(self, real_store: Store, spawn: Spawn) -> None:
         """The child never touches what it inherited: its parent's runs are live and locked to it."""
         child = spawn()
@@ -139,7 +139,7 @@ class ProcessContract(StoreUnderTest):
         )
         assert "ours" == child.tell("answer = store.get_run('r').lease")
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, has_fork=True, sees_dead_processes=True)
     def test_a_forked_child_uses_the_store_by_itself(self, real_store: Store, spawn: Spawn) -> None:
         """Usable after `fork()`; the parent goes on unharmed when the child closes or just ends."""
         child = spawn()
@@ -154,7 +154,7 @@ class ProcessContract(StoreUnderTest):
             assert [0, 1, 2, 3] == [record.sequence for record in real_store.read(run_id)]
         assert "dead" == real_store.get_run("fork").info.status
 
-    @requires(is_shared_between_processes=True)
+    @requires(is_shared_between_processes=True, has_fork=True)
     def test_a_fork_amid_writes_harms_neither(self, real_store: Store, spawn: Spawn) -> None:
         """Usable after `fork()`, whatever other threads of the parent do at that moment."""
         child = spawn()

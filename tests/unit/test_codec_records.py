@@ -1,0 +1,920 @@
+"""Objects of record classes come back as they were recorded, field by field and class by class."""
+
+import functools
+import operator
+import subprocess
+import sys
+import threading
+import typing
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, NewType, NotRequired, Protocol, TypedDict, TypeVar
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+from milepost.codec import Codec, canonical, register
+from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
+
+T = TypeVar("T")
+N = TypeVar("N", bound=int)
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int = 0
+
+
+@dataclass
+class Basket:
+    items: list[str]
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = len(self.items)
+        self.items = [*self.items]
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    when: date
+    price: Decimal
+    point: Point | None = None
+
+
+@dataclass
+class Box(Generic[T]):
+    value: T
+
+
+@dataclass
+class IntBox(Box[int]):
+    n: int = 0
+
+
+class PydanticBox(pydantic.BaseModel, Generic[T]):
+    value: T
+
+
+class StructBox(msgspec.Struct, Generic[T]):
+    value: T
+
+
+@dataclass
+class Node:
+    name: str
+    children: list["Node"] = field(default_factory=list)
+    parent: "Node | None" = None
+
+
+@dataclass
+class Shouting:
+    text: str
+    seed: InitVar[int] = 0
+    limit: ClassVar[int] = 3
+
+    def __post_init__(self, seed: int) -> None:
+        self.text = self.text.upper()
+        assert self.text != "ONLY ONCE", "made again"
+
+
+@dataclass
+class Private:
+    _hidden: int
+    __mangled: str = "m"
+    _: KW_ONLY = None  # type: ignore[assignment]
+    last: int = 5
+
+
+class Pair(NamedTuple):
+    left: date
+    right: int = 3
+
+
+Plain = namedtuple("Plain", "a b")  # what older code has
+
+
+class Movie(TypedDict):
+    title: str
+    released: date
+    rating: NotRequired[Decimal]
+
+
+class Loose(TypedDict, total=False):
+    a: int
+    b: tuple[int, ...]
+
+
+class Model(pydantic.BaseModel):
+    title: str
+    price: Decimal = Decimal("1.5")
+    tags: list[str] = pydantic.Field(default_factory=list)
+    _seen: int = pydantic.PrivateAttr(default=0)
+
+    @pydantic.field_validator("title")
+    @classmethod
+    def _shout(cls, title: str) -> str:
+        return title.upper()
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    a: int
+
+
+class Root(pydantic.RootModel[list[date]]):
+    pass
+
+
+@pydantic.dataclasses.dataclass
+class PydanticPoint:
+    x: int = pydantic.Field(default=3)
+    y: list[int] = pydantic.Field(default_factory=list)
+
+
+class Struct(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    first_name: str
+    due: date | None = None
+
+
+class CheckedStruct(msgspec.Struct, kw_only=True):
+    n: int
+
+    def __post_init__(self) -> None:
+        self.n += 1
+
+
+@attrs.define
+class Attr:
+    a: int
+    _b: date = date(2024, 1, 1)
+    c: list[int] = attrs.Factory(list)
+
+
+@attrs.frozen(cache_hash=True)
+class FrozenAttr:
+    a: int = attrs.field(converter=lambda v: v + 1, default=0)
+
+
+@attrs.define(slots=False)
+class DictAttr:
+    a: Any
+
+
+class Level(Enum):
+    LOW = 1
+
+
+@dataclass
+class Cached:
+    n: int
+
+    @functools.cached_property
+    def double(self) -> int:
+        return 2 * self.n
+
+
+class Animal(ABC):
+    @abstractmethod
+    def sound(self) -> str: ...
+
+
+@dataclass
+class Dog(Animal):
+    name: str
+
+    def sound(self) -> str:
+        return "wuff"
+
+
+@dataclass
+class Puppy(Dog):
+    weeks: int
+
+
+class Walks(Protocol):
+    name: str
+
+
+UserId = NewType("UserId", int)
+
+
+def with_count(basket: Basket, count: int) -> Basket:
+    basket.count = count
+    return basket
+
+
+def set_private(model: Model, n: int) -> Model:
+    model._seen = n
+    return model
+
+
+OBJECTS: list[tuple[Any, Any]] = [
+    (Point, Point(1, 2)),
+    (Basket, with_count(Basket(["a", "b"]), 7)),
+    (Slotted, Slotted(date(2024, 1, 1), Decimal("1.10"), Point(1))),
+    (Box[int], Box(5)),
+    (Box[date], Box(date(2024, 1, 1))),
+    (Box[Box[date]], Box(Box(date(2024, 1, 1)))),
+    (Box, Box((1, {2}))),
+    (IntBox, IntBox(4, 5)),
+    (PydanticBox[int], PydanticBox[int](value=5)),
+    (StructBox[date], StructBox(date(2024, 1, 1))),
+    (Node, Node("a", [Node("b", [Node("c")], Node("d"))])),
+    (Private, Private(1, "z", last=9)),
+    (Pair, Pair(date(2024, 1, 1))),
+    (Plain, Plain(1, (2,))),
+    (Model, Model(title="x")),
+    (Model, Model(title="x", price=Decimal("2.0"), tags=["a"])),
+    (Model, set_private(Model(title="x"), 7)),
+    (Open, Open(a=1, b=date(2024, 1, 1))),  # type: ignore[call-arg]
+    (Root, Root([date(2024, 1, 1)])),
+    (PydanticPoint, PydanticPoint()),
+    (Struct, Struct("a")),
+    (Struct, Struct("a", date(2024, 1, 1))),
+    (CheckedStruct, CheckedStruct(n=1)),
+    (Attr, Attr(1, c=[2])),
+    (FrozenAttr, FrozenAttr(5)),
+    (DictAttr, DictAttr({1})),
+    (Dog, Dog("rex")),
+]
+
+
+@pytest.mark.parametrize(("type_", "value"), OBJECTS, ids=lambda v: repr(v)[:40])
+def test_an_object_comes_back_in_every_kind_of_place(type_: Any, value: Any) -> None:
+    for codec, state in (
+        (Codec(type_), value),
+        (Codec(list[type_]), [value] * 3),
+        (Codec(dict[str, type_ | None]), {"a": value, "b": None}),
+        (Codec(type_ | int | str), value),
+        (Codec(Any, types=[type_]), value),
+        (Codec(dict, types=[type_]), {"a": [(value,), {"b": value}], "c": [value, value]}),
+    ):
+        assert () == codec.problems
+        data = codec.encode(state)
+        back = codec.decode(data)
+        assert state == back
+        assert repr(state) == repr(back)
+        assert data == codec.encode(back)
+    assert type(Codec(type_).decode(Codec(type_).encode(value))) is type(value)
+
+
+def test_a_field_of_init_false_keeps_what_a_node_made_of_it() -> None:
+    basket = with_count(Basket(["a", "b"]), 7)
+    assert Codec(Basket).encode(basket) == b'{"items":["a","b"],"count":7}'
+    back = Codec(list[Basket]).decode(Codec(list[Basket]).encode([basket, basket]))
+    assert [b.count for b in back] == [7, 7]
+
+
+def test_post_init_and_validators_do_not_run_when_a_value_is_read() -> None:
+    shouting = Shouting("x")
+    shouting.text = "only once"
+    assert Codec(Shouting).decode(Codec(Shouting).encode(shouting)).text == "only once"
+    model = Model(title="a")
+    model.title = "a"
+    assert Codec(Model).decode(Codec(Model).encode(model)).title == "a"
+    struct = CheckedStruct(n=1)
+    back = Codec(list[CheckedStruct]).decode(Codec(list[CheckedStruct]).encode([struct, struct]))
+    assert [s.n for s in back] == [2, 2]
+    assert type(back[0]) is CheckedStruct
+
+
+def test_a_class_with_its_own_constructor_is_built_without_it() -> None:
+    @dataclass
+    class Counted:
+        n: int
+
+        def __init__(self, n: int) -> None:
+            self.n = n + 1
+
+    @dataclass
+    class Guarded:
+        n: int
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value + 1)
+
+    for cls in (Counted, Guarded):
+        codec: Codec[Any] = Codec(list[cls])  # type: ignore[valid-type]
+        assert [2, 2] == [o.n for o in codec.decode(codec.encode([cls(1), cls(1)]))]
+
+
+def test_which_fields_of_a_model_were_set_is_kept() -> None:
+    codec = Codec(Model)
+    assert (
+        codec.encode(Model(title="a"))
+        == b'{"title":"A","price":"1.5","tags":[],"$set":["title"],"$private":{"_seen":0}}'
+    )
+    assert codec.decode(codec.encode(Model(title="a"))).model_fields_set == {"title"}
+    assert codec.decode(b'{"title":"a","price":"1.5","tags":[]}').model_fields_set == {"title", "price", "tags"}
+    assert codec.decode(b'{"title":"a"}')._seen == 0
+
+
+def test_a_typed_dict_is_written_by_its_declared_types() -> None:
+    codec = Codec(Movie)
+    movie: Movie = {"title": "a", "released": date(2024, 1, 1)}
+    assert codec.encode(movie) == b'{"title":"a","released":"2024-01-01"}'
+    assert codec.decode(codec.encode(movie)) == movie
+    assert Codec(Loose).decode(b'{"b":[1]}') == {"b": (1,)}
+    assert list(Codec(Movie).decode(b'{"released":"2024-01-01","rating":"1","title":"a"}')) == [
+        "released",
+        "rating",
+        "title",
+    ]
+
+
+def test_a_typed_dict_with_a_missing_or_an_undeclared_key_is_refused() -> None:
+    for state, path in (
+        ({"title": "a"}, 'state["released"]'),
+        ({"title": "a", "released": date(1, 1, 1), "x": 1}, 'state["x"]'),
+    ):
+        with pytest.raises(StateTypeError) as refused:
+            Codec(Movie).encode(state)  # type: ignore[arg-type]
+        assert path == refused.value.path
+
+
+def test_paths_go_through_attributes_keys_and_places() -> None:
+    @dataclass
+    class Item:
+        due: date
+
+    @dataclass
+    class State:
+        items: list[Item]
+        by_name: dict[str, Item] = field(default_factory=dict)
+        pair: tuple[int, Item] | None = None
+
+    codec = Codec(State)
+    good, bad = Item(date(2024, 1, 1)), Item("soon")  # type: ignore[arg-type]
+    for state, path in (
+        (State([good, good, good, bad]), "state.items[3].due"),
+        (State([], {"a b": bad}), 'state.by_name["a b"].due'),
+        (State([], {}, (1, bad)), "state.pair[1].due"),
+    ):
+        with pytest.raises(StateTypeError) as refused:
+            codec.encode(state)
+        assert (path, "datetime.date", "str") == (refused.value.path, refused.value.expected, refused.value.found)
+    with pytest.raises(DeserializeStateError) as unreadable:
+        codec.decode(b'{"items":[{"due":"2024-01-01"},{"due":5}]}')
+    assert unreadable.value.path == "state.items[1].due"
+
+
+def test_a_field_that_a_record_lacks_takes_its_default_or_is_an_error() -> None:
+    assert Codec(Point).decode(b'{"x":1}') == Point(1, 0)
+    assert Codec(Node).decode(b'{"name":"a"}') == Node("a")
+    assert Codec(Model).decode(b'{"title":"a"}').price == Decimal("1.5")
+    assert Codec(Struct).decode(b'{"first_name":"a"}') == Struct("a")
+    assert Codec(Attr).decode(b'{"a":1}') == Attr(1)
+    assert Codec(Pair).decode(b'{"left":"2024-01-01"}') == Pair(date(2024, 1, 1))
+    assert Codec(PydanticPoint).decode(b"{}") == PydanticPoint()
+    for type_ in (Point, Node, Model, Struct, Attr, Pair, Movie, Basket):
+        with pytest.raises(DeserializeStateError, match="lacks") as refused:
+            Codec(type_).decode(b"{}")
+        assert refused.value.found == "nothing"
+
+
+def test_an_unknown_field_is_an_error_or_dropped() -> None:
+    for type_, known in (
+        (Point, b'"x":1,"y":2'),
+        (Model, b'"title":"a"'),
+        (Movie, b'"title":"a","released":"2024-01-01"'),
+    ):
+        data = b"{" + known + b',"zzz":[1]}'
+        with pytest.raises(DeserializeStateError, match="no such field") as refused:
+            Codec(type_).decode(data)
+        assert "zzz" in refused.value.path
+        assert Codec(type_).decode(b"{" + known + b"}") == Codec(type_, unknown_fields="drop").decode(data)
+    with pytest.raises(OptionError):
+        Codec(Point, unknown_fields="keep")  # type: ignore[arg-type]
+
+
+def test_upgrade_turns_old_json_into_new_before_it_is_read() -> None:
+    def upgrade(raw: Any) -> Any:
+        return {"x": raw["a"], "y": raw.get("y", 5)} if "a" in raw else raw
+
+    codec = Codec(Point, upgrade=upgrade)
+    assert codec.decode(b'{"a":1}') == Point(1, 5)
+    assert codec.decode(b'{"x":1,"y":2}') == Point(1, 2)
+    for bad in (b'{"a":"text"}', b"[]", b"null"):
+        with pytest.raises(DeserializeStateError):
+            codec.decode(bad)
+
+
+def test_what_upgrade_returns_must_be_plain_json_and_is_copied() -> None:
+    shared = {"k": [1]}
+    codec = Codec(dict, upgrade=lambda raw: shared)
+    codec.decode(b"{}")["k"].append(2)
+    assert codec.decode(b"{}") == {"k": [1]}
+    loop: list[Any] = []
+    loop.append(loop)
+    for bad in ((1,), {1: 2}, {"k": date(2024, 1, 1)}, loop):
+        with pytest.raises(DeserializeStateError, match="upgrade"):
+            Codec(Any, upgrade=lambda raw, bad=bad: bad).decode(b"{}")  # type: ignore[misc]
+
+
+def test_an_attribute_that_is_no_field_is_refused() -> None:
+    point = Basket(["a"])
+    point.note = 1  # type: ignore[attr-defined]
+    attr = DictAttr(1)
+    attr.note = 1  # type: ignore[attr-defined]
+
+    class Sub(Pair):
+        pass
+
+    sub = Sub(date(2024, 1, 1))
+    sub.note = 1
+    for value in (point, attr, sub):
+        for codec, state in (
+            (Codec(type(value)), value),
+            (Codec(list[type(value)]), [value, value]),  # type: ignore[misc]
+            (Codec(Any, types=[type(value)]), value),
+        ):
+            with pytest.raises(SerializeStateError, match="note"):
+                codec.encode(state)
+
+
+def test_a_deleted_attribute_is_not_hidden_by_an_extra_one() -> None:
+    pair = [Dog("a"), Dog("b")]
+    del pair[1].name
+    pair[1].other = 1  # type: ignore[attr-defined]
+    for state in (pair, pair[1:]):
+        with pytest.raises(SerializeStateError):
+            Codec(list[Dog]).encode(state)
+    with pytest.raises(SerializeStateError, match="no value"):
+        codec = Codec(Basket)
+        empty = Basket(["a"])
+        del empty.count
+        codec.encode(empty)
+
+
+def test_a_cached_property_is_left_out_and_computed_again() -> None:
+    cached = Cached(2)
+    assert cached.double == 4
+    back = Codec(Cached).decode(Codec(Cached).encode(cached))
+    assert vars(back) == {"n": 2}
+
+
+def test_a_generic_object_that_remembers_its_arguments_is_carried() -> None:
+    box = Box[int](5)
+    assert "__orig_class__" in vars(box)
+    assert Codec(Box[int]).decode(Codec(Box[int]).encode(box)) == box
+    with pytest.raises(StateTypeError) as refused:
+        Codec(Box[int]).encode(Box[int]("5"))  # type: ignore[arg-type]
+    assert ("state.value", "int") == (refused.value.path, refused.value.expected)
+    with pytest.raises(StateTypeError):
+        Codec(IntBox).encode(IntBox("5"))  # type: ignore[arg-type]
+
+
+def test_a_record_class_that_is_a_container_besides_is_refused() -> None:
+    @dataclass
+    class Both(dict):  # type: ignore[type-arg]
+        a: int = 0
+
+        __hash__ = None  # type: ignore[assignment]
+
+    @dataclass
+    class Failed(Exception):
+        a: int = 0
+
+    for cls in (Both, Failed):
+        codec: Codec[Any] = Codec(cls)
+        assert codec.problems
+        with pytest.raises(SerializeStateError):
+            codec.encode(cls())
+
+
+def test_a_subclass_is_refused_unless_it_is_known_by_itself() -> None:
+    with pytest.raises(StateTypeError, match=r"types=\[Puppy\]") as refused:
+        Codec(list[Dog]).encode([Puppy("a", 3)])
+    assert refused.value.path == "state[0]"
+    codec = Codec(list[Dog], types=[Puppy])
+    assert codec.encode([Puppy("a", 3)]) == b'[{"$mp":"object","t":"Puppy","v":{"name":"a","weeks":3}}]'
+    assert codec.decode(codec.encode([Puppy("a", 3), Dog("b")])) == [Puppy("a", 3), Dog("b")]
+    with pytest.raises(DeserializeStateError):
+        Codec(list[Dog]).decode(codec.encode([Puppy("a", 3)]))
+    with pytest.raises(DeserializeStateError):
+        Codec(Point, types=[Puppy]).decode(b'{"$mp":"object","t":"Puppy","v":{"name":"a","weeks":3}}')
+
+
+def test_an_abstract_type_takes_its_known_subclasses() -> None:
+    @dataclass
+    class Zoo:
+        animal: Animal
+        walker: Walks | None = None
+
+    codec = Codec(Zoo, types=[Dog])
+    assert () == codec.problems
+    zoo = Zoo(Dog("a"), Dog("b"))
+    assert codec.decode(codec.encode(zoo)) == zoo
+    with pytest.raises(StateTypeError):
+        codec.encode(Zoo(Point(1)))  # type: ignore[arg-type]
+    assert [path for path, _ in Codec(Zoo).problems] == ["state.animal"]
+
+
+def test_fields_that_cannot_be_carried_are_problems_and_refused_when_written() -> None:
+    @dataclass
+    class State:
+        lock: Any
+        real: "list[threading.Thread]"
+        secret: pydantic.SecretStr | None = None
+        call: typing.Callable[[], int] | None = None
+        lost: "list[Nowhere]" = field(default_factory=list)  # type: ignore[name-defined]  # noqa: F821
+
+    codec = Codec(State)
+    paths = [path for path, _ in codec.problems]
+    assert sorted(paths) == ["state.call", "state.lost", "state.real[*]", "state.secret"]
+    with pytest.raises(SerializeStateError, match="deps=") as refused:
+        codec.encode(State(None, [], pydantic.SecretStr("x")))
+    assert ("state.secret", "pydantic.types.SecretStr") == (refused.value.path, refused.value.type_name)
+    assert "'x'" not in str(refused.value)
+    with pytest.raises(SerializeStateError, match="lock") as refused:
+        codec.encode(State({"a": threading.Lock()}, []))
+    assert refused.value.path == 'state.lock["a"]'
+    assert codec.decode(codec.encode(State(1, []))) == State(1, [])
+
+
+def test_a_name_that_cannot_be_resolved_is_found_among_types() -> None:
+    @dataclass
+    class Part:
+        due: date
+
+    @dataclass
+    class Whole:
+        part: "Part"
+        again: "Whole | None" = None
+
+    assert [path for path, _ in Codec(Whole).problems] == ["state.part"]
+    codec = Codec(Whole, types=[Part])
+    assert () == codec.problems
+    assert codec.encode(Whole(Part(date(2024, 1, 1)))) == b'{"part":{"due":"2024-01-01"},"again":null}'
+
+
+def test_nested_classes_of_a_class_are_found_by_its_annotations() -> None:
+    codec = Codec(Outer)
+    assert () == codec.problems
+    state = Outer(Outer.Level.HIGH, [Outer.Level.LOW])
+    assert codec.encode(state) == b'{"level":3,"seen":[1]}'
+    assert codec.decode(codec.encode(state)).level is Outer.Level.HIGH
+
+
+@dataclass
+class Outer:
+    class Level(Enum):
+        LOW = 1
+        HIGH = 3
+
+    level: "Level"
+    seen: "list[Level]" = field(default_factory=list)
+
+
+def test_a_data_frame_is_refused_with_the_hint_to_return_a_path() -> None:
+    frame = type("DataFrame", (), {"__module__": "pandas.core.frame"})
+    with pytest.raises(SerializeStateError, match="return the path"):
+        Codec(dict).encode({"df": frame()})
+
+
+def test_a_dict_never_stands_in_for_an_object_nor_an_object_for_a_dict() -> None:
+    with pytest.raises(StateTypeError):
+        Codec(Point).encode({"x": 1, "y": 2})  # type: ignore[arg-type]
+    with pytest.raises(StateTypeError):
+        Codec(list[Point]).encode([{"x": 1, "y": 2}])  # type: ignore[list-item]
+    assert type(Codec(Any, types=[Point]).decode(b'{"x":1,"y":2}')) is dict
+    with pytest.raises(DeserializeStateError, match="types="):
+        Codec(Any).decode(b'{"$mp":"object","t":"Point","v":{"x":1,"y":2}}')
+
+
+def make_level(module: str, qualname: str) -> type[Any]:
+    made = Enum("Level", {"LOW": 2}, module=module, qualname=qualname)
+    return typing.cast("type[Any]", made)
+
+
+def test_two_known_classes_of_one_name_are_told_apart_by_their_modules() -> None:
+    other = make_level("elsewhere", "Deep.Level")
+    codec = Codec(dict, types=[Level, other])
+    state = {"a": Level.LOW, "b": other.LOW}
+    data = codec.encode(state)
+    assert b'"elsewhere.Deep.Level"' in data
+    assert codec.decode(data)["a"] is Level.LOW
+    assert codec.decode(data)["b"] is other.LOW
+    alone = Codec(dict, types=[Level])
+    assert alone.decode(b'{"a":{"$mp":"enum","t":"' + f"{__name__}.Level".encode() + b'","v":"LOW"}}')["a"] is Level.LOW
+    with pytest.raises(DeserializeStateError, match="several"):
+        codec.decode(b'{"a":{"$mp":"enum","t":"Level","v":"LOW"}}')
+
+
+def test_two_known_classes_that_no_name_tells_apart_are_refused() -> None:
+    twins = [make_level("elsewhere", "Level"), make_level("elsewhere", "Level")]
+    with pytest.raises(SerializeStateError, match="tell them apart"):
+        Codec(Any, types=twins).encode(twins[0].LOW)
+
+
+def test_a_union_of_records_is_tagged_with_the_class() -> None:
+    codec: Codec[Any] = Codec(list[Point | Dog | None])
+    state = [Point(1), Dog("a"), None]
+    assert codec.encode(state) == (
+        b'[{"$mp":"object","t":"Point","v":{"x":1,"y":0}},{"$mp":"object","t":"Dog","v":{"name":"a"}},null]'
+    )
+    assert codec.decode(codec.encode(state)) == state
+    boxes: Codec[Any] = Codec(list[Box[int] | Box[str]])
+    assert boxes.decode(boxes.encode([Box(1), Box("a")])) == [Box(1), Box("a")]
+    with pytest.raises(StateTypeError):
+        boxes.encode([Box(1.5)])
+    with pytest.raises(DeserializeStateError):
+        boxes.decode(b'[{"$mp":"object","t":"Box","v":{"value":1.5}}]')
+
+
+def test_annotations_that_only_decorate_are_looked_through() -> None:
+    @dataclass
+    class State:
+        a: Annotated[date, "note"]
+        b: UserId
+        c: typing.Final[date] = date(2024, 1, 1)
+        d: "typing.Annotated[list[Annotated[date, 1]], 2]" = field(default_factory=list)
+
+    codec = Codec(State)
+    assert codec.encode(State(date(2024, 1, 1), UserId(3), d=[date(1, 1, 1)])) == (
+        b'{"a":"2024-01-01","b":3,"c":"2024-01-01","d":["0001-01-01"]}'
+    )
+
+
+def test_a_bound_type_variable_means_its_bound() -> None:
+    @dataclass
+    class Count(Generic[N]):
+        n: N
+
+    with pytest.raises(StateTypeError):
+        Codec(Count).encode(Count("1"))  # type: ignore[type-var]
+
+
+def test_a_type_alias_may_refer_to_itself() -> None:
+    class Alias:
+        __name__ = "Json"
+        __value__: Any
+
+        def __repr__(self) -> str:
+            return "Json"
+
+    json = Alias()
+    json.__value__ = typing.Union[int, str, list[json], dict[str, json]]  # type: ignore[valid-type]  # noqa: UP007
+    codec: Codec[Any] = Codec(list[json])  # type: ignore[valid-type]
+    assert codec.decode(codec.encode([1, {"a": ["b", [2]]}])) == [1, {"a": ["b", [2]]}]
+    with pytest.raises(StateTypeError):
+        codec.encode([{"a": [None]}])
+
+
+# -- the state as a whole ------------------------------------------------------------------------------
+
+
+def test_check_looks_at_the_type_of_the_state_alone() -> None:
+    Codec(Point).check(Point("x"))  # type: ignore[arg-type]
+    Codec(Movie).check({})
+    Codec(dict).check({})
+    Codec(Any).check(3)
+    for type_, value, found in (
+        (Point, None, "None"),
+        (Point, {"x": 1}, "dict"),
+        (Movie, 3, "int"),
+        (dict, [], "list"),
+        (int, "a", "str"),
+    ):
+        with pytest.raises(StateTypeError) as refused:
+            Codec(type_).check(value)
+        assert ("state", found) == (refused.value.path, refused.value.found)
+    with pytest.raises(StateTypeError, match="return the state"):
+        Codec(Point).check(None)
+
+
+def test_field_names_are_those_of_the_declared_type() -> None:
+    assert Codec(Basket).field_names == ("items", "count")
+    assert Codec(Movie).field_names == ("title", "released", "rating")
+    assert Codec(Model).field_names == ("title", "price", "tags")
+    assert Codec(Struct).field_names == ("first_name", "due")
+    assert Codec(dict).field_names is None
+    assert Codec(list[int]).field_names is None
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "new"),
+    [
+        (Point(1, 2), "y", 5),
+        (with_count(Basket(["a"]), 7), "items", ["b"]),
+        (Slotted(date(2024, 1, 1), Decimal(1)), "price", Decimal(2)),
+        (Pair(date(2024, 1, 1)), "right", 9),
+        (set_private(Model(title="a"), 4), "price", Decimal(3)),
+        (Open(a=1, b=2), "a", 3),  # type: ignore[call-arg]
+        (Struct("a"), "due", date(2024, 1, 1)),
+        (CheckedStruct(n=1), "n", 5),
+        (Attr(1), "c", [3]),
+        (FrozenAttr(1), "a", 9),
+        (Box[int](1), "value", 2),
+    ],
+)
+def test_replace_changes_what_it_is_told_and_nothing_else(value: Any, name: str, new: Any) -> None:
+    codec: Codec[Any] = Codec(type(value))
+    before = repr(value)
+    made = codec.replace(value, {name: new})
+    assert type(made) is type(value)
+    assert before == repr(value)
+    assert new == codec.get(made, name)
+    for other in codec.field_names or ():
+        if other != name:
+            assert codec.get(value, other) is codec.get(made, other)
+    if isinstance(value, Model):
+        assert made._seen == 4
+        assert made.model_fields_set == {"title", "price"}
+    if isinstance(value, Open):
+        assert made.model_extra == {"b": 2}
+    with pytest.raises(StateTypeError, match="no field 'nope'"):
+        codec.replace(value, {"nope": 1})
+    with pytest.raises(StateTypeError):
+        codec.get(value, "nope")
+
+
+def test_replace_of_dicts_keeps_their_class_and_order() -> None:
+    state = {"b": 1, "a": 2}
+    made = Codec(dict).replace(state, {"b": 3, "c": 4})
+    assert list(made.items()) == [("b", 3), ("a", 2), ("c", 4)]
+    assert state == {"b": 1, "a": 2}
+    movie: Movie = {"title": "a", "released": date(2024, 1, 1)}
+    assert Codec(Movie).replace(movie, {"title": "b"})["title"] == "b"
+    with pytest.raises(StateTypeError) as refused:
+        Codec(Movie).replace(movie, {"nope": 1})
+    assert refused.value.path == 'state["nope"]'
+    with pytest.raises(StateTypeError):
+        Codec(dict).get({}, "a")
+
+
+def test_reducers_come_from_annotations() -> None:
+    def extend(old: list[int], new: list[int]) -> list[int]:
+        return old + new
+
+    class Messages(TypedDict, total=False):
+        a: Annotated[list[int], operator.add]
+        b: Annotated[NotRequired[list[int]], "text", extend]
+        c: Annotated[int, pydantic.Field(gt=1)]
+        d: Annotated[int, lambda one: one]
+        e: Annotated[int, int]
+        f: Annotated[int, max]
+        g: list[Annotated[int, operator.add]]
+
+    assert Codec(Messages).reducers == {"a": operator.add, "b": extend, "f": max}
+
+    class Reduced(pydantic.BaseModel):
+        a: Annotated[list[int], operator.add] = []
+
+    @dataclass
+    class Data:
+        a: Annotated[list[int], operator.add]
+        b: Annotated[int, min] = 1
+
+    assert Codec(Reduced).reducers == {"a": operator.add}
+    assert Codec(Data).reducers == {"a": operator.add, "b": min}
+    assert Codec(dict).reducers == {}
+    assert Codec(Data).decode(Codec(Data).encode(Data([1], 2))) == Data([1], 2)
+
+
+# -- registered classes ----------------------------------------------------------------------------------
+
+
+class Money:
+    def __init__(self, amount: Decimal) -> None:
+        self.amount = amount
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Money) and self.amount == other.amount
+
+    def __hash__(self) -> int:
+        return hash(self.amount)
+
+
+class Broken:
+    pass
+
+
+def fail(value: Any) -> Any:
+    raise KeyError("no")
+
+
+register(Money, "test.money", lambda money: (money.amount,), lambda parts: Money(parts[0]))
+register(Broken, "test.broken", fail, fail)
+
+
+def test_a_registered_class_is_carried_everywhere() -> None:
+    @dataclass
+    class State:
+        total: Money
+        rest: dict[Money, Any]
+        either: Money | int = 0
+
+    codec = Codec(State)
+    assert () == codec.problems
+    state = State(Money(Decimal("1.0")), {Money(Decimal(2)): [Money(Decimal(3))]}, Money(Decimal(4)))
+    assert codec.decode(codec.encode(state)) == state
+    assert Codec(Any).encode(Money(Decimal(1))) == (
+        b'{"$mp":"custom","t":"test.money","v":{"$mp":"tuple","v":[{"$mp":"decimal","v":"1"}]}}'
+    )
+    with pytest.raises(StateTypeError):
+        codec.encode(State(1, {}))  # type: ignore[arg-type]
+
+
+def test_a_registered_function_that_fails_is_a_typed_error_with_the_cause() -> None:
+    with pytest.raises(SerializeStateError, match="registered encode") as refused:
+        Codec(dict).encode({"a": [Broken()]})
+    assert refused.value.path == 'state["a"][0]'
+    assert isinstance(refused.value.__cause__, KeyError)
+    with pytest.raises(DeserializeStateError, match="registered decode"):
+        Codec(dict).decode(b'{"a":{"$mp":"custom","t":"test.broken","v":1}}')
+
+
+def test_a_tag_belongs_to_one_class() -> None:
+    with pytest.raises(OptionError, match="belongs to"):
+        register(Broken, "test.money", str, str)
+    with pytest.raises(OptionError):
+        register(Broken, "", str, str)
+    with pytest.raises(OptionError):
+        register("Broken", "x", str, str)  # type: ignore[arg-type]
+
+
+# -- names in records ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_imported_by_a_name_in_a_record() -> None:
+    before = set(sys.modules)
+    for tag in ("object", "enum", "custom", "path", "datetime", "antigravity", "this"):
+        data = msgspec.json.encode(
+            {"$mp": tag, "t": "this.s", "v": "antigravity.webbrowser", "zone": "this", "f": "this"}
+        )
+        for type_ in (Any, Point, datetime, dict):
+            with pytest.raises(DeserializeStateError):
+                Codec(type_, types=[Level]).decode(data)
+    assert {"this", "antigravity"}.isdisjoint(set(sys.modules) - before)
+
+
+def test_neither_pydantic_nor_attrs_is_imported_by_the_codec() -> None:
+    code = (
+        "import sys; from dataclasses import dataclass; from milepost.codec import Codec\n"
+        "@dataclass\nclass A:\n    x: int\n"
+        "c = Codec(A); assert c.decode(c.encode(A(1))) == A(1)\n"
+        "assert not {'pydantic', 'attr', 'attrs'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_reloaded_module_may_register_its_classes_again() -> None:
+    module = ModuleType("reloaded")
+    for _ in range(2):
+        thing = type("Thing", (), {"__module__": module.__name__})
+        register(thing, "test.thing", lambda value: None, lambda value, thing=thing: thing())  # type: ignore[misc]
+    assert type(Codec(Any).decode(Codec(Any).encode(thing()))) is thing
+
+
+# -- the canonical form ------------------------------------------------------------------------------------
+
+
+def test_canonical_does_not_depend_on_the_order_of_keys_but_on_every_type() -> None:
+    assert canonical({"a": 1, "b": {"d": 1, "c": 2}}) == canonical({"b": {"c": 2, "d": 1}, "a": 1})
+    assert canonical({1: "a", "1": "b", None: 3}) == canonical({None: 3, "1": "b", 1: "a"})
+    forms = [
+        1,
+        1.0,
+        True,
+        "1",
+        (1,),
+        [1],
+        {1},
+        frozenset({1}),
+        b"1",
+        Decimal(1),
+        None,
+        {"1": 1},
+        {1: 1},
+        Level.LOW,
+        Point(1),
+    ]
+    assert len(forms) == len({canonical(form, [Level, Point]) for form in forms})
+    assert canonical(Point(1, 2), [Point]) == b'{"$mp":"object","t":"Point","v":{"x":1,"y":2}}'
+    with pytest.raises(SerializeStateError) as refused:
+        canonical({"a": [Point(1)]})
+    assert refused.value.path == 'value["a"][0]'
+
+
+def test_canonical_and_encode_do_not_depend_on_the_hash_seed() -> None:
+    code = (
+        "from milepost.codec import Codec, canonical; from typing import Any\n"
+        "v = {'s': {'x', 'y', 'z', (1, 'a'), None}, 'd': {frozenset({'p', 'q'}): 1, 'k': 2}}\n"
+        "print(canonical(v).hex(), Codec(Any).encode(v).hex(), Codec(set[str]).encode({'x', 'y', 'z', 'w'}).hex())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(outputs) == 1
