@@ -20,7 +20,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from milepost.clock import Clock
@@ -174,8 +174,8 @@ class SyncDriver(Driver):
             return effect.store.append((effect.append,))[0]  # type: ignore[attr-defined]
         if kind is Ask:
             return getattr(effect.store, effect.method)(*effect.args, **effect.kwargs)  # type: ignore[attr-defined]
-        if kind is Sleep:
-            self._sleep(effect)  # type: ignore[arg-type]
+        if isinstance(effect, Sleep):
+            self._sleep(effect)
             return None
         return self.perform_quick(effect)
 
@@ -221,7 +221,7 @@ class SyncDriver(Driver):
             self._abandon(routine)
             raise
 
-    def _call_live(self, call: Call, events: queue.SimpleQueue[Any]) -> Iterator[Any]:
+    def _call_live(self, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
         """Run a call in a thread and yield what it tells meanwhile; returns its value."""
         began = self.clock.monotonic()
         promise = threads.submit(self.bind(call), then=events.put)
@@ -306,8 +306,8 @@ class AsyncDriver(Driver):
             return await self._call(effect)  # type: ignore[arg-type]
         if kind is Write or kind is Ask:
             return await self._store_call(effect)  # type: ignore[arg-type]
-        if kind is Sleep:
-            await self._sleep(effect)  # type: ignore[arg-type]
+        if isinstance(effect, Sleep):
+            await self._sleep(effect)
             return None
         return self.perform_quick(effect)
 

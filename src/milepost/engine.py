@@ -17,11 +17,11 @@ from milepost.drivers import AsyncDriver
 from milepost.effects import Ask, Routine
 from milepost.errors import NotAuthorizedError, OptionError
 from milepost.events import Event, ResumePlan, RunResult
+from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.hooks import Hook
 from milepost.job import Job
 from milepost.options import EngineOptions, RunOptions, merge_options
-from milepost.resuming import Wish
 from milepost.store import CheckpointInfo, RunInfo, Store
 from milepost.stores.opening import open_store
 from milepost.verbs import Bound, Verbs

@@ -36,7 +36,7 @@ def describe(error: BaseException) -> str:
     return f"{type_name(error)}: {message}" if message else type_name(error)
 
 
-def failure_fields(error: BaseException) -> dict[str, str]:
+def failure_fields(error: BaseException) -> dict[str, Any]:
     """What a record keeps of an error."""
     return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
 

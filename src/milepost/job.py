@@ -10,10 +10,11 @@ from milepost.drivers import AsyncDriver, SyncDriver, is_logged
 from milepost.effects import Routine
 from milepost.errors import AsyncNodeError, OptionError, SerializeStateError
 from milepost.events import Event, ResumePlan, RunResult
+from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.identifiers import new_nonce, new_run_id
 from milepost.options import Options, merge_options
-from milepost.resuming import Wish, plan, resume, start
+from milepost.resuming import plan, resume, start
 from milepost.runtime import Run
 from milepost.store import Store, check_run_id
 

@@ -155,7 +155,7 @@ class Journal:
 
     def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
         """Whether an append with an unknown outcome took effect: asked of the journal, never written again blindly."""
-        if not records or records[0].header is None:
+        if self.store is None or not records or records[0].header is None:
             return False
         first = records[0].sequence
         try:

@@ -8,36 +8,29 @@ refusal before the fence changes nothing. If the journal has moved between look 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from inspect import iscoroutinefunction
-from typing import Any, Literal
+from typing import Any
 
-from milepost.checkpoint import read_envelope
 from milepost.context import Context
 from milepost.effects import Ask, Call, Routine, Sleep
 from milepost.errors import (
     CheckpointCorruptError,
-    CheckpointMigrationError,
-    DeserializeStateError,
-    FlowChangedError,
     InputMismatchError,
     InvalidResumeNodeError,
     MilepostError,
     NoCheckpointFoundError,
-    ResumeNodeCompletedError,
     RunCancelled,
     RunExistsError,
-    RunLockedError,
     RunNotResumableError,
     RunSuspended,
     SerializeStateError,
     StateTypeError,
     StateValidationError,
     StoreError,
-    WrongFlowError,
 )
 from milepost.events import ResumeInfo, ResumePlan, RunResult
+from milepost.examining import Found, Wish, check_flow, examine, is_live, locked, not_resumable, refusal_of
 from milepost.failures import recorded_error
 from milepost.flow import END
 from milepost.record import (
@@ -45,56 +38,18 @@ from milepost.record import (
     FAILURE,
     FINISH,
     OWNER,
-    ROUTE,
     START,
     Record,
     format_time,
     make_record,
-    parse_time,
 )
-from milepost.runtime import Run, Spent
-from milepost.store import Claim, Claimed, Latest, NewRun, Ranges, Release, RunRow
+from milepost.runtime import Run
+from milepost.store import Claim, Claimed, Latest, NewRun, Release, RunRow
 
-__all__ = ["Wish", "plan", "resume", "start"]
+__all__ = ["plan", "resume", "start"]
 
-COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
-"""Operations whose failure uses up an attempt of the policy."""
 POLL = 0.25
 """Seconds between two looks at a run that another owner has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a verb wants of a run that exists."""
-
-    verb: Literal["resume", "resume_from", "retry"] = "resume"
-    node_id: str | None = None
-    visit: int | None = None
-    rerun: bool = False
-
-    @classmethod
-    def of(cls, node_id: str | None, visit: int | None, rerun: bool) -> Wish:
-        """`resume`, or `resume_from` where a node is named."""
-        return cls() if node_id is None else cls("resume_from", node_id, visit, rerun)
-
-
-@dataclass(slots=True)
-class Found:
-    """Where a run goes on, as examined: everything before user code, and nothing that needs the store."""
-
-    row: RunRow
-    newest: int
-    point: Record
-    fields: dict[str, Any]
-    state: Any
-    data: bytes
-    next_node: str | None
-    """None: the router of the point's node is asked first."""
-    spent: Spent
-    live: Ranges | None
-    """New live ranges, up to the claim; None: as they were."""
-    info: ResumeInfo
-    iteration: int
 
 
 # -- run -------------------------------------------------------------------------------------------------
@@ -186,13 +141,13 @@ def _attach(run: Run) -> Routine[RunResult[Any]]:
         latest: Latest = yield Ask(run.store, "latest", run.run_id)
         info = latest.row.info
         if info.status == "finished":
-            return _stored(run, _examine(run, latest, latest.point, latest.tail, Wish(), None))
+            return _stored(run, examine(run, latest, latest.point, latest.tail, Wish(), None))
         if info.status == "failed":
             raise _recorded_end(run, latest)
         if info.status == "cancelled":
             raise RunCancelled(f"run {run.run_id!r} was cancelled", run_id=run.run_id, reason=info.reason)
         if info.status == "blocked":
-            raise _not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
+            raise not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
         yield Sleep(POLL)
 
 
@@ -220,7 +175,7 @@ def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult
             continue
         if run.options.takeover and latest.row.lease in {"live", "ours"}:
             return (yield from _after_fence(run, wish, latest, nonces))
-        refusal = _refusal(run, wish, found, latest)
+        refusal = refusal_of(run, wish, found, latest)
         if refusal is not None:
             raise refusal
         if latest.row.info.status == "finished" and wish.verb == "resume":
@@ -238,7 +193,7 @@ def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
     try:
         found, latest = yield from _look(run, wish, is_planning=True)
         assert found is not None
-        refusal = _refusal(run, wish, found, latest)
+        refusal = refusal_of(run, wish, found, latest)
         if isinstance(refusal, RunSuspended):
             return _plan_of(found.info, "waiting", str(refusal), refusal)
         if refusal is not None:
@@ -274,13 +229,13 @@ def _look(run: Run, wish: Wish, *, is_planning: bool = False) -> Routine[tuple[F
     """Read where the run stands and examine it. (None, _) after a wait for another owner: look again."""
     assert run.store is not None
     latest: Latest = yield Ask(run.store, "latest", run.run_id)
-    _check_flow(run, latest.row)
+    check_flow(run, latest.row)
     may_fence = run.options.takeover and not is_planning
     if latest.row.lease in {"live", "ours"} and not may_fence:
         if run.options.on_locked == "wait" and not is_planning:
             yield Sleep(POLL)
             return None, latest
-        raise _locked(run, latest.row)
+        raise locked(run, latest.row)
     point, tail, begun = latest.point, latest.tail, None
     if wish.verb == "resume_from":
         point, tail = yield from _wished_point(run, wish, latest)
@@ -290,7 +245,7 @@ def _look(run: Run, wish: Wish, *, is_planning: bool = False) -> Routine[tuple[F
             start_records = yield Ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
             begun = start_records[0] if start_records else None
         try:
-            found = _examine(run, latest, point, tail, wish, begun, tuple(passed_over))
+            found = examine(run, latest, point, tail, wish, begun, tuple(passed_over))
         except CheckpointCorruptError:
             if run.options.on_corrupt != "previous" or point is None or wish.verb == "resume_from":
                 raise
@@ -301,80 +256,6 @@ def _look(run: Run, wish: Wish, *, is_planning: bool = False) -> Routine[tuple[F
             point, tail = older.point, older.tail
             continue
         return found, latest
-
-
-def _check_flow(run: Run, row: RunRow) -> None:
-    if row.info.flow and row.info.flow != run.flow.name:
-        raise WrongFlowError(
-            f"run {run.run_id!r} is one of flow {row.info.flow!r}, not of {run.flow.name!r}: resume it with that flow, "
-            f"or compile this one under its name",
-            run_id=run.run_id,
-            expected=row.info.flow,
-            found=run.flow.name,
-            differences=(f"the flow is {run.flow.name!r} instead of {row.info.flow!r}",),
-        )
-
-
-def _locked(run: Run, row: RunRow) -> RunLockedError:
-    until = row.info.lease_until
-    told = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
-    who = "another verb of this process" if row.lease == "ours" else f"owner {row.info.owner}"
-    return RunLockedError(
-        f"run {run.run_id!r} is being executed by {who}{told}: wait for it with on_locked='wait', or fence it off with "
-        f"takeover=True",
-        run_id=run.run_id,
-        owner=row.info.owner,
-        lease_until=until,
-    )
-
-
-def _not_resumable(run: Run, status: str, reason: str, hint: str) -> RunNotResumableError:
-    told = f" ({reason})" if reason else ""
-    return RunNotResumableError(
-        f"run {run.run_id!r} is {status}{told}: {hint}", run_id=run.run_id, status=status, reason=reason
-    )
-
-
-def _refusal(run: Run, wish: Wish, found: Found, latest: Latest) -> MilepostError | None:
-    """Why the run's status does not let the verb go on, or None."""
-    info, options = latest.row.info, run.options
-    status = info.status
-    if status in {"cancelled", "blocked"} and not options.reopen:
-        return _not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
-    if wish.verb == "retry" and status != "failed":
-        return _not_resumable(run, status, info.reason, "retry is for a run that failed; use resume or resume_from")
-    if wish.verb == "resume" and status == "finished" and options.state_override is not None:
-        return _not_resumable(
-            run, status, info.reason, "its result stands; use resume_from with the override to run a part of it again"
-        )
-    if status == "waiting" and wish.verb == "resume":
-        return RunSuspended(
-            f"run {run.run_id!r} waits for {', '.join(w.wait_id for w in info.waiting_for) or 'its time'}: send the "
-            f"signal, or resume when its time has come",
-            run_id=run.run_id,
-            waiting_for=info.waiting_for,
-            wake_at=info.wake_at,
-        )
-    if wish.verb == "resume" and status == "failed" and found.next_node not in {None, END}:
-        policy = run.flow.units[str(found.next_node)].retry or options.retry
-        if policy is not None and found.spent.failures >= policy.max_attempts:
-            return _not_resumable(
-                run,
-                status,
-                info.reason,
-                f"node {found.next_node!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
-            )
-    if options.strict and found.info.differences:
-        return FlowChangedError(
-            f"the flow of run {run.run_id!r} has changed ({'; '.join(found.info.differences)}): resume without strict "
-            f"to go on",
-            run_id=run.run_id,
-            differences=found.info.differences,
-        )
-    return None
-
-
-# -- examine: pure ---------------------------------------------------------------------------------------
 
 
 def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record, tuple[Record, ...]]]:
@@ -416,165 +297,6 @@ def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record,
     if older.point is None:
         raise NoCheckpointFoundError(run.run_id, node_id, "what the node was given was not recorded")
     return older.point, older.tail
-
-
-def is_live(sequence: int, live: Ranges) -> bool:
-    """Whether a record stands, given the live ranges of its journal."""
-    return not live or any(first <= sequence and (last is None or sequence <= last) for _, first, last in live)
-
-
-def _examine(
-    run: Run,
-    latest: Latest,
-    point: Record | None,
-    tail: tuple[Record, ...],
-    wish: Wish,
-    begun: Record | None,
-    passed_over: tuple[str, ...] = (),
-) -> Found:
-    """Verify and decode a point, and find where it leads in the flow as it is now."""
-    assert run.store is not None
-    if point is None:
-        raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
-    for record in (point, *tail, *((begun,) if begun is not None else ())):
-        run.store.seals.check(run.run_id, record)
-    fields, data = _content(run, point)
-    next_node, iteration = _recorded_route(run, point, fields)
-    for record in tail:
-        if record.kind == ROUTE:
-            next_node = record.fields().get("next_node")
-        elif record.kind == OWNER and record.payload is not None:
-            data = record.state() or b""
-    renames = run.options.rename or {}
-    if next_node is not None:
-        next_node = renames.get(next_node, next_node)
-    if wish.rerun:
-        next_node = wish.node_id
-    elif run.options.reroute and point.kind == CHECKPOINT:
-        next_node = None
-    node_id = renames.get(point.node_id, point.node_id)
-    differences = (*passed_over, *_differences(run, point if point.kind == START else begun))
-    _check_nodes(run, point, node_id, next_node, differences)
-    if wish.verb == "resume_from" and next_node == END and not wish.rerun:
-        raise ResumeNodeCompletedError(
-            f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again",
-            run_id=run.run_id,
-            node_id=wish.node_id,
-        )
-    try:
-        state = run.flow.codec.decode(data)
-    except DeserializeStateError as exc:
-        exc.run_id, exc.node_id = run.run_id, point.node_id or None
-        raise
-    spent = _spent(run, tail, point is latest.point and wish.verb != "resume_from")
-    missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
-    amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
-    cut = max((point.sequence, *amended))
-    finished = latest.row.info.status == "finished" and wish.verb == "resume"
-    source: Any = "finished" if finished else "start" if point.kind == START else "latest"
-    if wish.verb == "resume_from":
-        source = "node"
-    info = ResumeInfo(
-        run_id=run.run_id,
-        source=source,
-        from_node=point.node_id or None,
-        sequence=point.sequence,
-        visit=point.visit if point.kind == CHECKPOINT else 0,
-        next_node=next_node,
-        repeated=(next_node,) if next_node not in {None, END} and not finished else (),
-        missed=missed,
-        differences=differences,
-        verified=point.header is not None,
-        already_completed=finished,
-    )
-    is_superseding = wish.verb == "resume_from" or bool(passed_over)
-    live = _cut(latest.row.live, cut) if is_superseding else None
-    return Found(latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration)
-
-
-def _content(run: Run, point: Record) -> tuple[dict[str, Any], bytes]:
-    """The header fields and the plain encoded state of a record, whoever wrote it."""
-    if point.header is not None:
-        return point.fields(), point.state() or b""
-    return read_envelope(point.state() or b"")
-
-
-def _recorded_route(run: Run, point: Record, fields: Mapping[str, Any]) -> tuple[str | None, int]:
-    """Where the record says to go on (None: ask the router), and how many nodes had run then."""
-    if point.kind == START:
-        return str(fields.get("entry") or run.flow.entry), 0
-    next_node = fields.get("next_node")
-    if next_node is None and point.header is None and "next_node" not in fields:
-        next_node = _successor(run, point)
-    return (None if next_node is None else str(next_node)), int(fields.get("iteration") or 0)
-
-
-def _successor(run: Run, point: Record) -> str | None:
-    """Where an old record without `next_node` leads: along the only edge, or, if so asked, where the router says."""
-    unit = run.flow.units.get((run.options.rename or {}).get(point.node_id, point.node_id))
-    if unit is None or unit.next_node is not None:
-        return unit.next_node if unit is not None else point.node_id
-    if run.options.reroute:
-        return None
-    raise CheckpointMigrationError(
-        f"the checkpoint of run {run.run_id!r} at node {point.node_id!r} does not say where to go on, and the node has a "
-        f"router: pass reroute=True to ask it",
-        run_id=run.run_id,
-        node_id=point.node_id,
-        found="no next_node",
-    )
-
-
-def _differences(run: Run, begun: Record | None) -> tuple[str, ...]:
-    fields = begun.fields() if begun is not None else {}
-    if not fields or fields.get("fingerprint") == run.flow.fingerprint:
-        return ()
-    return run.flow.differences(fields.get("shape") or {})
-
-
-def _check_nodes(run: Run, point: Record, node_id: str, next_node: str | None, differences: tuple[str, ...]) -> None:
-    """Refuse to go on where the flow has no such node any more."""
-    gone = node_id if next_node is None else next_node
-    if gone == END or gone in run.flow.units:
-        return
-    told = differences or (f"node {gone!r} is gone",)
-    raise FlowChangedError(
-        f"run {run.run_id!r} would go on at node {gone!r}, which flow {run.flow.name!r} does not have "
-        f"({'; '.join(told)}): if it was renamed, pass rename={{{gone!r}: new name}}; else resume_from a node before it",
-        run_id=run.run_id,
-        node_id=gone,
-        differences=told,
-    )
-
-
-def _spent(run: Run, tail: tuple[Record, ...], is_continued: bool) -> Spent:
-    """What the visit that was in flight has used up: failures of the policy's budget, and all attempts."""
-    spent = Spent(visit=0)
-    if not is_continued:
-        return spent
-    for record in tail:
-        fields = record.fields()
-        if record.kind == FAILURE and fields.get("op") in COUNTED_FAILURES:
-            spent.failures += 1
-            spent.attempts += 1
-            spent.visit = record.visit
-            spent.pause = 0.0
-            if "retry_at" in fields:
-                left = parse_time(fields["retry_at"]).timestamp() - run.options.clock.time()
-                spent.pause = max(0.0, min(left, 3600.0))
-        elif record.kind == OWNER:
-            if fields.get("crashed"):
-                spent.attempts += 1
-            if fields.get("verb") == "retry":
-                spent.failures = 0
-                spent.pause = 0.0
-    return spent
-
-
-def _cut(live: Ranges, upto: int) -> Ranges:
-    """The live ranges with everything after `upto` taken out."""
-    kept = [(branch, first, upto if last is None else min(last, upto)) for branch, first, last in live if first <= upto]
-    return tuple(kept) if live else (("", 0, upto),)
 
 
 def _stored(run: Run, found: Found) -> RunResult[Any]:
@@ -676,11 +398,11 @@ def _fence(
     )
     claimed: Claimed = yield Ask(run.store, "claim", claim)
     if claimed.outcome == "blocked":
-        raise _not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+        raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
     if claimed.outcome == "locked":
         if options.on_locked == "wait":
             return None
-        raise _locked(run, claimed.row)
+        raise locked(run, claimed.row)
     if claimed.outcome == "moved":
         return None
     run.journal.token = claimed.token

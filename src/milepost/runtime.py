@@ -311,6 +311,7 @@ class Run:
 
     def last_visit(self, node_id: str) -> Routine[int]:
         """The number of the last visit of a node that any record tells of; 0 for none."""
+        assert self.store is not None
         kinds = (CHECKPOINT, FAILURE, OWNER)
         found: list[Record] = yield Ask(
             self.store, "read", self.run_id, kinds=kinds, node_id=node_id, newest=True, limit=1
@@ -340,10 +341,10 @@ class Run:
         spent.failures += 1
         spent.attempts += 1
         pause = None
-        if policy is not None and policy.allows(spent.failures, exc):
-            # A sync call that could not be stopped still runs; no other attempt may run beside it.
-            if not (isinstance(exc, AttemptTimedOut) and exc.is_running):
-                pause = policy.delay(spent.failures, self.run_id, unit.id, spent.visit)
+        # A sync call that could not be stopped still runs; no other attempt may run beside it.
+        is_running = isinstance(exc, AttemptTimedOut) and exc.is_running
+        if policy is not None and policy.allows(spent.failures, exc) and not is_running:
+            pause = policy.delay(spent.failures, self.run_id, unit.id, spent.visit)
         op = "timeout" if isinstance(exc, AttemptTimedOut) else "execute"
         error = None if pause is not None else self._node_error(context, op, exc, spent, state)
         if self.store is not None:
@@ -472,14 +473,14 @@ class Run:
                 target = router.targets.get(answer)
             except TypeError:
                 target = None
-        if type(target) is not str or (target != END and target not in router.known):
+        if not isinstance(target, str) or (target != END and target not in router.known):
             allowed = router.targets if router.targets is not None else (*sorted(router.known), END)
             raise RouterError(
                 f"{who} answered {answer!r}, which is none of {', '.join(map(repr, allowed))}: mend the router, then resume",
                 returned=answer,
                 **facts,
             )
-        return target
+        return str(target)
 
     # -- saving --------------------------------------------------------------------------------------
 

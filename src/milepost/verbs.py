@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, Unpack, cast, overload
 
 from milepost.events import Event, ResumePlan, RunResult
+from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.job import Job
 from milepost.options import RunOptions
-from milepost.resuming import Wish
 from milepost.store import Store
 
 __all__ = ["Bound", "Verbs"]

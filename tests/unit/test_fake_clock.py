@@ -156,11 +156,32 @@ def test_sleepers_of_several_loops_are_woken_from_another_thread():
 
 
 def test_hooks_see_the_new_time_before_anybody_wakes():
-    clock, seen = FakeClock(), list[tuple[float, int]]()
-    clock.on_advance.append(lambda: seen.append((clock.monotonic(), clock.sleepers)))
-    clock.advance(10)
+    clock, seen = FakeClock(), list[tuple[float, bool]]()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(clock.wait, threading.Event(), 5.0)
+        clock.wait_for_sleepers(1)
+
+        def hook() -> None:
+            with pytest.raises(TimeoutError):
+                waiting.result(0.03)
+            seen.append((clock.monotonic(), waiting.done()))
+
+        clock.on_advance.append(hook)
+        clock.advance(10)
+        assert waiting.result(5) is False
     clock.set(datetime(2027, 1, 1, tzinfo=UTC))
-    assert [(10.0, 0)] == seen
+    assert [(10.0, False)] == seen
+
+
+def test_a_hook_that_fails_lets_nobody_sleep_on():
+    clock = FakeClock()
+    clock.on_advance.append(lambda: 1 / 0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(clock.wait, threading.Event(), 5.0)
+        clock.wait_for_sleepers(1)
+        with pytest.raises(ZeroDivisionError):
+            clock.advance(10)
+        assert waiting.result(5) is False
 
 
 def test_waiting_for_sleepers_has_an_end():

@@ -58,10 +58,10 @@ def _names_for(cls: Any, known: Iterable[type]) -> dict[str, Any]:
     """
     module = vars(sys.modules.get(cls.__module__, builtins))
     names: dict[str, Any] = {}
+    taken = {*vars(builtins)} if "<locals>" in cls.__qualname__ else {*module, *vars(builtins)}
     for other in (cls, *known):
-        if isinstance(other, type) and (other.__name__ not in module or "<locals>" in cls.__qualname__):
-            if not hasattr(builtins, other.__name__):
-                names.setdefault(other.__name__, other)
+        if isinstance(other, type) and other.__name__ not in taken:
+            names.setdefault(other.__name__, other)
     for base in reversed(cls.__mro__):
         names.update({name: value for name, value in vars(base).items() if isinstance(value, type)})
     return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 from .families import EXTRA, FIELDS_SET, PRIVATE, Family, FieldSpec, rows_of
@@ -186,7 +186,7 @@ class RecordPlan(Plan):
         except Refusal as refusal:
             refusal.steps.append(self.step(names[len(dumped)]))
             raise
-        if self.family.is_native and all(new is old for new, old in zip(dumped, columns, strict=True)):
+        if self.family.is_native and all(map(is_, dumped, columns)):
             return values
         out = rows_of(names, dumped)
         if self.family.has_sides:
@@ -303,7 +303,7 @@ class RecordPlan(Plan):
             refusal.steps.append(self.step(names[len(loaded)]))
             raise
         if self.family.is_mapping:
-            if all(new is old for new, old in zip(loaded, columns, strict=True)):
+            if all(map(is_, loaded, columns)):
                 return raws
             return super().load_all(raws, bare)  # keeps the order of the keys
         try:

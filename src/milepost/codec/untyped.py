@@ -179,11 +179,10 @@ def is_plain_json(values: list[Any], depth: int) -> bool:
     seen: set[int] = set()
     level = values
     while level:
-        classes = {*map(type, level)}
-        if not classes <= _PLAIN or not _are_plain_scalars(level, classes):
+        groups = _by_class(level)
+        if not groups.keys() <= _PLAIN or not _are_plain_scalars(groups):
             return False
-        lists = [value for value in level if type(value) is list] if list in classes else []
-        dicts = [value for value in level if type(value) is dict] if dict in classes else []
+        lists, dicts = groups.get(list, []), groups.get(dict, [])
         containers = {*map(id, lists), *map(id, dicts)}
         if not containers:
             return True
@@ -194,21 +193,28 @@ def is_plain_json(values: list[Any], depth: int) -> bool:
             keys = list(chain.from_iterable(dicts))
             if not {*map(type, keys)} <= {str} or MARK in keys or not is_text("".join(keys)):
                 return False
-        level = list(chain(chain.from_iterable(lists), chain.from_iterable(map(dict.values, dicts))))
+        level = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
         depth += 1
     return True
 
 
-def _are_plain_scalars(values: list[Any], classes: set[type]) -> bool:
-    if str in classes:
-        texts = values if len(classes) == 1 else [value for value in values if type(value) is str]
-        if not is_text("".join(texts)):
-            return False
-    if int in classes:
-        numbers = values if len(classes) == 1 else [value for value in values if type(value) is int]
-        if min(numbers) < MIN_INT or max(numbers) > MAX_INT:
-            return False
-    return float not in classes or all(isfinite(value) for value in values if type(value) is float)
+def _by_class(values: list[Any]) -> dict[type, list[Any]]:
+    classes = {*map(type, values)}
+    if len(classes) == 1:
+        return {classes.pop(): values}
+    groups: dict[type, list[Any]] = {cls: [] for cls in classes}
+    for value in values:
+        groups[type(value)].append(value)
+    return groups
+
+
+def _are_plain_scalars(groups: dict[type, list[Any]]) -> bool:
+    numbers = groups.get(int)
+    return (
+        (str not in groups or is_text("".join(groups[str])))
+        and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
+        and (float not in groups or all(map(isfinite, groups[float])))
+    )
 
 
 def dump_registered(registration: Registration, value: Any, untyped: Plan, depth: int) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from milepost.record import parse_time
 from milepost.store import Append, Token, Verdict
 from milepost.stores import sqlite_schema
 from milepost.stores.runs import Runs, save_from_outside
-from milepost.stores.sqlite_schema import SEQUENCE_BITS
 from milepost.stores.sqlite_transaction import SQLTransaction, record_values
 from milepost.stores.transaction import Transaction
 
@@ -39,16 +38,16 @@ _logger = logging.getLogger("milepost")
 
 _CHECKPOINT_BYTES = 4 * 1024 * 1024
 _PAGE_BYTES = 4096
-"""A commit writes the first page of the file, a record a leaf of its table and one of an index, or about that."""
+"""A commit writes the first page of the file, a record a leaf of its table and of two indexes, or about that."""
 
 _WRITTEN = Verdict("written")
 
 # The whole append where nothing is unusual: the token is current, no cancel is open, the number is the next one. Else
 # `kind` comes out as NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
 _FAST_APPEND = """
-INSERT OR IGNORE INTO records (id, kind, node_id, visit, size, packing, header, payload) VALUES (?, (
+INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) VALUES (?, ?, (
     SELECT ? FROM runs WHERE id = ? AND run_id = ? AND epoch = ? AND nonce = ? AND cancel IS NULL
-    AND (SELECT id FROM records WHERE id < ? ORDER BY id DESC LIMIT 1) = ?
+    AND (SELECT max(sequence) FROM records WHERE run = ?) = ?
 ), ?, ?, ?, ?, ?, ?)
 """
 
@@ -236,7 +235,7 @@ class SQLiteStore(Runs):
         self._unmoved += _PAGE_BYTES
         for append in appends:
             for record in append.records:
-                self._unmoved += record.size + 2 * _PAGE_BYTES
+                self._unmoved += record.size + 3 * _PAGE_BYTES
         if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
             self._move_log(writer)
 
@@ -260,7 +259,7 @@ class SQLiteStore(Runs):
 
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         appends = [self._prepared(append) for append in batch]
-        if self._lock.locked():
+        if self._queue or self._lock.locked():
             verdicts = self._append_in_company(appends)
         else:
             try:
@@ -364,9 +363,10 @@ class SQLiteStore(Runs):
             if found is None:
                 return False
             number = self._run_numbers[run_id] = found[0]
-        place, kind, *rest = record_values(number << SEQUENCE_BITS, records[0])
-        end = (number + 1) << SEQUENCE_BITS
-        cursor = writer.execute(_FAST_APPEND, (place, kind, number, run_id, epoch, nonce, end, place - 1, *rest))
+        sequence, kind, *rest = record_values(records[0])
+        cursor = writer.execute(
+            _FAST_APPEND, (number, sequence, kind, number, run_id, epoch, nonce, number, sequence - 1, *rest)
+        )
         if cursor.rowcount == 1:
             return True
         self._run_numbers.pop(run_id, None)

@@ -1,8 +1,8 @@
 """The tables of a SQLite store, and how a file gets them.
 
 What people see in the `sqlite3` shell: `runs`, one row each; the view `journal`, all records by run and number;
-the view `checkpoints`, the newest state by run and node. `records.id` is the run's number times 2^32 plus the
-sequence, so that a journal is one stretch of one B-tree and an append touches one table and one index.
+the view `checkpoints`, the newest state by run and node. Records of all runs stand in the order in which they came:
+so those that are committed together share pages, which costs half of what a table ordered by run does.
 
 `header` is whole JSON. Of a record from outside it is NULL, and `note` has what the store knows of it.
 """
@@ -17,10 +17,9 @@ from pathlib import Path
 
 from milepost.errors import StoreError, StoreVersionError
 
-__all__ = ["SEQUENCE_BITS", "VERSION", "create_file", "prepare"]
+__all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare"]
 
 VERSION = 1
-SEQUENCE_BITS = 32
 BUSY_SECONDS = 10.0
 
 _TABLES = """
@@ -55,6 +54,8 @@ CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
 
 CREATE TABLE records (
     id INTEGER PRIMARY KEY,
+    run INTEGER NOT NULL,
+    sequence INTEGER NOT NULL,
     kind TEXT NOT NULL,
     node_id TEXT NOT NULL,
     visit INTEGER NOT NULL,
@@ -64,7 +65,8 @@ CREATE TABLE records (
     header TEXT,
     payload BLOB
 ) STRICT;
-CREATE INDEX records_by_node ON records (node_id) WHERE node_id <> '';
+CREATE UNIQUE INDEX records_by_number ON records (run, sequence);
+CREATE INDEX records_by_node ON records (run, node_id, sequence) WHERE node_id <> '';
 
 CREATE TABLE signals (
     run INTEGER NOT NULL,
@@ -79,16 +81,16 @@ CREATE TABLE signals (
 CREATE UNIQUE INDEX signals_by_id ON signals (run, signal_id) WHERE signal_id IS NOT NULL;
 
 CREATE VIEW journal (run_id, sequence, kind, node_id, visit, timestamp, size, header) AS
-SELECT runs.run_id, records.id & 4294967295, kind, node_id, visit,
+SELECT runs.run_id, records.sequence, kind, node_id, visit,
     json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
     size, header
-FROM runs JOIN records ON records.id BETWEEN runs.id << 32 AND (runs.id << 32) + 4294967295
-ORDER BY records.id;
+FROM runs JOIN records ON records.run = runs.id
+ORDER BY records.run, records.sequence;
 
 -- The newest live visit of each node. `data` is NULL where a state is packed. For SQLite's JSON functions:
 -- json_extract(CAST(data AS TEXT), '$.state').
 CREATE VIEW checkpoints (run_id, node_id, sequence, timestamp, data) AS
-SELECT run_id, node_id, id & 4294967295,
+SELECT run_id, node_id, sequence,
     json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
     CASE
         WHEN packing <> '' THEN NULL
@@ -97,17 +99,17 @@ SELECT run_id, node_id, id & 4294967295,
         ELSE CAST(substr(header, 1, length(header) - 1) || ',"state":' || CAST(payload AS TEXT) || '}' AS BLOB)
     END
 FROM (
-    SELECT runs.run_id, records.*, max(records.id)
-    FROM runs JOIN records ON records.id BETWEEN runs.id << 32 AND (runs.id << 32) + 4294967295
+    SELECT runs.run_id, records.*, max(records.sequence)
+    FROM runs JOIN records ON records.run = runs.id
     WHERE records.kind = 'checkpoint' AND (
         runs.live = '[]' OR EXISTS (
-            SELECT 1 FROM json_each(runs.live) WHERE records.id & 4294967295
-            BETWEEN json_extract(value, '$[1]') AND coalesce(json_extract(value, '$[2]'), 4294967295)
+            SELECT 1 FROM json_each(runs.live) WHERE records.sequence
+            BETWEEN json_extract(value, '$[1]') AND coalesce(json_extract(value, '$[2]'), records.sequence)
         )
     )
     GROUP BY runs.id, records.node_id
 )
-ORDER BY id;
+ORDER BY run, sequence;
 """
 
 

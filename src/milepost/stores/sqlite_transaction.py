@@ -16,12 +16,11 @@ import msgspec
 from milepost.fence import Row
 from milepost.record import Record, format_time, parse_time
 from milepost.store import Ranges, Signal, Wait
-from milepost.stores.sqlite_schema import SEQUENCE_BITS
 from milepost.stores.transaction import Entry, Note, Transaction
 
-__all__ = ["INSERT_RECORD", "SQLTransaction", "record_values"]
+__all__ = ["SQLTransaction", "record_values"]
 
-_LAST = (1 << SEQUENCE_BITS) - 1
+_LAST = (1 << 63) - 1
 
 _ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
@@ -32,14 +31,17 @@ _INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 23)})
 _UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 23)}) WHERE id = ?"  # noqa: S608
 
 # A damaged header must come out as bytes, not as an error of the text decoder: hence the casts.
-_ENTRY_COLUMNS = "id, kind, node_id, visit, size, CAST(header AS BLOB), packing, note"
-_RECORD_COLUMNS = "id, kind, node_id, visit, size, CAST(header AS BLOB), packing, payload"
-INSERT_RECORD = (
-    "INSERT INTO records (id, kind, node_id, visit, size, packing, header, payload, note) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ENTRY_COLUMNS = "sequence, kind, node_id, visit, size, CAST(header AS BLOB), packing, note"
+_RECORD_COLUMNS = "sequence, kind, node_id, visit, size, CAST(header AS BLOB), packing, payload"
+_INSERT_RECORD = (
+    "INSERT INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload, note) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_BY_NODE = "FROM records INDEXED BY records_by_node WHERE node_id <> '' AND node_id = ? AND id BETWEEN ? AND ?"
-_BY_NUMBER = "FROM records WHERE id BETWEEN ? AND ?"
+_BY_NUMBER = "FROM records WHERE run = ? AND sequence BETWEEN ? AND ?"
+_BY_NODE = (
+    "FROM records INDEXED BY records_by_node WHERE node_id <> '' AND run = ? AND sequence BETWEEN ? AND ? "
+    "AND node_id = ?"
+)
 
 _encode = msgspec.json.Encoder().encode
 _decode_waits = msgspec.json.Decoder(tuple[Wait, ...]).decode
@@ -139,23 +141,23 @@ class SQLTransaction(Transaction):
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int]:
-        """The lowest and the highest `id` between two sequences, which are excluded."""
-        base = self.number(run_id) << SEQUENCE_BITS
-        last = _LAST if before is None else min(max(before, 0) - 1, _LAST)
-        return base + min(max(after + 1, 0), _LAST), base + last
+    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
+        """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
+        return self.number(run_id), min(after, _LAST) + 1, _LAST if before is None else min(before, _LAST) - 1
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
-        base = self.number(run_id) << SEQUENCE_BITS
+        number = self.number(run_id)
         noted = None
         if note is not None:
             noted = _json({"timestamp": format_time(note.timestamp), "next_node": note.next_node})
         for record in records:
-            self._execute(INSERT_RECORD, (*record_values(base, record), noted))
+            self._execute(_INSERT_RECORD, (number, *record_values(record), noted))
 
     def newest(self, run_id: str) -> int:
-        found = self._execute(f"SELECT id {_BY_NUMBER} ORDER BY id DESC LIMIT 1", self._span(run_id)).fetchone()
-        return 0 if found is None else found[0] & _LAST
+        found = self._execute(
+            f"SELECT sequence {_BY_NUMBER} ORDER BY sequence DESC LIMIT 1", self._span(run_id)
+        ).fetchone()
+        return 0 if found is None else int(found[0])
 
     def records(
         self,
@@ -181,7 +183,7 @@ class SQLTransaction(Transaction):
     def _select(
         self,
         columns: str,
-        span: tuple[int, int],
+        span: tuple[int, int, int],
         kinds: Collection[str] | None = None,
         node_id: str | None = None,
         newest: bool = False,
@@ -189,37 +191,37 @@ class SQLTransaction(Transaction):
     ) -> builtins.list[Any]:
         query, values = _BY_NUMBER, builtins.list[Any](span)
         if node_id:
-            query, values = _BY_NODE, [node_id, *span]
+            query, values = _BY_NODE, [*span, node_id]
         elif node_id is not None:
             query += " AND node_id = ''"  # records of no node, which are few, are in no index
         if kinds is not None:
             query += f" AND kind IN ({', '.join('?' * len(kinds))})"
             values += kinds
-        query = f"SELECT {columns} {query} ORDER BY id {'DESC' if newest else 'ASC'} LIMIT ?"
+        query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT ?"
         return self._execute(query, (*values, -1 if limit is None else limit)).fetchall()
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
         found = self._execute(
-            f"SELECT {_RECORD_COLUMNS} {_BY_NODE} AND kind = 'checkpoint' AND visit = ? ORDER BY id DESC LIMIT 1",
-            (node_id, *self._span(run_id), visit),
+            f"SELECT {_RECORD_COLUMNS} {_BY_NODE} AND kind = 'checkpoint' AND visit = ? ORDER BY sequence DESC LIMIT 1",
+            (*self._span(run_id), node_id, visit),
         ).fetchone()
         return None if found is None else _record(found)
 
     def last_visit(self, run_id: str, node_id: str) -> int:
-        checkpoint = self._select("id", self._span(run_id), ("checkpoint",), node_id, newest=True, limit=1)
-        after = (checkpoint[0][0] & _LAST) - 1 if checkpoint else -1
-        found = self._execute(f"SELECT max(visit) {_BY_NODE}", (node_id, *self._span(run_id, after))).fetchone()
+        checkpoint = self._select("sequence", self._span(run_id), ("checkpoint",), node_id, newest=True, limit=1)
+        after = checkpoint[0][0] - 1 if checkpoint else -1
+        found = self._execute(f"SELECT max(visit) {_BY_NODE}", (*self._span(run_id, after), node_id)).fetchone()
         return found[0] or 0
 
     def entries(self, run_id: str) -> builtins.list[Entry]:
         return [_entry(values) for values in self._select(_ENTRY_COLUMNS, self._span(run_id), ("checkpoint",))]
 
     def remove_node(self, run_id: str, node_id: str) -> int:
-        return self._execute(f"DELETE {_BY_NODE} AND kind <> 'owner'", (node_id, *self._span(run_id))).rowcount
+        return self._execute(f"DELETE {_BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
 
     def remove_run(self, run_id: str) -> None:
         number = self.number(run_id)
-        self._execute(f"DELETE {_BY_NUMBER}", self._span(run_id))
+        self._execute("DELETE FROM records WHERE run = ?", (number,))
         self._execute("DELETE FROM signals WHERE run = ?", (number,))
         self._execute("DELETE FROM runs WHERE id = ?", (number,))
         del self._numbers[run_id]
@@ -246,11 +248,11 @@ class SQLTransaction(Transaction):
         )
 
 
-def record_values(base: int, record: Record) -> tuple[Any, ...]:
-    """The bound values of a record, but for the note."""
+def record_values(record: Record) -> tuple[Any, ...]:
+    """The bound values of a record, but for run and note."""
     sequence, kind, node_id, visit, size, header, payload, packing = record
     text = None if header is None else (header + b"}").decode()
-    return base + sequence, kind, node_id, visit, size, packing, text, payload
+    return sequence, kind, node_id, visit, size, packing, text, payload
 
 
 def _row_values(row: Row) -> tuple[Any, ...]:
@@ -291,13 +293,13 @@ def _json(value: Any) -> str:
 
 
 def _record(values: Sequence[Any]) -> Record:
-    number, kind, node_id, visit, size, header, packing, payload = values
-    return Record(number & _LAST, kind, node_id, visit, size, _open_header(header), payload, packing)
+    sequence, kind, node_id, visit, size, header, packing, payload = values
+    return Record(sequence, kind, node_id, visit, size, _open_header(header), payload, packing)
 
 
 def _entry(values: Sequence[Any]) -> Entry:
-    number, kind, node_id, visit, size, header, packing, note = values
-    record = Record(number & _LAST, kind, node_id, visit, size, _open_header(header), None, packing)
+    sequence, kind, node_id, visit, size, header, packing, note = values
+    record = Record(sequence, kind, node_id, visit, size, _open_header(header), None, packing)
     if note is None:
         return Entry(record, None)
     fields = _decode_note(note)

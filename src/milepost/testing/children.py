@@ -26,7 +26,8 @@ class Child:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "milepost.testing.children"],
+            # Python 3.12 and later warn of a fork beside threads, which is what some tests are about.
+            [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "milepost.testing.children"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",

@@ -46,6 +46,7 @@ class FakeClock:
         # Whole microseconds, so that ten advances by 0.1 are one second.
         self._wall = _microseconds(start)
         self._passed = 0
+        self._woken = 0  # up to where sleepers were woken: behind `_passed` while hooks run
         self._sleepers: list[_Sleeper] = []
         self.on_advance: list[Callable[[], None]] = []
         """Called by `advance` in order, when time has moved and before anybody wakes.
@@ -80,9 +81,11 @@ class FakeClock:
         with self._moved:
             self._wall += span
             self._passed += span
-        for hook in tuple(self.on_advance):
-            hook()
-        self._wake()
+        try:
+            for hook in tuple(self.on_advance):
+                hook()
+        finally:
+            self._wake()
 
     def set(self, moment: datetime) -> None:
         """Put the wall clock to `moment`, forwards or back; ValueError if that has no zone.
@@ -100,7 +103,7 @@ class FakeClock:
         with self._moved:
             sleeper = _Sleeper(self._passed + _rounded(seconds))
             with self._asleep(sleeper):
-                while not wake.is_set() and self._passed < sleeper.until:
+                while not wake.is_set() and self._woken < sleeper.until:
                     self._moved.wait(_LOOK)
         return wake.is_set()
 
@@ -124,7 +127,7 @@ class FakeClock:
     def sleepers(self) -> int:
         """How many threads and tasks wait for this clock now."""
         with self._moved:
-            return sum(self._passed < sleeper.until for sleeper in self._sleepers)
+            return sum(self._woken < sleeper.until for sleeper in self._sleepers)
 
     def wait_for_sleepers(self, n: int, timeout: float = 5.0) -> None:
         """Block until at least `n` sleepers wait, so that an advance meets them.
@@ -153,7 +156,8 @@ class FakeClock:
 
     def _wake(self) -> None:
         with self._moved:
-            due = [sleeper for sleeper in self._sleepers if sleeper.until <= self._passed]
+            self._woken = self._passed
+            due = [sleeper for sleeper in self._sleepers if sleeper.until <= self._woken]
             self._moved.notify_all()
         for sleeper in sorted(due, key=lambda sleeper: sleeper.until):
             if sleeper.future is not None:

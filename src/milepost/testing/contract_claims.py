@@ -180,11 +180,12 @@ class ClaimContract(StoreUnderTest):
         assert ("claimed", "running", None, 0) == (claimed.outcome, row.info.status, row.cancel, row.info.crash_count)
         assert ("written", None) == work(store, claimed.token, "a", release=Release("finished"))
 
-    def test_reopening_clears_a_cancel_that_is_open(self, store: Store) -> None:
+    @pytest.mark.parametrize("status", ["cancelled", "interrupted"])
+    def test_reopening_clears_a_cancel_that_is_open(self, store: Store, status: str) -> None:
         """An open cancel and the crash count are cleared."""
         token = begin(store, "r")
         store.request_cancel("r", "stop")
-        store.release(token, Release("cancelled", "stop"))
+        store.release(token, Release(status, "stop"))
         claimed = take(store, "r", reopen=True)
         assert claimed.token is not None
         assert claimed.row.cancel is None

@@ -31,7 +31,7 @@ class SeedContract(StoreUnderTest):
     def test_seed_contract_save_copies(self, store: Store) -> None:
         """Make a copy to avoid retaining the caller's bytes."""
         data = bytearray(b"data-a")
-        store.save("run-1", "node-a", data)  # type: ignore[arg-type]  # mypy: bytearray is no bytes, for callers it is
+        store.save("run-1", "node-a", data)  # type: ignore[arg-type]  # it is bytes to its caller
         data[:] = b"xxxxxx"
         assert b"data-a" == store.load("run-1", "node-a")
 

@@ -68,6 +68,14 @@ class SignalContract(StoreUnderTest):
         assert [] == store.signals("s")
         assert 12 == store.get_run("r").signals
 
+    def test_a_payload_belongs_to_the_store_once_it_is_given(self, store: Store) -> None:
+        """Values that go in are copied or immutable."""
+        begin(store, "r")
+        payload = bytearray(b'"before"')
+        store.put_signal("r", "go", payload)  # type: ignore[arg-type]  # it is bytes to its caller
+        payload[:] = b'"after_"'
+        assert [b'"before"'] == [signal.payload for signal in store.signals("r")]
+
     def test_signals_of_an_unknown_run_are_none(self, store: Store) -> None:
         """Signals numbered above `after`, in order; [] for an unknown run."""
         assert [] == store.signals("nobody")
