@@ -1,0 +1,110 @@
+"""Every Python block and every command of the documentation is executed, page by page, in an empty folder.
+
+Blocks of one page share a namespace, in order. A block fenced as `python no-run` or `bash no-run` is shown only; why it
+cannot run stands in the test's list, so that a page cannot opt out unnoticed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+NOT_RUN = {
+    # installs; `.ci/run` executes them in fresh environments
+    "README.md": 2,
+    "CONTRIBUTING.md": 1,
+}
+FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[int, str, bool]]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, found.start()) + 2, found[3], bool(found[2]))
+        for found in FENCE.finditer(text)
+        if found[1] in languages
+    ]
+
+
+def commands(source: str) -> list[str]:
+    joined = source.replace("\\\n", " ")
+    return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    parts = []
+    for line, source, is_shown_only in blocks(page, "python"):
+        assert not is_shown_only, f"{page.name}:{line}: a Python block is not run"
+        padded = "\n" * 0 + source
+        parts.append(f"exec(compile({padded!r}, {f'{page.name}:{line}'!r}, 'exec'), namespace)")
+    if not parts:
+        return
+    script = tmp_path / "page.py"
+    script.write_text("namespace = {'__name__': 'page'}\n" + "\n".join(parts) + "\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, f"{page.name}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """A page may write the files that its commands need: a Python block that begins with `# name.py`."""
+    for _, source, _ in blocks(page, "python"):
+        name = re.match(r"# (\w+\.py)\n", source)
+        if name:
+            (tmp_path / name[1]).write_text(source, encoding="utf-8")
+    skipped = 0
+    for line, source, is_shown_only in blocks(page, "bash", "console", "sh"):
+        for command in commands(source):
+            is_ours = command.startswith("milepost ") and "|" not in command
+            if is_shown_only or not is_ours:
+                skipped += 1
+                continue
+            words = shlex.split(command, comments=True)
+            allowed = re.search(r"# exits with (\d)", command)
+            done = subprocess.run(
+                [sys.executable, "-m", *words],
+                cwd=tmp_path,
+                env={**os.environ, "COLUMNS": "120"},
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+            expected = int(allowed[1]) if allowed else 0
+            assert done.returncode == expected, f"{page.name}:{line}: {command}\n{done.stdout}\n{done.stderr}"
+    assert skipped <= NOT_RUN.get(page.name, 0) + 1, f"{page.name} has {skipped} commands that are not run"
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_names_the_two_commands_that_ci_runs() -> None:
+    """CI must call exactly what a reader is told to type."""
+    told = [command for _, source, _ in blocks(ROOT / "README.md", "bash") for command in commands(source)]
+    called = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert [command for command in told if command not in called] == []
+
+
+def test_every_public_name_is_documented() -> None:
+    import milepost
+
+    undocumented = [
+        name
+        for name in milepost.__all__
+        if getattr(milepost, name).__doc__ is None and not isinstance(getattr(milepost, name), (str, int))
+    ]
+    assert undocumented == []
