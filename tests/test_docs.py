@@ -51,7 +51,12 @@ def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("namespace = {'__name__': 'page'}\n" + "\n".join(parts) + "\n", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-W", "error", script.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, f"{page.name}\n{done.stdout}\n{done.stderr}"
 

@@ -7,6 +7,7 @@ Both keep the protocol of `milepost.effects`. They differ in how they wait, and 
 | `Call` of a sync function | in the caller's thread; with a timeout or while streaming in a daemon thread | a daemon thread |
 | `Call` of a coroutine function | refused before anything runs | awaited in the caller's task |
 | `Write`, `Ask` | in the caller's thread | in the store's lane, `milepost.lane` |
+| `Gather` | branches are stepped here, their calls go to threads | stepped here, their calls become tasks |
 
 Contextvars are copied into threads that run user code. A stream goes in step with its consumer: the run does not go on
 until the next event is asked for.
@@ -16,13 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
+import heapq
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
+from milepost.branches import Branch, Branches, merged
 from milepost.clock import Clock
 from milepost.context import current_context
 from milepost.effects import (
@@ -33,8 +37,10 @@ from milepost.effects import (
     Drop,
     Effect,
     Emit,
+    Gather,
     Held,
     Hold,
+    Outcome,
     Routine,
     Sleep,
     Write,
@@ -51,6 +57,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("milepost")
 
+MAX_THREADS = 32
+"""Calls that a `Gather` without its own limit runs at once under the sync driver."""
 GLANCE = 0.5
 """Seconds between two looks at the lease while a driver sleeps."""
 
@@ -134,6 +142,10 @@ def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
         current_context.reset(reset)
 
 
+def _put(ended: queue.SimpleQueue[tuple[Branch, Promise]], branch: Branch, promise: Promise) -> None:
+    ended.put((branch, promise))
+
+
 def is_over(held: Held | None) -> bool:
     """Whether a sleep need not go on, because the run is lost or cancelled."""
     return held is not None and (held.is_lost or held.cancel is not None)
@@ -177,7 +189,82 @@ class SyncDriver(Driver):
         if isinstance(effect, Sleep):
             self._sleep(effect)
             return None
+        if isinstance(effect, Gather):
+            return self._gather(effect)
         return self.perform_quick(effect)
+
+    def _gather(self, gather: Gather) -> dict[str, Outcome]:
+        """Step all branches here; only calls of user code go to threads."""
+        branches = Branches(gather)
+        limit = gather.max_parallel or MAX_THREADS
+        waiting: deque[tuple[Branch, Call]] = deque()
+        sleeping: list[tuple[float, int, Branch]] = []
+        ended: queue.SimpleQueue[tuple[Branch, Promise]] = queue.SimpleQueue()
+        running = 0
+        while not branches.is_over:
+            writes: list[tuple[Branch, Write]] = []
+            while (item := branches.step()) is not None:
+                branch, effect = item
+                if isinstance(effect, Call) and not effect.is_quick:
+                    waiting.append((branch, effect))
+                elif isinstance(effect, Write):
+                    writes.append((branch, effect))
+                elif isinstance(effect, Sleep):
+                    wake = self.clock.monotonic() + effect.seconds
+                    heapq.heappush(sleeping, (wake, id(branch), branch))
+                else:
+                    self._answer(branches, branch, effect)
+            if writes:
+                self._write_together(branches, writes)
+                continue
+            while waiting and running < limit:
+                branch, call = waiting.popleft()
+                work = self.bind(call) if call.timeout is None else functools.partial(self._call, call)
+                threads.submit(work, functools.partial(_put, ended, branch))
+                running += 1
+            if branches.is_over:
+                break
+            running -= self._await_one(branches, sleeping, ended)
+        return branches.outcomes
+
+    def _answer(self, branches: Branches, branch: Branch, effect: Effect) -> None:
+        try:
+            branches.answer(branch, self.perform(effect))
+        except Exception as exc:
+            branches.fail(branch, exc)
+
+    def _write_together(self, branches: Branches, writes: list[tuple[Branch, Write]]) -> None:
+        """One append a run for all that its branches hand in."""
+        together = merged(writes)
+        try:
+            verdicts = writes[0][1].store.append([append for append, _ in together])
+        except Exception as exc:
+            for branch, _ in writes:
+                branches.fail(branch, exc)
+            return
+        for (_, settled), verdict in zip(together, verdicts, strict=True):
+            for branch in settled:
+                branches.answer(branch, verdict)
+
+    def _await_one(
+        self,
+        branches: Branches,
+        sleeping: list[tuple[float, int, Branch]],
+        ended: queue.SimpleQueue[tuple[Branch, Promise]],
+    ) -> int:
+        """Wait for the end of a call or of a sleep; how many calls have ended."""
+        left = None if not sleeping else min(GLANCE, max(0.0, sleeping[0][0] - self.clock.monotonic()))
+        try:
+            branch, promise = ended.get(timeout=left)
+        except queue.Empty:
+            while sleeping and sleeping[0][0] <= self.clock.monotonic():
+                branches.answer(heapq.heappop(sleeping)[2], None)
+            return 0
+        try:
+            branches.answer(branch, promise.get())
+        except BaseException as exc:
+            branches.fail(branch, exc)
+        return 1
 
     def _call(self, call: Call) -> Any:
         if call.timeout is None:
@@ -309,7 +396,59 @@ class AsyncDriver(Driver):
         if isinstance(effect, Sleep):
             await self._sleep(effect)
             return None
+        if isinstance(effect, Gather):
+            return await self._gather(effect)
         return self.perform_quick(effect)
+
+    async def _gather(self, gather: Gather) -> dict[str, Outcome]:
+        """Step all branches here; calls of user code and sleeps become tasks."""
+        branches = Branches(gather)
+        waiting: deque[tuple[Branch, Call]] = deque()
+        tasks: dict[asyncio.Future[Any], tuple[Branch, bool]] = {}
+        try:
+            while not branches.is_over:
+                writes: list[tuple[Branch, Write]] = []
+                while (item := branches.step()) is not None:
+                    branch, effect = item
+                    if isinstance(effect, Call) and not effect.is_quick:
+                        waiting.append((branch, effect))
+                    elif isinstance(effect, Write):
+                        writes.append((branch, effect))
+                    else:
+                        tasks[asyncio.ensure_future(self.perform(effect))] = (branch, False)
+                for append, settled in merged(writes):
+                    write = self.perform(Write(writes[0][1].store, append))
+                    await self._settle(branches, settled, write)
+                running = sum(is_call for _, is_call in tasks.values())
+                while waiting and (gather.max_parallel is None or running < gather.max_parallel):
+                    branch, call = waiting.popleft()
+                    tasks[asyncio.ensure_future(self.perform(call))] = (branch, True)
+                    running += 1
+                if writes or branches.is_over:
+                    continue
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    await self._settle(branches, [tasks.pop(task)[0]], task)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return branches.outcomes
+
+    async def _settle(self, branches: Branches, settled: list[Branch], work: Awaitable[Any]) -> None:
+        try:
+            answer = await work
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            for branch in settled:
+                branches.fail(branch, exc)
+        except Exception as exc:
+            for branch in settled:
+                branches.fail(branch, exc)
+        else:
+            for branch in settled:
+                branches.answer(branch, answer)
 
     async def _call(self, call: Call) -> Any:
         if call.timeout is not None:

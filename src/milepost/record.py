@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -99,9 +99,10 @@ class Record(NamedTuple):
             return {}
         try:
             return _decode_object(self.header + b"}")
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise CheckpointCorruptError(
-                f"record {self.sequence} at node {self.node_id!r} has a damaged header: {exc}",
+                f"record {self.sequence} at node {self.node_id!r} has a damaged header ({exc}): go on from the record "
+                f"before it with on_corrupt='previous', or restore the store from a copy",
                 node_id=self.node_id,
                 sequence=self.sequence,
             ) from exc
@@ -113,23 +114,25 @@ class Record(NamedTuple):
         return decompress(self.payload, self.size, where=f"record {self.sequence} at node {self.node_id!r}")
 
     def envelope(self) -> bytes:
-        """The whole record as one JSON object, or for a record from outside its own bytes."""
+        """The whole record as one JSON object, or for a record from outside its own bytes.
+
+        `CheckpointCorruptError` if header or payload cannot be read.
+        """
         if self.header is None:
             return self.state() or b""
         if self.payload is None:
             return self.header + b"}"
-        if _is_compressed(self.header):
+        if self._is_compressed(self.header):
             packed = self.payload if self.packing else compress(self.payload)
             state: bytes = b'"' + base64.b64encode(packed) + b'"'
         else:
             state = self.state() or b""
         return b"".join((self.header, b',"state":', state, b"}"))
 
-
-def _is_compressed(header: bytes) -> bool:
-    # `compressed` is written by us with exactly this text, and a quote inside a JSON string is escaped; a nested
-    # object (tags) could hold it, so the answer is asked of the parsed header.
-    return b'"compressed":true' in header and _decode_object(header + b"}").get("compressed") is True
+    def _is_compressed(self, header: bytes) -> bool:
+        # `compressed` is written by us with exactly this text, and a quote inside a JSON string is escaped; a nested
+        # object (tags) could hold it, so the answer is asked of the parsed header.
+        return b'"compressed":true' in header and self.fields().get("compressed") is True
 
 
 def make_record(
@@ -148,7 +151,7 @@ def make_record(
 
     Whether the state is compressed follows from its size: never below 1 KB, always above 1 MB, in between if
     `compressing`. `digest` may be given where it is known already. Keys of `fields` whose value is None are
-    left out, but for `next_node`, where null means "not decided".
+    left out, but for `next_node`, where null means "not decided". On the path of every node, so it is kept fast.
     """
     header: dict[str, Any] = {
         "version": CHECKPOINT_VERSION,
@@ -161,7 +164,10 @@ def make_record(
         header["kind"] = kind
     header["visit"] = visit
     if fields:
-        header |= {key: value for key, value in fields.items() if value is not None or key == "next_node"}
+        header |= fields
+        if None in fields.values():
+            for name in [name for name, value in fields.items() if value is None and name != "next_node"]:
+                del header[name]
     payload, packing, size = state, "", 0
     if state is not None:
         size = len(state)
@@ -194,16 +200,20 @@ _COMPRESSION: dict[int, int] = {
 
 
 def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
-    """Undo `compress`, giving at most `size` bytes (None: 1 GiB); more, or damage, is `CheckpointCorruptError`."""
+    """Undo `compress`, giving exactly `size` bytes (None: up to 1 GiB); all else is `CheckpointCorruptError`.
+
+    Not a byte beyond that is unpacked, whatever the frame says of itself.
+    """
     limit = DECOMPRESSED_LIMIT if size is None else size
     try:
         unpacker = zstd.ZstdDecompressor()
-        plain = unpacker.decompress(data, max_length=limit + 1)
+        plain = unpacker.decompress(data, max_length=min(limit + 1, sys.maxsize))
         is_whole = unpacker.eof and not unpacker.unused_data
     except zstd.ZstdError as exc:
         raise CheckpointCorruptError(f"{where} is not valid zstd: {exc}") from exc
     if len(plain) > limit or not is_whole or (size is not None and len(plain) != size):
-        raise CheckpointCorruptError(f"{where} does not unpack to the {limit} bytes that it should have")
+        wanted = f"at most {limit}" if size is None else str(size)
+        raise CheckpointCorruptError(f"{where} does not unpack to the {wanted} bytes that it should have")
     return plain
 
 
@@ -213,11 +223,17 @@ def format_time(seconds: float) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """An aware UTC datetime from the text of a record; ValueError if it is none or has no zone."""
+    """An aware UTC datetime from the text of a record; ValueError if it is none or has no zone.
+
+    Digits beyond microseconds are cut off.
+    """
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r} has no zone")
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as exc:
+        raise ValueError(f"time {text!r} is outside the years 1 to 9999 in UTC") from exc
 
 
 class Seals:
@@ -237,11 +253,23 @@ class Seals:
         """Raise unless `record` is whole and belongs at its place in `run_id`.
 
         `CheckpointIntegrityError` when seal, place or digest do not fit, `CheckpointCorruptError` when header or
-        payload cannot be read. A record from outside has nothing to check here.
+        payload cannot be read, `CheckpointVersionError` when a newer release wrote it. A record from outside has
+        nothing to check here.
         """
         if record.header is None:
             return
         fields = record.fields()
+        version = fields.get("version")
+        if isinstance(version, int) and version > CHECKPOINT_VERSION:
+            # Asked first: what a newer release seals, and how, is not known here.
+            raise CheckpointVersionError(
+                f"record {record.sequence} of run {run_id!r} at node {record.node_id!r} has format version {version}; "
+                f"this library reads up to {CHECKPOINT_VERSION}: upgrade milepost",
+                run_id=run_id,
+                node_id=record.node_id,
+                found=version,
+                supported=CHECKPOINT_VERSION,
+            )
         at = record.header.rfind(b',"seal":"')
         if at < 0:
             raise self._broken(run_id, record, "a seal", "none")

@@ -151,7 +151,7 @@ def alike(expected: Any, found: Any) -> None:
         by_repr = sorted(expected, key=repr), sorted(found, key=repr)
         assert [*map(type, by_repr[0])] == [*map(type, by_repr[1])]
         return
-    if isinstance(expected, float | complex | Decimal | Named):
+    if isinstance(expected, float | complex | Decimal):
         assert repr(expected) == repr(found)
     if isinstance(expected, datetime | time):
         assert repr(expected) == repr(found)

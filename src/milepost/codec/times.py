@@ -1,7 +1,7 @@
 """Plans of dates, times and zones.
 
-ISO text alone is exact for naive times, for UTC and for offsets without a name. A zone from the zone
-database, a named offset and `fold` are extra keys of the tagged form. A zone is looked up by its key in the
+ISO text alone is exact for naive times, for UTC and for offsets of whole seconds without a name. A zone from
+the zone database, any other offset and `fold` are extra keys of the tagged form. A zone is looked up by its key in the
 zone database, and keys that are no plain names are refused first.
 """
 
@@ -74,7 +74,10 @@ class ClockPlan(Tagged):
 def _write_zone(zone: tzinfo) -> dict[str, Any]:
     if type(zone) is timezone:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
-        return {"offset": _write_duration(offset), "name": checked_text(name[0])} if name else {}
+        if name:
+            return {"offset": _write_duration(offset), "name": checked_text(name[0])}
+        # `fromisoformat` of Python 3.11 to 3.14 takes an offset below a second for UTC
+        return {"offset": _write_duration(offset)} if offset.microseconds else {}
     if type(zone) is ZoneInfo and isinstance(zone.key, str) and _KEY.fullmatch(zone.key):
         return {"zone": zone.key}
     raise NotCarried(
@@ -91,7 +94,7 @@ def _read_zone(extra: dict[str, Any]) -> tzinfo | None:
         if type(extra["name"]) is not str:
             raise ValueError("the name of an offset is no text")
         return timezone(_read_duration(extra["offset"]), extra["name"])
-    return None
+    return timezone(_read_duration(extra["offset"])) if "offset" in extra else None
 
 
 def _write_key(zone: ZoneInfo) -> str:
@@ -111,7 +114,7 @@ def _read_key(key: str) -> ZoneInfo:
 def _write_timezone(zone: timezone) -> str:
     named = _write_zone(zone)
     offset = _write_duration(zone.utcoffset(None))
-    return f"{offset} {named['name']}" if named else offset
+    return f"{offset} {named['name']}" if "name" in named else offset
 
 
 def _read_timezone(text: str) -> timezone:

@@ -19,7 +19,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,16 +55,24 @@ INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packin
 class _Job:
     """One thread's batch. `verdicts` or `error` is there once it is settled."""
 
-    __slots__ = ("appends", "error", "verdicts")
+    __slots__ = ("appends", "error", "gate", "verdicts")
 
     def __init__(self, appends: list[Append]) -> None:
         self.appends = appends
         self.verdicts: list[Verdict] | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
+        self.gate = threading.Lock()
+        """Its thread waits here, to be told that the job is settled or first in line."""
+        self.gate.acquire()
 
     @property
     def is_settled(self) -> bool:
         return self.verdicts is not None or self.error is not None
+
+    def wake(self) -> None:
+        """Open the gate. It may be open already, with the thread about to pass."""
+        with suppress(RuntimeError):
+            self.gate.release()
 
 
 class SQLiteStore(Runs):
@@ -160,9 +168,12 @@ class SQLiteStore(Runs):
         return self._reader
 
     def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            self._close_connections()
+        try:
+            with self._lock:
+                self._is_closed = True
+                self._close_connections()
+        finally:
+            self._wake_first()
 
     def _close_connections(self) -> None:
         if not self._is_memory:
@@ -187,6 +198,7 @@ class SQLiteStore(Runs):
             if not self._is_memory:
                 self._read_lock.release()
             self._lock.release()
+            self._wake_first()
             return
         # After a fork that Python did not announce there are connections; they must be neither used nor closed.
         _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
@@ -213,22 +225,29 @@ class SQLiteStore(Runs):
 
     @contextmanager
     def _write(self, op: str) -> Iterator[Transaction]:
-        with self._failing_as(op), self._lock:
-            writer = self._open()
-            with _immediate(writer):
-                yield SQLTransaction(writer)
-            self._note_written(writer)
+        try:
+            with self._failing_as(op), self._lock:
+                writer = self._open()
+                with _immediate(writer):
+                    yield SQLTransaction(writer)
+                self._note_written(writer)
+        finally:
+            self._wake_first()
 
     @contextmanager
     def _read(self, op: str) -> Iterator[Transaction]:
-        with self._failing_as(op), self._read_lock:
-            reader = self._open_reader()
-            reader.execute("BEGIN")
-            try:
-                yield SQLTransaction(reader)
-            finally:
-                if reader.in_transaction:
-                    reader.execute("COMMIT")
+        try:
+            with self._failing_as(op), self._read_lock:
+                reader = self._open_reader()
+                reader.execute("BEGIN")
+                try:
+                    yield SQLTransaction(reader)
+                finally:
+                    if reader.in_transaction:
+                        reader.execute("COMMIT")
+        finally:
+            if self._is_memory:
+                self._wake_first()
 
     def _note_written(self, writer: sqlite3.Connection, appends: Sequence[Append] = ()) -> None:
         """Move the log into the database once it is long."""
@@ -267,6 +286,9 @@ class SQLiteStore(Runs):
                     verdicts = self._commit(appends)
             except sqlite3.Error as exc:
                 raise self._failure("append", exc) from exc
+            finally:
+                if self._queue:
+                    self._wake_first()
         self._settle(appends, verdicts)
         return verdicts
 
@@ -275,22 +297,50 @@ class SQLiteStore(Runs):
         self._run_numbers.pop(token.run_id, None)
 
     def _append_in_company(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
-        """Append while other threads do: all that waits is committed by the next of them."""
+        """Append while other threads do: the first in line commits all that waits.
+
+        Nobody waits in vain: who lets go of the lock wakes the first, and who finds nobody at it is the first.
+        """
         job = _Job(appends)
         self._queue.append(job)
         try:
-            with self._lock:
-                if not job.is_settled:
-                    self._lead(job)
+            if self._lock.locked() or not self._is_first(job):
+                job.gate.acquire()
+            if not job.is_settled:
+                with self._lock:
+                    if not job.is_settled:
+                        self._lead(job)
         except BaseException:
             self._withdraw(job)
             raise
+        finally:
+            self._wake_first()
         if job.verdicts is not None:
             return job.verdicts
         assert job.error is not None
         if isinstance(job.error, sqlite3.Error):
             raise self._failure("append", job.error) from job.error
         raise job.error
+
+    def _is_first(self, job: _Job) -> bool:
+        try:
+            return self._queue[0] is job
+        except IndexError:  # a leader has taken it just now
+            return False
+
+    def _wake_first(self) -> None:
+        """Call after the lock was released."""
+        with suppress(IndexError):
+            self._queue[0].wake()
+
+    def _withdraw(self, job: _Job) -> None:
+        """Take `job` back, or if it is being written wait for the end of that."""
+        try:
+            self._queue.remove(job)
+        except ValueError:
+            if not job.is_settled:
+                with self._lock:
+                    pass
 
     def _lead(self, mine: _Job) -> None:
         """Commit what waits, and settle all of it. Call with the lock."""
@@ -303,10 +353,15 @@ class SQLiteStore(Runs):
                 group = groups.pop()
                 if not self._settle_together(group):
                     groups += [[job] for job in group]
-        except BaseException:
+        except BaseException as exc:
             # This thread is being stopped. What is not settled is not written: the others go on without it.
-            self._queue.extendleft(job for job in reversed(jobs) if job is not mine and not job.is_settled)
+            mine.error = exc
+            self._queue.extendleft(job for job in reversed(jobs) if not job.is_settled)
             raise
+        finally:
+            for job in jobs:
+                if job.is_settled and job is not mine:
+                    job.wake()
 
     def _settle_together(self, jobs: builtins.list[_Job]) -> bool:
         """Commit `jobs` as one and settle them; False if one of them, not the medium, is at fault."""
@@ -371,14 +426,6 @@ class SQLiteStore(Runs):
             return True
         self._run_numbers.pop(run_id, None)
         return False
-
-    def _withdraw(self, job: _Job) -> None:
-        """Take `job` back, or if it is being written wait for the end of that."""
-        try:
-            self._queue.remove(job)
-        except ValueError:
-            with self._lock:
-                pass
 
     # -- files of the first form -------------------------------------------------------------------
 

@@ -1,0 +1,114 @@
+"""The group of all commands, and the edge where every error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from milepost import __version__
+from milepost.cli.checking import doctor, draw_graph
+from milepost.cli.demo import demo
+from milepost.cli.exits import EXIT_CODES, INTERRUPTED, code_of
+from milepost.cli.invocation import Invocation, shared_options
+from milepost.cli.keeping import delete, export, verify
+from milepost.cli.looking import history, runs, show
+from milepost.cli.running import resume, retry, run
+from milepost.cli.states import diff, state
+from milepost.cli.text import clean
+from milepost.errors import MilepostError
+
+__all__ = ["cli", "main"]
+
+BROKEN_PIPE = 141
+"""As a shell tells of a process that SIGPIPE ended."""
+
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="milepost", message="%(prog)s %(version)s")
+@shared_options
+def cli() -> None:
+    """Durable workflows in plain Python: run, look into and resume runs that survive the death of their process.
+
+    \b
+    Begin with:   milepost demo
+    Then:         milepost run my_flow.py:graph '{"id": "o-17"}'
+                  milepost runs
+                  milepost resume RUN my_flow.py:graph
+    """
+
+
+for _command in (demo, run, resume, retry, runs, show, history, state, diff, export, verify, delete, draw_graph, doctor):
+    cli.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Every error is told here, in one line on the standard error."""
+    invocation = Invocation()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            answer: Any = cli.main(given, prog_name="milepost", obj=invocation, standalone_mode=False)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except (Exception, KeyboardInterrupt) as exc:
+            invocation.is_json = invocation.is_json or "--json" in given
+            answer = _tell(exc, invocation)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has gone; the interpreter would complain of that when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return answer if isinstance(answer, int) else 0
+
+
+def _tell(exc: BaseException, invocation: Invocation) -> int:
+    code = code_of(exc)
+    line = _line_of(exc)
+    if invocation.is_debug and not isinstance(exc, click.ClickException):
+        traceback.print_exception(exc)
+    elif invocation.is_debug and exc.__cause__ is not None:
+        traceback.print_exception(exc.__cause__)
+    print(f"milepost: {line}", file=sys.stderr)
+    if invocation.is_json:
+        told: dict[str, Any] = {"type": type(exc).__name__, "message": line, "exit_code": code}
+        if isinstance(exc, MilepostError):
+            told |= {"run_id": exc.run_id, "node_id": exc.node_id}
+        print(json.dumps({"error": told}, ensure_ascii=False))
+    return code
+
+
+def _line_of(exc: BaseException) -> str:
+    """The error in one line."""
+    if code_of(exc) == INTERRUPTED:
+        return "interrupted"
+    if isinstance(exc, click.ClickException):
+        text = exc.format_message()
+        if isinstance(exc, click.UsageError) and exc.ctx is not None:
+            text += f" (see: {exc.ctx.command_path} --help)"
+    elif isinstance(exc, (MilepostError, OSError)):
+        text = str(exc)
+    else:
+        text = f"unexpected {type(exc).__name__}: {exc} (--debug shows where)"
+    return clean("; ".join(part.strip(" -") for part in text.split("\n") if part.strip())).replace(":;", ":")
+
+
+def start_logging(is_debug: bool) -> None:
+    """Send the library's log to the standard error: warnings, or everything."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.getLogger("milepost")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG if is_debug else logging.WARNING)

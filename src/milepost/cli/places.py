@@ -1,0 +1,94 @@
+"""Which store a command works on, and how it is opened: to run something, or only to look."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import click
+
+from milepost.cli.exits import NotFound
+from milepost.cli.invocation import Invocation
+from milepost.store import Store
+from milepost.stores.opening import open_store
+
+__all__ = ["DEFAULT_URL", "chosen_url", "file_of", "open_existing", "open_or_make", "url_of"]
+
+_DEFAULT_FILE = Path(".milepost/runs.db")
+DEFAULT_URL = "sqlite:///.milepost/runs.db"
+_DEFAULT_FOLDER = (Path(".milepost/checkpoints"), "file:.milepost/checkpoints")
+
+
+def chosen_url(invocation: Invocation) -> str | None:
+    """The store that was named by `--store` or `MILEPOST_STORE`; None: neither."""
+    return invocation.store_url or os.environ.get("MILEPOST_STORE") or None
+
+
+def url_of(invocation: Invocation) -> str:
+    """The store to look into: the one that was named, else the default that exists, else the default."""
+    named = chosen_url(invocation)
+    if named is not None:
+        return named
+    folder, url = _DEFAULT_FOLDER
+    return url if folder.is_dir() and not _DEFAULT_FILE.exists() else DEFAULT_URL
+
+
+def url_for(path: str | os.PathLike[str]) -> str:
+    """The URL of a SQLite file."""
+    return "sqlite:///" + quote(os.fspath(Path(path).absolute()))
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a SQLite URL; None for everything else."""
+    scheme, _, rest = url.partition(":")
+    path = unquote(rest[3:])
+    return Path(path) if scheme.lower() == "sqlite" and rest.startswith("///") and path != ":memory:" else None
+
+
+def open_or_make(invocation: Invocation) -> Store:
+    """The store to run something in; the default's folder is made."""
+    url = chosen_url(invocation) or DEFAULT_URL
+    if url == DEFAULT_URL:
+        _make_default_folder()
+    return open_store(url)
+
+
+def open_existing(invocation: Invocation) -> Store:
+    """The store to look into or to resume in; `NotFound` where there is none, so that looking makes no files."""
+    url = url_of(invocation)
+    path = file_of(url)
+    if path is not None:
+        if not path.exists():
+            raise NotFound(f"there is no store at {path.absolute()}: run something first, or give --store")
+        _refuse_foreign(path)
+    return open_store(url)
+
+
+def has_store(invocation: Invocation) -> bool:
+    """Whether there is a store to look into, or one was named."""
+    path = file_of(url_of(invocation))
+    return chosen_url(invocation) is not None or path is None or path.exists()
+
+
+def _make_default_folder() -> None:
+    folder = _DEFAULT_FILE.parent
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise click.UsageError(
+            f"can't make the folder {folder.absolute()} for runs: {exc.strerror}: give --store or set MILEPOST_STORE"
+        ) from exc
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a database of something else: to open it as a store would add tables to it."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(os.fspath(path.absolute()))}?mode=ro", uri=True)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error:
+        return  # the store says better what is wrong
+    if tables and not tables & {"runs", "checkpoints"}:
+        raise NotFound(f"{path.absolute()} is a database without runs: give the store's file with --store")
