@@ -7,6 +7,10 @@ that leave the state as it is; a newer version is refused. Whatever the bytes, o
 Forms that are read: version 1; version "1.0" and no version at all; Go field names (`RunID`, `NodeID`, `NextNode`,
 `State`, in any case, the state as base64 of JSON); without `next_node`; step workflows' files with `checkpoint_id`,
 `workflow_name` and `step_results`.
+
+What must be there is a `node_id` and a `state`, or what an old form calls them. An envelope of ours has a digest and
+a seal besides; one that has lost its seal is refused like one whose seal does not fit. A seal made with a key is left
+to the store that holds the key.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ import base64
 import binascii
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any, NoReturn
 
 import msgspec
@@ -29,17 +35,7 @@ from milepost.errors import (
     DeserializeStateError,
     SerializeStateError,
 )
-from milepost.record import (
-    ALWAYS_COMPRESSED,
-    CHECKPOINT,
-    CHECKPOINT_VERSION,
-    Seals,
-    compress,
-    decompress,
-    digest_of,
-    format_time,
-    parse_time,
-)
+from milepost.record import CHECKPOINT, CHECKPOINT_VERSION, Seals, decompress, digest_of, make_record, parse_time
 
 __all__ = ["CHECKPOINT_VERSION", "Checkpoint", "migrate", "read_envelope"]
 
@@ -57,7 +53,20 @@ _GO_NAMES = {
     "attempt": "attempt",
     "compressed": "compressed",
 }
+_STEP_NAMES = {"checkpoint_id": "node_id", "saved_at": "timestamp", "step_results": "state"}
 _LAST = ("seal", "state")
+_OPTIONAL = ("iteration", "duration_ms", "branch", "outcome", "epoch", "updates")
+
+_TEXTS = ("run_id", "node_id", "next_node", "prev_node_id", "encoding", "kind", "branch", "outcome", "digest", "seal")
+_COUNTS = {"sequence": 0, "visit": 1, "attempt": 1, "iteration": 0, "size": 0, "epoch": 0}
+_MOST = 2**63 - 1
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,8 @@ class Checkpoint:
 
     Made by hand, `Checkpoint(run_id, node_id, next_node, state).encode()` is what `store.save` takes: a run whose last
     node was `node_id` and which goes on at `next_node`. `state` is any JSON value, or bytes with the JSON text of one.
-    `timestamp` is an aware UTC datetime (None: written as the epoch's begin, for encode reads no clock). Fields that
-    this library does not know are kept in `extra`.
+    `timestamp` is an aware datetime, by default that of now; None (an old form told none) is written as the begin of
+    1970. Fields that this library does not know are kept in `extra`.
     """
 
     run_id: str
@@ -75,7 +84,7 @@ class Checkpoint:
     next_node: str | None = None
     state: Any = None
     sequence: int = 0
-    timestamp: datetime | None = None
+    timestamp: datetime | None = field(default_factory=_now)
     attempt: int = 1
     prev_node_id: str = ""
     visit: int = 1
@@ -97,43 +106,63 @@ class Checkpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The envelope as compact UTF-8 JSON, digested and sealed; compressed above 1 MB or if `compressed`.
+        """The envelope as compact UTF-8 JSON, digested and sealed.
 
-        Raises `SerializeStateError` where the state is no exact JSON value.
+        The state is compressed above 1 MB, and from 1 KB on if `compressed`. Version, digest, encoding, size and seal
+        are made anew. Raises `SerializeStateError` where a field or the state is no exact JSON value of its kind.
         """
-        state = bytes(self.state) if isinstance(self.state, (bytes, bytearray)) else _dump(self.state, "state")
-        try:
-            state = msgspec.json.format(state, indent=-1)
-        except msgspec.DecodeError as exc:
-            raise SerializeStateError(f"state is no JSON text: {exc}", path="state", type_name="bytes") from exc
-        is_compressed = self.compressed or len(state) > ALWAYS_COMPRESSED
-        header: Fields = {
-            "version": CHECKPOINT_VERSION,
-            "run_id": self.run_id,
-            "node_id": self.node_id,
-            "sequence": self.sequence,
-            "timestamp": format_time(self.timestamp.timestamp() if self.timestamp is not None else 0.0),
-        }
+        state = self._encoded_state()
+        fields: Fields = {"next_node": self.next_node, "attempt": self.attempt, "prev_node_id": self.prev_node_id}
         if self.kind != CHECKPOINT:
-            header["kind"] = self.kind
-        header |= {
-            "visit": self.visit,
-            "next_node": self.next_node,
-            "attempt": self.attempt,
-            "prev_node_id": self.prev_node_id,
-            "digest": digest_of(state),
-        }
-        if is_compressed:
-            header |= {"compressed": True, "encoding": "zstd+base64", "size": len(state)}
-        else:
-            header["encoding"] = "json"
-        for name in ("iteration", "duration_ms", "branch", "outcome", "missed", "epoch", "updates", "tags"):
-            if getattr(self, name) is not None:
-                header[name] = getattr(self, name)
-        header |= {name: value for name, value in self.extra.items() if name not in header}
-        sealed = Seals().seal(_dump(header, "header")[:-1])
-        payload = b'"' + base64.b64encode(compress(state)) + b'"' if is_compressed else state
-        return b"".join((sealed, b',"state":', payload, b"}"))
+            # Records of other kinds have these only where they say something.
+            fields = {name: value for name, value in fields.items() if value not in (None, 1, "")}
+        fields |= {name: getattr(self, name) for name in _OPTIONAL if getattr(self, name) is not None}
+        if self.missed is not None:
+            fields["missed"] = list(self.missed)
+        if self.tags is not None:
+            fields["tags"] = dict(self.tags)
+        place = {"run_id": self.run_id, "node_id": self.node_id, "sequence": self.sequence, "visit": self.visit}
+        misfit = _misfit({**place, **fields, "kind": self.kind})
+        if misfit is not None:
+            name, value = misfit
+            raise _refusal(name, value, f"is {_shown(value)}")
+        for name, value in self.extra.items():
+            if name in _KNOWN:
+                raise _refusal(f"extra.{name}", value, f"stands for the field {name!r}: give it as that")
+            fields[name] = value
+        texts = {name: msgspec.Raw(_dump(value, name)) for name, value in {**place, **fields}.items()}
+        record = make_record(
+            self.run_id,
+            self.sequence,
+            self._encoded_time(),
+            self.kind,
+            self.node_id,
+            self.visit,
+            state,
+            {name: texts[name] for name in fields},
+            self.compressed,
+        )
+        assert record.header is not None
+        return record._replace(header=Seals().seal(record.header)).envelope()
+
+    def _encoded_state(self) -> bytes | None:
+        if self.state is None and self.digest is None and self.kind != CHECKPOINT:
+            return None
+        if not isinstance(self.state, (bytes, bytearray)):
+            return _dump(self.state, "state")
+        try:
+            return _compact(self.state, "state")
+        except DeserializeStateError as exc:
+            raise SerializeStateError(str(exc), path="state", type_name=type(self.state).__name__) from exc
+
+    def _encoded_time(self) -> str:
+        moment = _EPOCH if self.timestamp is None else self.timestamp
+        if not isinstance(moment, datetime) or moment.tzinfo is None:
+            raise _refusal("timestamp", moment, f"is {_shown(moment)}: give a datetime with a zone")
+        try:
+            return moment.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+        except OverflowError as exc:
+            raise _refusal("timestamp", moment, f"is {_shown(moment)}, outside the years 1 to 9999") from exc
 
     @classmethod
     def decode(cls, data: bytes) -> Checkpoint:
@@ -143,16 +172,14 @@ class Checkpoint:
         `DeserializeStateError`.
         """
         fields, state = read_envelope(data)
-        known = {f.name for f in dataclasses.fields(cls)} - {"extra", "state", "timestamp"}
-        given = {name: fields[name] for name in known if fields.get(name) is not None}
+        given = {name: value for name, value in fields.items() if name in _KNOWN and value is not None}
         if "missed" in given:
             given["missed"] = tuple(given["missed"])
-        given["run_id"] = str(fields.get("run_id") or "")
-        given["node_id"] = str(fields.get("node_id") or "")
-        extra = {
-            name: value for name, value in fields.items() if name not in known and name not in {"state", "timestamp"}
-        }
-        return cls(**given, state=_parse(state), timestamp=_moment(fields.get("timestamp")), extra=extra)
+        given.setdefault("run_id", "")
+        given.setdefault("node_id", "")
+        given["state"] = _parse(state)
+        given["timestamp"] = _moment(fields.get("timestamp"))
+        return cls(**given, extra={name: value for name, value in fields.items() if name not in _KNOWN})
 
     @staticmethod
     def migrate(data: bytes) -> bytes:
@@ -160,41 +187,48 @@ class Checkpoint:
         return migrate(data)
 
 
+_KNOWN = frozenset(f.name for f in dataclasses.fields(Checkpoint)) - {"extra"}
+
+
 def migrate(data: bytes) -> bytes:
     """An envelope of any version in the current one, with the state untouched; current ones are given back as they are.
 
     Pure: what is stored is never rewritten. Raises `DeserializeStateError` and its subclasses.
     """
-    given = _members(data)
-    if _is_current(given):
+    _, given = _open(data)
+    if given.get("version") == b"1" and "node_id" in given:
         return data
-    fields = _migrated(given)
-    return b"{" + b",".join(msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in fields.items()) + b"}"
+    # A seal over the old text proves nothing of the new one, and a digest alone is taken for a seal that was lost.
+    fields = {name: raw for name, raw in _migrated(given).items() if name not in {"seal", "digest"}}
+    return b"{" + b",".join(msgspec.json.encode(name) + b":" + raw for name, raw in fields.items()) + b"}"
 
 
 def read_envelope(data: bytes) -> tuple[Fields, bytes]:
-    """The header fields of an envelope of any version, and its state as plain, uncompressed JSON text.
+    """The header fields of an envelope of any version, and its state as plain, uncompressed, compact JSON text.
 
-    Digest and seal are proven where the envelope has them: `CheckpointIntegrityError`. Anything that is no envelope is
-    `CheckpointCorruptError`.
+    A record without a state gives `null`. Digest and seal are proven where the envelope has them:
+    `CheckpointIntegrityError`. Anything that is no envelope is `CheckpointCorruptError`, a newer version
+    `CheckpointVersionError`.
     """
-    members = _members(data)
-    fields = _migrated(members)
-    header: Fields = {}
-    for name, raw in fields.items():
-        if name != "state":
-            header[name] = _parse(bytes(raw))
-    _check_types(header)
-    state = bytes(fields.get("state", b"null"))
-    if header.get("compressed") is True or header.get("encoding") == "zstd+base64":
-        state = _unpack(state, header.get("size"))
-    elif header.get("encoding", "json") != "json":
+    whole, given = _open(data)
+    fields = _migrated(given)
+    raw = fields.pop("state", None)
+    header = {name: _parse(text) for name, text in fields.items()}
+    # Go writes an unset text as "" and an unset number as 0.
+    if header.get("next_node") == "":
+        del header["next_node"]
+    if header.get("attempt") == 0:
+        header["attempt"] = 1
+    misfit = _misfit(header)
+    if misfit is not None:
+        name, value = misfit
         raise CheckpointCorruptError(
-            f"checkpoint has encoding {header['encoding']!r}, which needs a store with its key"
+            f"checkpoint has a {name} that is {_shown(value)}", path=name, found=type(value).__name__
         )
-    state = _compact(state)
-    _prove(header, state, data)
-    return header, state
+    _moment(header.get("timestamp"))
+    state = _plain_state(header, raw)
+    _prove(header, state, whole, given.get("state"))
+    return header, b"null" if state is None else state
 
 
 # -- the chain of migrations: each leaves `state` untouched ------------------------------------------------
@@ -218,74 +252,82 @@ def _migrated(fields: dict[str, bytes]) -> dict[str, bytes]:
     return {name: fields[name] for name in (*(n for n in fields if n not in _LAST), *(n for n in _LAST if n in fields))}
 
 
-def _is_current(fields: dict[str, bytes]) -> bool:
-    return fields.get("version") == b"1" and "node_id" in fields
-
-
 def _version(raw: bytes | None) -> int:
     """The version number; none or null is 0, and text that reads as a number is that number."""
-    value = None if raw is None else _parse(raw)
-    found = value
-    if value is None:
+    # No version is that long; and one that is may be more digits than Python turns into a number.
+    found: Any = None if raw is None else _parse(raw) if len(raw) <= 40 else raw[:40].decode("utf-8", "replace") + "..."
+    if found is None:
         return 0
-    if isinstance(value, str):
-        try:
-            value = float(value) if value.strip() == value else None
-        except ValueError:
-            value = None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value < 0 or value % 1:
-        value = None
-    if value is None or value > CHECKPOINT_VERSION:
+    number = found
+    if isinstance(found, str):
+        number = float(found) if _NUMBER.fullmatch(found) else None
+    is_whole = isinstance(number, (int, float)) and not isinstance(number, bool) and isfinite(number) and not number % 1
+    if not is_whole or not 0 <= number <= CHECKPOINT_VERSION:
         raise CheckpointVersionError(
             f"checkpoint has format version {found!r}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, or "
             f"check where the checkpoint comes from",
             found=found,
             supported=CHECKPOINT_VERSION,
         )
-    return int(value)
+    return int(number)
 
 
 def _renamed(fields: dict[str, bytes]) -> dict[str, bytes]:
     """Fields under today's names: those of Go structs in any case, and those of step workflows' files."""
-    if "checkpoint_id" in fields and "node_id" not in fields:
-        renamed = {"node_id": fields["checkpoint_id"], **{n: raw for n, raw in fields.items() if n != "checkpoint_id"}}
-        if "saved_at" in fields:
-            renamed["timestamp"] = renamed.pop("saved_at")
-        if "step_results" in fields:
-            renamed["state"] = renamed.pop("step_results")
-        return renamed
-    if "node_id" in fields or not any(name.lower() in {"nodeid", "runid"} for name in fields):
+    if "node_id" in fields:
         return dict(fields)
-    renamed = {}
+    is_go = any(name.lower() in {"nodeid", "runid"} for name in fields)
+    renamed: dict[str, bytes] = {}
     for name, raw in fields.items():
-        renamed[_GO_NAMES.get(name.lower(), name)] = raw
+        new = _GO_NAMES.get(name.lower(), name) if is_go else _STEP_NAMES.get(name, name)
+        if new in renamed:
+            raise CheckpointCorruptError(f"checkpoint has the field {new!r} under two names", path=new)
+        renamed[new] = raw
     state = renamed.get("state", b"null")
-    if state.startswith(b'"') and renamed.get("compressed") != b"true":
+    if is_go and state.startswith(b'"') and renamed.get("compressed") != b"true":
         # A []byte field of Go is base64 text in JSON, and what it holds is the state's JSON.
-        renamed["state"] = _compact(_base64(state))
+        renamed["state"] = _compact(_base64(state), "checkpoint's state")
     return renamed
 
 
 # -- bytes ----------------------------------------------------------------------------------------------
 
 
-def _members(data: bytes) -> dict[str, bytes]:
-    """The members of an envelope with their JSON text, compact; a doubled key anywhere is refused."""
+def _open(data: bytes) -> tuple[bytes, dict[str, bytes]]:
+    """An envelope as compact text, and its members with their JSON text; a doubled key anywhere is refused."""
+    whole = _compact(data, "checkpoint")
     try:
-        text = bytes(data).decode("utf-8")
-        json.loads(text, object_pairs_hook=_refuse_doubles, parse_constant=_refuse_constant)
-        members = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        return {name: _compact(bytes(raw)) for name, raw in members.items()}
+        members = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise CheckpointCorruptError(f"checkpoint is no JSON object: {exc}") from exc
+    return whole, {name: bytes(raw) for name, raw in members.items()}
+
+
+def _compact(text: bytes | bytearray, what: str) -> bytes:
+    """JSON text without its white space, numbers and strings as they were written.
+
+    Refused, as `CheckpointCorruptError`, is what is no strict JSON in UTF-8, and what readers understand differently:
+    doubled keys, lone surrogates, a byte order mark.
+    """
+    try:
+        # Numbers stay text: they are not looked at here, and some are longer than Python takes.
+        json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_refuse_doubles,
+            parse_int=str,
+            parse_float=str,
+            parse_constant=_refuse_constant,
+        )
+        return msgspec.json.format(bytes(text), indent=-1)
     except DeserializeStateError:
         raise
-    except (ValueError, TypeError, RecursionError, msgspec.DecodeError) as exc:
-        raise CheckpointCorruptError(f"bytes are no checkpoint: {type(exc).__name__}: {exc}"[:300]) from exc
+    except (ValueError, RecursionError, msgspec.DecodeError) as exc:
+        raise CheckpointCorruptError(f"{what} is no JSON text: {type(exc).__name__}: {exc}"[:300]) from exc
 
 
-def _refuse_doubles(pairs: list[tuple[str, Any]]) -> Any:
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) != len(pairs):
         raise CheckpointCorruptError("checkpoint has the same key twice in one object")
-    return None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -293,121 +335,153 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _parse(raw: bytes) -> Any:
+    """The value of compact text; `CheckpointCorruptError` if a number is beyond what Python can hold."""
     try:
-        return json.loads(raw, parse_constant=_refuse_constant)
-    except DeserializeStateError:
-        raise
+        return json.loads(raw, parse_float=_finite)
     except (ValueError, RecursionError) as exc:
-        raise CheckpointCorruptError(f"checkpoint has a value that is no JSON: {exc}"[:300]) from exc
+        raise CheckpointCorruptError(f"checkpoint has a value that cannot be read: {exc}"[:300]) from exc
 
 
-def _compact(raw: bytes) -> bytes:
-    try:
-        return msgspec.json.format(raw, indent=-1)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise CheckpointCorruptError(f"checkpoint has a value that is no JSON: {exc}"[:300]) from exc
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"number {text[:40]} is out of range")
+    return value
 
 
 def _base64(text: bytes) -> bytes:
     try:
         return base64.b64decode(_parse(text), validate=True)
-    except (binascii.Error, ValueError, TypeError) as exc:
+    except (binascii.Error, ValueError) as exc:
         raise CheckpointCorruptError(f"checkpoint's state is no base64: {exc}") from exc
 
 
-def _unpack(state: bytes, size: Any) -> bytes:
-    if not state.startswith(b'"'):
-        raise CheckpointCorruptError("checkpoint says compressed, but its state is no text")
-    limit = size if isinstance(size, int) and not isinstance(size, bool) and size >= 0 else None
-    return decompress(_base64(state), limit, where="checkpoint's state")
+def _plain_state(header: Fields, raw: bytes | None) -> bytes | None:
+    """The state as it was before it was packed; None for a record that has none."""
+    if raw is None:
+        if header.get("kind", CHECKPOINT) == CHECKPOINT:
+            raise CheckpointCorruptError("checkpoint has no state", path="state")
+        return None
+    compressed = header.get("compressed") is True
+    encoding = header.get("encoding") or ("zstd+base64" if compressed else "json")
+    if encoding == "zstd+base64":
+        if not raw.startswith(b'"'):
+            raise CheckpointCorruptError("checkpoint says compressed, but its state is no text")
+        where = "checkpoint's state"
+        return _compact(decompress(_base64(raw), header.get("size"), where=where), where)
+    if encoding != "json":
+        raise CheckpointCorruptError(
+            f"checkpoint has encoding {encoding!r}, which is read only through a store that has its key",
+            path="encoding",
+        )
+    if compressed:
+        raise CheckpointCorruptError("checkpoint says compressed and encoding 'json' at once", path="encoding")
+    return raw
 
 
-def _check_types(header: Fields) -> None:
-    expected: dict[str, Any] = {
-        "run_id": str,
-        "node_id": str,
-        "next_node": str,
-        "prev_node_id": str,
-        "sequence": int,
-        "visit": int,
-        "attempt": int,
-        "iteration": int,
-        "size": int,
-        "epoch": int,
-        "missed": list,
-        "tags": dict,
-        "compressed": bool,
-        "encoding": str,
-        "kind": str,
-        "duration_ms": (int, float),
-    }
-    for name, kind in expected.items():
-        value = header.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
-            raise CheckpointCorruptError(
-                f"checkpoint has a {name} that is {type(value).__name__} {str(value)[:60]!r}",
-                path=name,
-                expected=str(kind),
-                found=type(value).__name__,
-            )
-    _moment(header.get("timestamp"))
+# -- fields -----------------------------------------------------------------------------------------------
+
+
+def _misfit(header: Fields) -> tuple[str, Any] | None:
+    """The first field that is not what it should be, with its value; None if all are."""
+    for name, value in header.items():
+        if value is not None and not _fits(name, value):
+            return name, value
+    if header.get("kind") in (None, CHECKPOINT) and not header.get("node_id"):
+        return "node_id", header.get("node_id")
+    return None
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if name in _COUNTS:
+        return type(value) is int and _COUNTS[name] <= value <= _MOST
+    if name == "compressed":
+        return isinstance(value, bool)
+    if name == "duration_ms":
+        return type(value) in {int, float} and isfinite(value)
+    if name == "missed":
+        return isinstance(value, list) and all(isinstance(visit, str) for visit in value)
+    if name == "tags":
+        return isinstance(value, dict) and all(isinstance(text, str) for pair in value.items() for text in pair)
+    return True
 
 
 def _moment(text: Any) -> datetime | None:
     if text is None:
         return None
     try:
-        return parse_time(text).astimezone(UTC)
-    except (ValueError, TypeError, OverflowError) as exc:
-        raise CheckpointCorruptError(f"checkpoint has a timestamp {str(text)[:60]!r} that is none with a zone") from exc
+        return parse_time(text)
+    except (ValueError, TypeError) as exc:
+        raise CheckpointCorruptError(
+            f"checkpoint has a timestamp that is {_shown(text)}, and no time with a zone", path="timestamp"
+        ) from exc
 
 
-def _prove(header: Fields, state: bytes, data: bytes) -> None:
+def _prove(header: Fields, state: bytes | None, whole: bytes, raw: bytes | None) -> None:
+    """Raise `CheckpointIntegrityError` unless digest and seal fit, and are there where they should be."""
     digest, seal = header.get("digest"), header.get("seal")
-    if digest is not None and digest != digest_of(state):
-        raise CheckpointIntegrityError(
-            "checkpoint's digest does not fit its state: it was changed after it was written",
-            expected=str(digest),
-            found=digest_of(state),
-        )
-    if isinstance(seal, str) and seal.startswith("sha256:"):
+    if digest is not None and (state is None or digest != digest_of(state)):
+        found = "no state" if state is None else digest_of(state)
+        raise _changed("its digest does not fit its state", digest, found)
+    if seal is None:
+        if digest is not None or header.get("kind", CHECKPOINT) != CHECKPOINT:
+            raise _changed("its seal is gone", "a seal", "none")
+    elif not seal.startswith("hmac-sha256:"):
         # The seal is the header's last field and covers the text before it; the state stands behind it, last of all.
-        sealed = _header_of(data)
-        tail = b',"seal":"' + seal.encode() + b'"'
-        if not sealed.endswith(tail) or Seals().seal(sealed[: -len(tail)]) != sealed:
-            raise CheckpointIntegrityError(
-                "checkpoint's seal does not fit its header: it was changed after it was written",
-                expected=seal,
-                found="another",
-            )
+        sealed = whole.removesuffix(b"}" if raw is None else b',"state":' + raw + b"}")
+        tail = b',"seal":' + msgspec.json.encode(seal)
+        if Seals().seal(sealed.removesuffix(tail)) != sealed:
+            raise _changed("its seal does not fit its header", seal, "another")
 
 
-def _header_of(data: bytes) -> bytes:
-    """The text of an envelope before its state, without the comma; all of it but the brace where it has none."""
-    whole = _compact(data)
-    raw = msgspec.json.decode(whole, type=dict[str, msgspec.Raw]).get("state")
-    if raw is None:
-        return whole[:-1]
-    return whole[: len(whole) - len(bytes(raw)) - len(b',"state":}')]
+def _changed(what: str, expected: str, found: str) -> CheckpointIntegrityError:
+    return CheckpointIntegrityError(
+        f"checkpoint was changed after it was written ({what}): take a copy that was not, or, if the change is meant, "
+        f"take digest and seal out",
+        expected=expected,
+        found=found,
+    )
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{type(value).__name__} {value!r}"[:80]
+    except Exception:  # an integer beyond the digits that Python shows, or a foreign object's own repr
+        return type(value).__name__
+
+
+def _refusal(path: str, value: Any, what: str) -> SerializeStateError:
+    return SerializeStateError(f"{path} {what}", path=path, type_name=type(value).__name__)
 
 
 def _dump(value: Any, path: str) -> bytes:
     """Strict JSON of plain values; what JSON would change on the way is refused."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
-        is_same = json.loads(text) == value or isinstance(value, Mapping)
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise SerializeStateError(
-            f"{path} is no plain JSON value: {exc}; encode it with the flow's codec",
-            path=path,
-            type_name=type(value).__name__,
+        _refuse_inexact(value, path)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    except SerializeStateError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        raise _refusal(
+            path, value, f"is no plain JSON value ({exc}): give the bytes that the flow's codec makes"
         ) from exc
-    if not is_same:
-        raise SerializeStateError(
-            f"{path} holds values that JSON would change (tuples, say): give lists, or bytes of JSON",
-            path=path,
-            type_name=type(value).__name__,
+
+
+def _refuse_inexact(value: Any, path: str) -> None:
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise _refusal(path, key, f"has the key {_shown(key)}, which JSON would change: give text")
+            _refuse_inexact(item, f"{path}.{key}")
+    elif kind is list:
+        for index, item in enumerate(value):
+            _refuse_inexact(item, f"{path}[{index}]")
+    elif kind not in {str, int, float, bool, type(None)} or (kind is float and not isfinite(value)):
+        raise _refusal(
+            path,
+            value,
+            f"is {_shown(value)}, which JSON would change: give lists, dicts, text and finite numbers, or bytes",
         )
-    return text

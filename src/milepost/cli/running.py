@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -197,6 +196,4 @@ def _show_plan(invocation: Invocation, plan: ResumePlan) -> int:
         print(f"  the flow has changed, {plural(len(plan.differences), 'difference')}:")
         for difference in plan.differences:
             print(f"    {clean(difference)}")
-    with contextlib.suppress(AttributeError):
-        sys.stdout.flush()
     return code

@@ -46,6 +46,7 @@ class ListPlan(Plan):
     def __init__(self, item: Plan) -> None:
         self.item = item
         self.expected = f"list[{item.expected}]"
+        self.is_native = item.is_native
 
     def dump(self, value: Any, depth: int) -> Any:
         if type(value) is not list:
@@ -223,6 +224,7 @@ class DictPlan(Tagged):
         self.expected = f"{cls.__name__}[{key.expected}, {value.expected}]"
         self._key_is_int = isinstance(key, IntPlan)
         self._key_is_str = isinstance(key, StrPlan)
+        self.is_native = cls is dict and self._key_is_str and value.is_native
 
     def dump(self, value: Any, depth: int) -> Any:
         v, extra = self.parts(value, depth)

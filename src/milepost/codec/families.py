@@ -77,8 +77,14 @@ class Family:
 
     @cached_property
     def is_native(self) -> bool:
-        """Whether msgspec writes an object of the class as the object of its fields, all and in their order."""
-        return not any(name.startswith("_") for name in self.names)
+        """Whether msgspec sees the same fields of the same types, and writes all of them in their order."""
+        return not any(name.startswith("_") for name in self.names) and self._has_plain_names
+
+    @cached_property
+    def _has_plain_names(self) -> bool:
+        """Whether names in annotations can mean nothing but what the module defines."""
+        inner = [value for base in self.cls.__mro__[:-1] for name, value in vars(base).items() if name[:2] != "__"]
+        return "<locals>" not in self.cls.__qualname__ and not any(isinstance(value, type) for value in inner)
 
     @cached_property
     def _is_in_dict(self) -> bool:
@@ -88,7 +94,7 @@ class Family:
         )
 
     @cached_property
-    def _has_generated_init(self) -> bool:
+    def has_generated_init(self) -> bool:
         """Whether calling the class with the fields' values sets them and does nothing else.
 
         So it is if its `__init__` has the very code that `dataclass` writes for such fields, and no other code
@@ -142,7 +148,7 @@ class Family:
             if {*map(len, attributes)} != {len(self.names)}:
                 return None
             try:
-                return [list(map(itemgetter(name), attributes)) for name in self.names]
+                return columns_of(self.names, attributes)
             except KeyError:
                 return None
         if self.cls.__dictoffset__:
@@ -176,7 +182,7 @@ class Family:
 
     def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
         """Make one object for each row of the columns."""
-        if self._has_generated_init:
+        if self.has_generated_init:
             return list(map(self.cls, *columns))
         made = list(map(object.__new__, repeat(self.cls, count)))
         for name, column in zip(self.names, columns, strict=True):
@@ -196,7 +202,7 @@ class AttrsFamily(Family):
     """attrs classes, known by `__attrs_attrs__`."""
 
     is_native = False
-    _has_generated_init = False
+    has_generated_init = False
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for attribute in self.cls.__attrs_attrs__:
@@ -223,6 +229,7 @@ class NamedTupleFamily(Family):
     """NamedTuples: tuples whose class has `_fields`."""
 
     is_native = False
+    has_generated_init = False
     refusal = ""
 
     def list_fields(self) -> Iterable[FieldSpec]:
@@ -255,7 +262,9 @@ class StructFamily(Family):
         """Whether nothing in the struct's options changes how msgspec writes it."""
         config = self.cls.__struct_config__
         is_changed = config.array_like or config.omit_defaults or config.tag is not None
-        return not is_changed and self.cls.__struct_encode_fields__ == self.cls.__struct_fields__
+        return (
+            not is_changed and self._has_plain_names and self.cls.__struct_encode_fields__ == self.cls.__struct_fields__
+        )
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for field in msgspec.structs.fields(self.cls):
@@ -267,8 +276,13 @@ class StructFamily(Family):
             yield FieldSpec(field.name, default=default)
 
     @cached_property
+    def has_generated_init(self) -> bool:
+        """Whether making a struct runs no code of a user."""
+        return not hasattr(self.cls, "__post_init__")
+
+    @cached_property
     def _make(self) -> Callable[..., Any]:
-        if not hasattr(self.cls, "__post_init__"):
+        if self.has_generated_init:
             return self.cls  # type: ignore[no-any-return]
         # A struct can't be made blank, so one of a subclass whose `__post_init__` does nothing becomes one.
         quiet = type(self.cls)(self.cls.__name__, (self.cls,), {"__post_init__": lambda self: None})
@@ -296,7 +310,7 @@ class TypedDictFamily(Family):
     """TypedDicts, whose values are plain dicts."""
 
     is_mapping = True
-    is_native = True
+    has_generated_init = True
     refusal = ""
 
     def list_fields(self) -> Iterable[FieldSpec]:
@@ -307,7 +321,7 @@ class TypedDictFamily(Family):
         if {*map(len, values)} != {len(self.names)}:
             return None
         try:
-            return [list(map(itemgetter(name), values)) for name in self.names]
+            return columns_of(self.names, values)
         except KeyError:
             return None
 
@@ -326,6 +340,7 @@ class PydanticFamily(Family):
 
     has_sides = True
     is_native = False
+    has_generated_init = False
     refusal = ""
 
     def list_fields(self) -> Iterable[FieldSpec]:
@@ -378,6 +393,13 @@ class PydanticFamily(Family):
         if extra is not None:
             sides[EXTRA] = dict(extra)
         return self.build(values, sides)
+
+
+def columns_of(names: tuple[str, ...], rows: list[dict[str, Any]]) -> list[list[Any]]:
+    """Turn dicts into one column for each name. Raises KeyError if a dict lacks one."""
+    if len(names) < 2:
+        return [list(map(itemgetter(name), rows)) for name in names]
+    return list(map(list, zip(*map(itemgetter(*names), rows), strict=True)))
 
 
 def rows_of(names: tuple[str, ...], columns: list[list[Any]]) -> list[dict[str, Any]]:

@@ -98,6 +98,7 @@ class Plan:
     bare: frozenset[str] = frozenset()  # the kinds of JSON that `dump` writes without the mark
     plain = False  # `wrap` writes what `dump` writes: JSON itself tells the type
     expected = "object"  # the declared type, for people
+    is_native = False  # msgspec's typed decoder makes the same values, if writing them again gives the same bytes
 
     def dump(self, value: Any, depth: int) -> Any:
         """Write `value` for a place whose declared type is this one."""

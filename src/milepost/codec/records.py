@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any
 
-from .families import EXTRA, FIELDS_SET, PRIVATE, Family, FieldSpec, rows_of
+from .families import EXTRA, FIELDS_SET, PRIVATE, Family, FieldSpec, columns_of, rows_of
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -53,11 +53,12 @@ class RecordPlan(Plan):
         self._recursive = False
         self._untyped, self._name_of, self._drop_unknown = untyped, name_of, drop_unknown
         self._specs: dict[str, FieldSpec] = {field.name: field for field in family.fields}
-        self._row = itemgetter(*family.names) if len(family.names) > 1 else None
 
     def set_fields(self, plans: dict[str, Plan]) -> None:
         """Give the plans of the fields, by name, in the order of the family's fields."""
         self.plans = plans
+        is_native = self.family.is_native and self.family.has_generated_init and not self._recursive
+        self.is_native = is_native and all(plan.is_native for plan in plans.values())
 
     def mark_recursive(self) -> None:
         """Note that objects of the class may contain objects of the class."""
@@ -288,13 +289,12 @@ class RecordPlan(Plan):
         if not raws:
             return raws
         names = self.family.names
-        if not (bare and self._row and {*map(type, raws)} == {dict} and {*map(len, raws)} == {len(names)}):
+        if not (bare and names and {*map(type, raws)} == {dict} and {*map(len, raws)} == {len(names)}):
             return super().load_all(raws, bare)
         try:
-            rows = list(map(self._row, raws))
+            columns = columns_of(names, raws)
         except KeyError:
             return super().load_all(raws, bare)
-        columns = list(map(list, zip(*rows, strict=True)))
         loaded: list[list[Any]] = []
         try:
             for plan, column in zip(self.plans.values(), columns, strict=True):

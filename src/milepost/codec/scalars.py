@@ -32,6 +32,7 @@ class NonePlan(Plan):
     types = (type(None),)
     bare = frozenset({"null"})
     plain = True
+    is_native = True
     expected = "None"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -51,6 +52,7 @@ class BoolPlan(Plan):
     types = (bool,)
     bare = frozenset({"bool"})
     plain = True
+    is_native = True
     expected = "bool"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -77,6 +79,7 @@ class IntPlan(Plan):
     types = (int,)
     bare = frozenset({"int"})
     plain = True
+    is_native = True
     expected = "int"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -114,6 +117,7 @@ class FloatPlan(Plan):
     types = (float,)
     bare = frozenset({"float"})
     plain = True
+    is_native = True
     expected = "float"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -147,6 +151,7 @@ class StrPlan(Plan):
     types = (str,)
     bare = frozenset({"str"})
     plain = True
+    is_native = True
     expected = "str"
 
     def dump(self, value: Any, depth: int) -> Any:

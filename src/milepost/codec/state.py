@@ -31,6 +31,8 @@ __all__ = ["Codec", "canonical"]
 
 T = TypeVar("T")
 
+_SLOW: Any = object()  # the fast way gave no answer
+
 
 class Codec(Generic[T]):
     """Writes values of a declared type as strict JSON and reads them back, equal and of the same types.
@@ -68,12 +70,14 @@ class Codec(Generic[T]):
         self.type = type_
         self._types = tuple(types)
         self._upgrade = upgrade
-        resolver = Resolver(known=self._types, drop_unknown=unknown_fields == "drop")
+        self._drop_unknown = unknown_fields == "drop"
+        resolver = Resolver(known=self._types, drop_unknown=self._drop_unknown)
         self._plan: Plan = resolver.plan(type_, "state")
         for known in self._types:
             resolver.plan(known, f"types[{getattr(known, '__qualname__', known)}]")
         self.problems = resolver.problems
         self._record = self._plan if isinstance(self._plan, RecordPlan) else None
+        self._decoder = self._make_decoder()
 
     # -- records ---------------------------------------------------------------------------------------
 
@@ -100,11 +104,13 @@ class Codec(Generic[T]):
         Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type.
         """
         try:
-            raw = msgspec.json.decode(data)
             bare = not (MARK.encode() in data or b"\\u" in data)
+            if bare and self._decoder is not None and (value := self._decode_fast(data)) is not _SLOW:
+                return value  # type: ignore[no-any-return]
+            raw = msgspec.json.decode(data)
             if self._upgrade is not None:
                 raw, bare = self._run_upgrade(raw), False
-            value: T = self._plan.load(raw, bare)
+            value = self._plan.load(raw, bare)
         except DeserializeStateError:
             raise
         except Refusal as refusal:
@@ -115,7 +121,24 @@ class Codec(Generic[T]):
             raise DeserializeStateError(
                 f"{root} is no valid JSON: {exc}", path=root, expected=self._plan.expected, found="invalid JSON"
             ) from exc
-        return value
+        return value  # type: ignore[no-any-return]
+
+    def _decode_fast(self, data: bytes) -> Any:
+        """Read with msgspec's typed decoder, which is lenient: it counts only if the same bytes come out again."""
+        assert self._decoder is not None
+        try:
+            value = self._decoder.decode(data)
+            return value if encode_json(value) == data else _SLOW
+        except Exception:  # a default factory of a user may fail; the other way says what is wrong
+            return _SLOW
+
+    def _make_decoder(self) -> msgspec.json.Decoder[Any] | None:
+        if self._upgrade is not None or self._drop_unknown or not self._plan.is_native or self.problems:
+            return None
+        try:
+            return msgspec.json.Decoder(self.type)
+        except Exception:  # msgspec resolves annotations in its own way
+            return None
 
     def _run_upgrade(self, raw: Any) -> Any:
         assert self._upgrade is not None

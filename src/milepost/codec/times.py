@@ -76,7 +76,7 @@ def _write_zone(zone: tzinfo) -> dict[str, Any]:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         if name:
             return {"offset": _write_duration(offset), "name": checked_text(name[0])}
-        # `fromisoformat` of Python 3.11 to 3.14 takes an offset below a second for UTC
+        # `fromisoformat` takes an offset below a second for UTC (seen with Python 3.11)
         return {"offset": _write_duration(offset)} if offset.microseconds else {}
     if type(zone) is ZoneInfo and isinstance(zone.key, str) and _KEY.fullmatch(zone.key):
         return {"zone": zone.key}

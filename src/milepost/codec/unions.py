@@ -19,6 +19,7 @@ class OptionalPlan(Plan):
 
     def __init__(self, inner: Plan) -> None:
         self.inner = inner
+        self.is_native = inner.is_native
         self.expected = f"{inner.expected} | None"
 
     @property

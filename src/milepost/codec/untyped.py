@@ -8,7 +8,7 @@ name. A name in a record is only looked up there; nothing is ever imported by it
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from itertools import chain
+from collections.abc import Iterable
 from math import isfinite
 from pathlib import PurePath
 from typing import Any
@@ -38,6 +38,7 @@ class UntypedPlan(Plan):
     """The plan of Any, and the table of the classes that a codec knows."""
 
     plain = True
+    is_native = True
     bare = frozenset({"null", "bool", "int", "float", "str", "list", "dict"})
     expected = "any carried value"
 
@@ -106,10 +107,7 @@ class UntypedPlan(Plan):
         return plan.wrap(value, depth)
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        classes = {*map(type, values)}
-        if classes == {str}:
-            return values if is_text("".join(values)) else super().dump_all(values, depth)
-        if classes <= _PLAIN and is_plain_json(values, depth):
+        if is_plain_json(values, depth):
             return values
         return super().dump_all(values, depth)
 
@@ -171,50 +169,36 @@ class _AnyPathPlan(PathPlan):
         super().__init__(PurePath)
 
 
-def is_plain_json(values: list[Any], depth: int) -> bool:
-    """Whether values are JSON as they are: exact classes, no marks, and no container that is met twice.
+def is_plain_json(values: Iterable[Any], depth: int) -> bool:
+    """Whether values are JSON as they are: exact classes, no marks, nothing nested too deep.
 
-    Works level by level on whole columns. Answers False rather than look closer; the loop decides then.
+    Answers False rather than say what is wrong; the walk over plans does that.
     """
-    seen: set[int] = set()
-    level = values
-    while level:
-        groups = _by_class(level)
-        if not groups.keys() <= _PLAIN or not _are_plain_scalars(groups):
-            return False
-        lists, dicts = groups.get(list, []), groups.get(dict, [])
-        containers = {*map(id, lists), *map(id, dicts)}
-        if not containers:
-            return True
-        if depth >= MAX_DEPTH or len(containers) != len(lists) + len(dicts) or not seen.isdisjoint(containers):
-            return False
-        seen |= containers
-        if dicts:
-            keys = list(chain.from_iterable(dicts))
-            if not {*map(type, keys)} <= {str} or MARK in keys or not is_text("".join(keys)):
-                return False
-        level = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
-        depth += 1
-    return True
-
-
-def _by_class(values: list[Any]) -> dict[type, list[Any]]:
-    classes = {*map(type, values)}
-    if len(classes) == 1:
-        return {classes.pop(): values}
-    groups: dict[type, list[Any]] = {cls: [] for cls in classes}
     for value in values:
-        groups[type(value)].append(value)
-    return groups
-
-
-def _are_plain_scalars(groups: dict[type, list[Any]]) -> bool:
-    numbers = groups.get(int)
-    return (
-        (str not in groups or is_text("".join(groups[str])))
-        and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
-        and (float not in groups or all(map(isfinite, groups[float])))
-    )
+        cls = type(value)
+        if cls is str:
+            if not value.isascii() and not is_text(value):
+                return False
+        elif cls is dict:
+            if depth >= MAX_DEPTH or MARK in value:
+                return False
+            for key in value:
+                if type(key) is not str or not (key.isascii() or is_text(key)):
+                    return False
+            if not is_plain_json(value.values(), depth + 1):
+                return False
+        elif cls is list:
+            if depth >= MAX_DEPTH or not is_plain_json(value, depth + 1):
+                return False
+        elif cls is int:
+            if not MIN_INT <= value <= MAX_INT:
+                return False
+        elif cls is float:
+            if not isfinite(value):
+                return False
+        elif value is not None and cls is not bool:
+            return False
+    return True
 
 
 def dump_registered(registration: Registration, value: Any, untyped: Plan, depth: int) -> dict[str, Any]:

@@ -134,6 +134,17 @@ class FenceContract(StoreUnderTest):
         assert "lost" == write(store, token, *(checkpoint("r", n) for n in range(2, 12))).outcome
         assert before == whole(store, "r")
 
+    def test_what_is_told_of_a_batch_is_what_is_there(self, store: Store) -> None:
+        """A batch that fails is not written, whatever it fails with, and the store goes on."""
+        tokens = [begin(store, name) for name in ("a", "b", "c")]
+        records = [checkpoint(token.run_id, 1) for token in tokens]
+        records[1] = records[1]._replace(visit=2**80)  # no medium must take such a number
+        told = outcomes_of(store, [Append(token, (record,)) for token, record in zip(tokens, records, strict=True)])
+        assert [outcome == "written" for outcome in told] == [
+            store.get_run(token.run_id).info.sequence == 1 for token in tokens
+        ]
+        assert "written" == work(store, tokens[2], "after").outcome
+
     def test_a_finished_release_is_refused_when_it_meets_a_cancel(self, store: Store) -> None:
         """refused: a `finished` release met an open cancel. Only `written` has changed anything."""
         token = begin(store, "r")
@@ -169,3 +180,11 @@ class FenceContract(StoreUnderTest):
         token = begin(store, "r")
         assert "written" == work(other, token, "a").outcome
         assert "written" == work(store, token, "b").outcome
+
+
+def outcomes_of(store: Store, batch: list[Append]) -> list[str]:
+    """What is told of each append; "failed" for all if the batch fails."""
+    try:
+        return [verdict.outcome for verdict in store.append(batch)]
+    except Exception:
+        return ["failed"] * len(batch)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from milepost.errors import RunExistsError
 from milepost.store import Append, Release, Store
+from milepost.testing.contract_fence import outcomes_of
 from milepost.testing.contract_subject import StoreUnderTest
 from milepost.testing.journals import begin, checkpoint, claim_of, finish, work, write
 
@@ -135,6 +136,24 @@ class ThreadContract(StoreUnderTest):
 
         assert [["written", "lost", "gap"]] * 8 == at_once(send, range(8))
         assert [1, 0, 0] * 8 == [store.get_run(token.run_id).info.sequence for token in tokens]
+
+    def test_a_batch_that_fails_does_not_touch_those_of_other_threads(self, store: Store) -> None:
+        """One append's fate does not touch another's, nor is anything told that did not take place."""
+        tokens = [begin(store, f"r{n}") for n in range(12)]
+
+        def send(n: int) -> list[list[str]]:
+            sent = list[list[str]]()
+            for sequence in range(1, 11):
+                record = checkpoint(f"r{n}", sequence)
+                if n == 0:
+                    record = record._replace(visit=2**80)  # no medium must take such a number
+                sent.append(outcomes_of(store, [Append(tokens[n], (record,))]))
+            return sent
+
+        sent = at_once(send, range(12))
+        assert [[["written"]] * 10] * 11 == sent[1:]
+        written = [sum(outcome == ["written"] for outcome in outcomes) for outcomes in sent]
+        assert written == [store.get_run(token.run_id).info.sequence for token in tokens]
 
     def test_signals_at_once_are_numbered_densely(self, store: Store) -> None:
         """A signal that was kept for a run, numbered from 1; a `signal_id` is kept once."""

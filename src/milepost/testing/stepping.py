@@ -1,0 +1,172 @@
+"""A driver that a test moves by hand: one effect at a time, with a fake clock and without threads.
+
+`Stepper(routine)` stops before each effect that the core asks for. The test looks at it, performs it (`step`), lets it
+fail (`fail`), or drops the routine as the death of its process would (`kill`). Coroutines are run to their end where
+they are called, each in an event loop of its own, so the caller must not be inside one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from milepost.context import current_context
+from milepost.drivers import SyncDriver, invoke
+from milepost.effects import AttemptTimedOut, Call, Drop, Effect, Hold, Routine, Sleep
+from milepost.hooks import Hook, surround
+from milepost.testing.clock import FakeClock
+
+__all__ = ["Lease", "Stepper"]
+
+T = TypeVar("T")
+EffectT = TypeVar("EffectT", bound=Effect)
+
+
+class Lease:
+    """A lease that nothing renews and that never ends, unless the test says so; see `milepost.effects.Held`."""
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self.cancel: str | None = None
+
+
+class Stepper(Generic[T]):
+    """One routine and the effect that it waits for.
+
+    `clock` is the one that the routine's options have: a `Sleep` advances it, and a call has timed out if it has
+    advanced it too far. `hooks` get the events.
+    """
+
+    def __init__(self, routine: Routine[T], *, clock: FakeClock | None = None, hooks: Sequence[Hook] = ()) -> None:
+        self._routine = routine
+        self._hand = _Hand(FakeClock() if clock is None else clock, hooks)
+        self._ended: tuple[T | None, BaseException | None] | None = None
+        self.pending: Effect | None = None
+        """What the routine waits for; None once it has ended."""
+        self.effects: list[Effect] = []
+        """What was performed, or was let fail, in order."""
+        self.lease = self._hand.lease
+        """What the core sees of the lease that it holds: the test may have it lost, or cancelled."""
+        self._advance(lambda: next(routine))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the routine has ended, or was killed."""
+        return self.pending is None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the routine raised; None if it returned or goes on."""
+        return None if self._ended is None else self._ended[1]
+
+    @property
+    def result(self) -> T:
+        """What the routine returned, or raise what it raised. RuntimeError if it goes on or was killed."""
+        if self._ended is None:
+            raise RuntimeError(f"the routine has no result: it waits for {self.pending!r}")
+        value, error = self._ended
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def step(self) -> Effect:
+        """Perform the pending effect, let the routine go on to the next one, and return what was performed."""
+        effect = self._take()
+        try:
+            answer = self._hand.perform(effect)
+        except BaseException as exc:
+            self._throw(exc)
+        else:
+            self._advance(lambda: self._routine.send(answer))
+        return effect
+
+    def perform(self) -> Any:
+        """Perform the pending effect without telling the routine, as if the process died right then; its answer."""
+        assert self.pending is not None
+        try:
+            return self._hand.perform(self.pending)
+        finally:
+            self.kill()
+
+    def fail(self, error: BaseException) -> Effect:
+        """Let the pending effect fail with `error` instead of performing it, and return it."""
+        effect = self._take()
+        self._throw(error)
+        return effect
+
+    def run_until(self, kind: type[EffectT]) -> EffectT:
+        """Step until an effect of this kind is pending, and return it. LookupError if the routine ends before."""
+        while not isinstance(self.pending, kind):
+            if self.pending is None:
+                raise LookupError(f"the routine ended without a {kind.__name__}")
+            self.step()
+        return self.pending
+
+    def run(self) -> T:
+        """Step to the end; the result."""
+        while self.pending is not None:
+            self.step()
+        return self.result
+
+    def kill(self) -> None:
+        """Drop the routine: nothing more is performed. RuntimeError if it asks for anything all the same."""
+        self.pending = None
+        self._routine.close()
+
+    def _take(self) -> Effect:
+        if self.pending is None:
+            raise RuntimeError("the routine has ended: nothing is left to perform")
+        self.effects.append(self.pending)
+        return self.pending
+
+    def _throw(self, error: BaseException) -> None:
+        self._advance(lambda: self._routine.throw(error))
+
+    def _advance(self, go_on: Any) -> None:
+        try:
+            self.pending = go_on()
+        except StopIteration as stop:
+            self.pending, self._ended = None, (stop.value, None)
+        except BaseException as exc:
+            self.pending, self._ended = None, (None, exc)
+
+
+class _Hand(SyncDriver):
+    """Performs effects without threads, waiting or heartbeat."""
+
+    clock: FakeClock
+
+    def __init__(self, clock: FakeClock, hooks: Sequence[Hook]) -> None:
+        super().__init__(clock, hooks)
+        self.lease = Lease()
+
+    def _call(self, call: Call) -> Any:
+        around = self.publish(call.announce) if call.announce is not None else ()
+        began = self.clock.monotonic()
+        value = asyncio.run(_await(call, around)) if call.is_async else invoke(call, around)
+        if call.timeout is not None and self.clock.monotonic() - began >= call.timeout:
+            raise AttemptTimedOut(call.timeout)
+        return value
+
+    def _sleep(self, effect: Sleep) -> None:
+        self.clock.advance(effect.seconds)
+
+    def perform_quick(self, effect: Effect) -> Any:
+        if isinstance(effect, Hold):
+            return self.lease
+        if isinstance(effect, Drop):
+            effect.store.abandon(effect.token)
+            if effect.owed is not None:
+                effect.store.release(effect.token, effect.owed)
+            return None
+        return super().perform_quick(effect)
+
+
+async def _await(call: Call, around: Sequence[Any]) -> Any:
+    if call.context is None:
+        return await call.fn(*call.args)
+    # The loop runs this in a task, whose contextvars end with it.
+    current_context.set(call.context)
+    with surround(around, call.context.run_id):
+        return await call.fn(*call.args)

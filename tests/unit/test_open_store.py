@@ -1,0 +1,95 @@
+"""Stores from URLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost.errors import OptionError, StoreError
+from milepost.stores.memory import MemoryStore
+from milepost.stores.opening import open_store
+from milepost.stores.sqlite import SQLiteStore
+
+
+def test_three_slashes_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///x.db") as store:
+        assert isinstance(store, SQLiteStore)
+        assert str(tmp_path / "x.db") == store.place
+
+
+def test_four_slashes_are_absolute(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/x.db") as store:
+        assert str(tmp_path / "x.db") == store.place
+
+
+def test_percent_escapes_stand_for_their_characters(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/a%20b%23.db") as store:
+        assert str(tmp_path / "a b#.db") == store.place
+
+
+def test_memory_is_a_new_store_each_time() -> None:
+    first, second = open_store("memory://"), open_store("memory://")
+    assert isinstance(first, MemoryStore)
+    assert first is not second
+
+
+def test_sqlite_may_be_in_memory_too() -> None:
+    with open_store("sqlite:///:memory:") as store:
+        assert ":memory:" == store.place
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "runs.db",
+        "/srv/runs.db",
+        "./runs.db",
+        "sqlite:",
+        "sqlite://",
+        "sqlite://runs.db",
+        "sqlite:///",
+        "sqlite:x.db",
+    ]
+    + ["sqlite:///folder/", "memory://x", "memory", "http://x", "redis://x", ":", "C:\\runs.db", "sqlite//x", "\0"],
+)
+def test_what_is_no_url_of_a_store_is_refused_with_the_forms(url: str) -> None:
+    with pytest.raises(OptionError, match=r"sqlite:///runs\.db") as caught:
+        open_store(url)
+    assert "store" == caught.value.option
+
+
+@pytest.mark.parametrize("url", ["file:///srv/runs", "file:runs", "postgresql://h/d", "postgres://h/d"])
+def test_stores_that_are_not_there_yet_say_so(url: str) -> None:
+    with pytest.raises(OptionError, match="not in this version"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@host/db",
+        "postgres://host/db?password=secret",
+        "mysql://user:secret@host/db",
+        "sqlite://user:secret@host/x.db",
+        "postgresql://user:secret@[host/db",
+    ],
+)
+def test_a_password_is_never_shown(url: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [None, 7, Path("runs.db")])
+def test_a_url_is_a_str(url: Any) -> None:
+    with pytest.raises(TypeError):
+        open_store(url)
+
+
+def test_a_store_that_cannot_be_opened_says_where(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=str(tmp_path / "no" / "x.db")):
+        open_store(f"sqlite:///{tmp_path}/no/x.db")

@@ -1,0 +1,472 @@
+"""What is special to the SQLite store: its file, its connections, its commits. The rest is in the contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost.errors import OptionError, StoreClosedError, StoreError, StoreVersionError
+from milepost.record import Record, make_record
+from milepost.store import Append, Claim, NewRun, Release, Token
+from milepost.stores import sqlite_schema
+from milepost.stores.sqlite import SQLiteStore
+
+TIME = "2025-12-20T15:30:00.000000Z"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(path) as store:
+        yield store
+
+
+def begin(store: SQLiteStore, run_id: str = "r") -> Token:
+    start = make_record(run_id, 0, TIME, "start", state=b"{}")
+    return store.create(NewRun(run_id, "flow", f"nonce of {run_id}", start, 30.0, {}))
+
+
+def checkpoint(run_id: str, sequence: int, node_id: str = "a", state: bytes = b'{"n":1}') -> Record:
+    fields = {"next_node": "b"}
+    return make_record(run_id, sequence, TIME, "checkpoint", node_id, sequence, state=state, fields=fields)
+
+
+def write(store: SQLiteStore, token: Token, *records: Record) -> str:
+    return store.append([Append(token, records)])[0].outcome
+
+
+def shell(path: Path, query: str) -> list[Any]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def in_child(work: Any) -> int:
+    """The exit status of a forked child that does `work`: 0 unless it raised."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+# -- the file ----------------------------------------------------------------------------------------
+
+
+def test_only_the_owner_may_read_the_files(store: SQLiteStore, path: Path) -> None:
+    begin(store)
+    files = sorted(path.parent.iterdir())
+    assert ["runs.db", "runs.db-shm", "runs.db-wal"] == [file.name for file in files]
+    assert {0o600} == {stat.S_IMODE(file.stat().st_mode) for file in files}
+
+
+def test_a_missing_folder_is_named_and_leaves_no_handle_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with pytest.raises(StoreError, match=str(tmp_path / "no" / "runs.db")):
+            SQLiteStore(tmp_path / "no" / "runs.db")
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_file_that_is_no_database_is_a_store_error(path: Path) -> None:
+    path.write_bytes(b"not a database, but a file that has some length" * 100)
+    with pytest.raises(StoreError) as caught:
+        SQLiteStore(path)
+    assert isinstance(caught.value.__cause__, sqlite3.DatabaseError)
+    assert (str(path), "open") == (caught.value.store, caught.value.op)
+
+
+def test_closing_leaves_no_handle_open(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with SQLiteStore(path) as store:
+            store.save("r", "a", b"1")
+            store.load("r", "a")
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with SQLiteStore("runs.db") as store:
+        monkeypatch.chdir("/")
+        store.save("r", "a", b"1")
+        assert b"1" == store.load("r", "a")
+        assert str(tmp_path / "runs.db") == store.place
+
+
+def test_a_file_of_a_newer_release_is_refused(store: SQLiteStore, path: Path) -> None:
+    store.close()
+    shell(path, "PRAGMA user_version = 99")
+    with pytest.raises(StoreVersionError, match="upgrade") as caught:
+        SQLiteStore(path)
+    assert (99, sqlite_schema.VERSION) == (caught.value.found, caught.value.supported)
+
+
+@pytest.mark.parametrize(("durability", "level"), [("full", 2), ("normal", 1)])
+def test_durability_is_the_level_of_syncing(path: Path, durability: Any, level: int) -> None:
+    with SQLiteStore(path, durability=durability) as store:
+        assert level == store._open().execute("PRAGMA synchronous").fetchone()[0]
+        assert "wal" == store._open().execute("PRAGMA journal_mode").fetchone()[0]
+
+
+def test_another_durability_is_refused(path: Path) -> None:
+    with pytest.raises(OptionError):
+        SQLiteStore(path, durability="off")  # type: ignore[arg-type]
+    assert not path.exists()
+
+
+def test_memory_is_one_database_for_all_threads() -> None:
+    with SQLiteStore(":memory:") as store:
+        threads = [threading.Thread(target=store.save, args=(f"r{i}", "a", b"1")) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert 8 == len(store.list_runs())
+
+
+def test_a_closed_store_says_so(store: SQLiteStore) -> None:
+    token = begin(store)
+    store.close()
+    for call in (lambda: write(store, token, checkpoint("r", 1)), lambda: store.load("r", "a"), store.list_runs):
+        with pytest.raises(StoreClosedError):
+            call()
+
+
+# -- what people see ---------------------------------------------------------------------------------
+
+
+def test_the_view_checkpoints_has_the_newest_live_state_of_each_node(store: SQLiteStore, path: Path) -> None:
+    token = begin(store)
+    write(store, token, checkpoint("r", 1, "a"), checkpoint("r", 2, "b"), checkpoint("r", 3, "a"))
+    store.release(token, Release("interrupted"))
+    store.save("r", "c", b"\xff\x00any")
+    rows = shell(path, "SELECT run_id, node_id, sequence, timestamp, data FROM checkpoints")
+    assert [("r", "b", 2, TIME), ("r", "a", 3, TIME)] == [row[:4] for row in rows[:2]]
+    assert [store.load("r", node) for node in ("b", "a", "c")] == [row[4] for row in rows]
+
+
+def test_the_view_checkpoints_leaves_out_what_is_superseded(store: SQLiteStore, path: Path) -> None:
+    token = begin(store)
+    write(store, token, checkpoint("r", 1, "a"), checkpoint("r", 2, "a"), checkpoint("r", 3, "b"))
+    owner = make_record("r", 4, TIME, "owner", fields={"verb": "resume_from"})
+    live = (("", 0, 1), ("", 4, None))
+    assert store.claim(Claim("r", 3, 2, "m", owner, 30.0, takeover=True, live=live)).token is not None
+    assert [("a", 1)] == shell(path, "SELECT node_id, sequence FROM checkpoints")
+    assert [("a", 1)] == [(info.node_id, info.sequence) for info in store.list("r")]
+
+
+def test_a_packed_state_has_no_data_in_the_view(store: SQLiteStore, path: Path) -> None:
+    token = begin(store)
+    state = b'"' + b"x" * 2_000_000 + b'"'
+    write(store, token, checkpoint("r", 1, "a", state))
+    assert [(None,)] == shell(path, "SELECT data FROM checkpoints")
+    assert json.loads(store.load("r", "a"))["compressed"]
+    assert [2_000_002] == [info.size for info in store.list("r")]
+
+
+def test_headers_are_json_for_the_shell(store: SQLiteStore, path: Path) -> None:
+    write(store, begin(store), checkpoint("r", 1))
+    query = "SELECT sequence, json_extract(header, '$.next_node') FROM journal WHERE kind = 'checkpoint'"
+    assert [(1, "b")] == shell(path, query)
+
+
+def test_a_damaged_record_is_found_by_verify_and_hides_no_other(store: SQLiteStore, path: Path) -> None:
+    write(store, begin(store), checkpoint("r", 1, "a"), checkpoint("r", 2, "b"), checkpoint("r", 3, "c"))
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE records SET header = CAST(x'ff7b00' AS TEXT) WHERE sequence = 1")
+    connection.execute("UPDATE records SET payload = x'31' WHERE sequence = 2")
+    connection.close()
+    assert ["a", "b", "c"] == [info.node_id for info in store.list("r")]
+    assert 2 == len(store.verify("r").problems)
+    assert b'"n":1' in store.load("r", "c")
+
+
+def test_records_that_vanished_are_found_by_verify(store: SQLiteStore, path: Path) -> None:
+    token = begin(store)
+    write(store, token, *(checkpoint("r", i) for i in range(1, 6)))
+    store.release(token, Release("interrupted"))
+    assert store.verify("r").ok
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("DELETE FROM records WHERE sequence IN (2, 5)")
+    connection.close()
+    assert ["record 2 is missing", "the journal ends at record 4"] == [
+        problem.split(",")[0] for problem in store.verify("r").problems
+    ]
+
+
+# -- files of the first form ---------------------------------------------------------------------------
+
+
+def make_first_form(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(
+        "CREATE TABLE checkpoints (run_id TEXT NOT NULL, node_id TEXT NOT NULL, sequence INTEGER NOT NULL, "
+        "timestamp TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (run_id, node_id))"
+    )
+    connection.execute("CREATE INDEX idx_checkpoints_run_id ON checkpoints(run_id)")
+    connection.executemany(
+        "INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)",
+        [
+            ("r", "b", 5, "2025-12-20T15:30:00.123456789Z", b'{"next_node":"c"}'),
+            ("r", "a", 2, "2025-12-20T15:29:00Z", b"\xff"),
+            ("s", "a", 1, "nonsense", "text"),
+        ],
+    )
+    connection.close()
+
+
+def test_a_file_of_the_first_form_becomes_runs_once(path: Path) -> None:
+    make_first_form(path)
+    for _ in range(2):
+        with SQLiteStore(path) as store:
+            assert [("a", 1), ("b", 2)] == [(info.node_id, info.sequence) for info in store.history("r")]
+            assert "2025-12-20T15:30:00.123456+00:00" == store.list("r")[1].timestamp.isoformat()
+            assert (b"\xff", b"text") == (store.load("r", "a"), store.load("s", "a"))
+            row = store.get_run("r")
+            assert ("interrupted", "c", "") == (row.info.status, row.info.next_node, row.info.flow)
+            assert store.verify("r").ok
+    assert [(3,)] == shell(path, "SELECT count(*) FROM checkpoints_v0")
+
+
+def test_the_first_form_of_a_failed_set_up_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_first_form(path)
+
+    def fail(*args: object) -> None:
+        raise sqlite3.OperationalError("stopped")
+
+    monkeypatch.setattr(SQLiteStore, "_take_over", fail)
+    with pytest.raises(StoreError, match="stopped"):
+        SQLiteStore(path)
+    monkeypatch.undo()
+    with SQLiteStore(path) as store:
+        assert 2 == len(store.list_runs())
+
+
+# -- commits -------------------------------------------------------------------------------------------
+
+
+def test_threads_that_append_at_once_share_commits(store: SQLiteStore) -> None:
+    tokens = [begin(store, f"r{i}") for i in range(8)]
+    with store._lock:
+        threads = [threading.Thread(target=write, args=(store, token, checkpoint(token.run_id, 1))) for token in tokens]
+        for thread in threads:
+            thread.start()
+        while len(store._queue) < len(threads):
+            pass
+        assert all(len(store.read(token.run_id)) == 1 for token in tokens)
+    commits = count_commits(store)
+    store._wake_first()
+    for thread in threads:
+        thread.join()
+    assert 1 == len(commits)
+    assert all(len(store.read(token.run_id)) == 2 for token in tokens)
+
+
+def count_commits(store: SQLiteStore) -> list[str]:
+    commits: list[str] = []
+    store._open().set_trace_callback(lambda text: commits.append(text) if text == "COMMIT" else None)
+    return commits
+
+
+def test_one_bad_append_among_many_hurts_nobody_else(store: SQLiteStore) -> None:
+    tokens = [begin(store, f"r{i}") for i in range(6)]
+    bad = checkpoint("r3", 1)._replace(visit=1 << 70)
+    outcomes: dict[str, str] = {}
+
+    def work(token: Token) -> None:
+        record = bad if token.run_id == "r3" else checkpoint(token.run_id, 1)
+        try:
+            outcomes[token.run_id] = write(store, token, record)
+        except Exception as exc:
+            outcomes[token.run_id] = type(exc).__name__
+
+    with store._lock:
+        threads = [threading.Thread(target=work, args=(token,)) for token in tokens]
+        for thread in threads:
+            thread.start()
+        while len(store._queue) < len(threads):
+            pass
+    store._wake_first()
+    for thread in threads:
+        thread.join()
+    assert "OverflowError" == outcomes.pop("r3")
+    assert {"written"} == set(outcomes.values())
+    assert 5 == len(outcomes)
+
+
+def test_a_leader_that_is_stopped_leaves_the_others_going(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [begin(store, f"r{i}") for i in range(4)]
+    stopped: list[str] = []
+    outcomes: list[str] = []
+    whole = SQLiteStore._append_fast
+
+    def interrupt_once(self: SQLiteStore, *args: Any) -> bool:
+        if not stopped:
+            stopped.append(threading.current_thread().name)
+            raise KeyboardInterrupt
+        return whole(self, *args)
+
+    def work(token: Token) -> None:
+        try:
+            outcomes.append(write(store, token, checkpoint(token.run_id, 1)))
+        except KeyboardInterrupt:
+            outcomes.append("stopped")
+
+    monkeypatch.setattr(SQLiteStore, "_append_fast", interrupt_once)
+    with store._lock:
+        threads = [threading.Thread(target=work, args=(token,)) for token in tokens]
+        for thread in threads:
+            thread.start()
+        while len(store._queue) < len(threads):
+            pass
+    store._wake_first()
+    for thread in threads:
+        thread.join()
+    assert ["stopped", "written", "written", "written"] == sorted(outcomes)
+    assert 3 == sum(len(store.read(token.run_id)) - 1 for token in tokens)
+
+
+def test_a_lone_append_is_one_statement(store: SQLiteStore) -> None:
+    token = begin(store)
+    write(store, token, checkpoint("r", 1))
+    statements: list[str] = []
+    store._open().set_trace_callback(statements.append)
+    write(store, token, checkpoint("r", 2))
+    assert 1 == len(statements)
+
+
+def test_a_number_that_was_deleted_is_still_taken(store: SQLiteStore) -> None:
+    token = begin(store)
+    write(store, token, checkpoint("r", 1, "a"), checkpoint("r", 2, "b"))
+    store.delete("r", "b", force=True)
+    owner = make_record("r", 4, TIME, "owner", fields={"verb": "resume"})
+    claimed = store.claim(Claim("r", 3, 3, "m", owner, 30.0)).token
+    assert claimed is not None
+    assert "taken" == write(store, claimed, checkpoint("r", 2, "b"))
+    assert "gap" == write(store, claimed, checkpoint("r", 6, "b"))
+    assert "written" == write(store, claimed, checkpoint("r", 5, "b"))
+
+
+def test_reading_does_not_wait_for_a_writer(store: SQLiteStore, path: Path) -> None:
+    begin(store)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        assert "running" == store.get_run("r").info.status
+        assert 1 == len(store.list_runs())
+    finally:
+        other.close()
+
+
+def test_the_log_stays_short(path: Path) -> None:
+    with SQLiteStore(path, durability="normal") as store:
+        token = begin(store)
+        for i in range(1, 3000):
+            write(store, token, checkpoint("r", i, state=b'"' + b"x" * 1000 + b'"'))
+        assert 8 * 1024 * 1024 > path.with_name("runs.db-wal").stat().st_size
+        assert 1024 * 1024 < path.stat().st_size
+        assert store.verify("r").ok
+
+
+def test_a_reader_in_the_way_only_puts_off_the_moving_of_the_log(path: Path) -> None:
+    with SQLiteStore(path, durability="normal") as store:
+        token = begin(store)
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchone()
+        for i in range(1, 600):
+            assert "written" == write(store, token, checkpoint("r", i, state=b'"' + b"x" * 1000 + b'"'))
+        reader.close()
+        for i in range(600, 1200):
+            assert "written" == write(store, token, checkpoint("r", i, state=b'"' + b"x" * 1000 + b'"'))
+        assert 1024 * 1024 < path.stat().st_size
+
+
+def test_a_full_disk_is_a_store_error_and_nothing_of_it_is_written(store: SQLiteStore) -> None:
+    import resource
+    import signal
+
+    token = begin(store)
+
+    def fill() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        mine = begin(store, "child")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        written = 0
+        with pytest.raises(StoreError):
+            while True:
+                assert "written" == write(store, mine, checkpoint("child", written + 1, state=b'"%s"' % (b"x" * 9000)))
+                written += 1
+        assert written == store.get_run("child").info.sequence
+        assert store.verify("child").ok
+
+    assert 0 == in_child(fill)
+    assert store.verify("child").ok
+    assert "written" == write(store, token, checkpoint("r", 1))
+
+
+# -- forks ---------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_has_connections_of_its_own_and_no_tokens(store: SQLiteStore) -> None:
+    token = begin(store)
+
+    def work() -> None:
+        assert "lost" == write(store, token, checkpoint("r", 1))
+        assert "live" == store.get_run("r").lease
+        store.save("child", "a", b"1")
+        assert b"1" == store.load("child", "a")
+
+    assert 0 == in_child(work)
+    assert b"1" == store.load("child", "a")
+    assert "ours" == store.get_run("r").lease
+    assert "written" == write(store, token, checkpoint("r", 1))
+
+
+def test_what_a_child_wrote_survives_the_end_of_its_parents_connections(path: Path) -> None:
+    store = SQLiteStore(path)
+    begin(store)
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        store.save("child", "a", b"1")
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        store.save("child", "b", b"2")
+        os._exit(0)
+    os.read(ready[0], 1)
+    store.close()
+    os.write(go[1], b"x")
+    assert 0 == os.waitpid(pid, 0)[1]
+    with SQLiteStore(path) as again:
+        assert ["a", "b"] == [info.node_id for info in again.list("child")]
+
+
+def test_memory_does_not_reach_a_forked_child() -> None:
+    with SQLiteStore(":memory:") as store:
+        store.save("r", "a", b"1")
+
+        def work() -> None:
+            with pytest.raises(StoreClosedError):
+                store.load("r", "a")
+
+        assert 0 == in_child(work)
+        assert b"1" == store.load("r", "a")
