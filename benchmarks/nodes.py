@@ -156,7 +156,10 @@ def everyday(setting: Setting) -> Iterator[Figure]:
 
         found = interleave(
             setting.size.rounds,
-            {"bare": lambda graph=graph: seconds(graph.run, Counter(), times=times), "kept": lambda: seconds(kept, times=times)},
+            {
+                "bare": lambda graph=graph: seconds(graph.run, Counter(), times=times),
+                "kept": lambda: seconds(kept, times=times),
+            },
         )
         yield compare(f"run of {name}", found, measure="ours", unit="us", scale=_MICRO, ours="bare")
         yield compare(

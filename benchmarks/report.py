@@ -143,7 +143,9 @@ def as_table(figures: Iterable[Figure], unmeasured: Sequence[str] = ()) -> str:
     """The report as a Markdown table, aligned so that it reads as it is."""
     rows = [_COLUMNS, *(_row(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
     lines += ["", f"Measured on: {facts}."]

@@ -309,16 +309,17 @@ def _compact(text: bytes | bytearray, what: str) -> bytes:
     Refused, as `CheckpointCorruptError`, is what is no strict JSON in UTF-8, and what readers understand differently:
     doubled keys, lone surrogates, a byte order mark.
     """
+    plain = text if isinstance(text, bytes) else bytes(memoryview(text))
     try:
         # Numbers stay text: they are not looked at here, and some are longer than Python takes.
         json.loads(
-            text.decode("utf-8"),
+            plain.decode("utf-8"),
             object_pairs_hook=_refuse_doubles,
             parse_int=str,
             parse_float=str,
             parse_constant=_refuse_constant,
         )
-        return msgspec.json.format(bytes(text), indent=-1)
+        return msgspec.json.format(plain, indent=-1)
     except DeserializeStateError:
         raise
     except (ValueError, RecursionError, msgspec.DecodeError) as exc:

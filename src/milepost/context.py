@@ -62,22 +62,16 @@ class Context(Generic[DepsT]):
     """One attempt of one visit, as a node or step sees it."""
 
     __slots__ = (
+        "_attempt",
         "_ends_at",
         "_followed_at",
+        "_node_id",
         "_random",
         "_scope",
         "_stop",
         "_tags",
-        "attempt",
-        "node_id",
-        "visit",
+        "_visit",
     )
-
-    node_id: str
-    visit: int
-    """The how-many-th time the run is in this node, from 1."""
-    attempt: int
-    """The how-many-th try of this visit, from 1."""
 
     def __init__(
         self,
@@ -89,9 +83,9 @@ class Context(Generic[DepsT]):
         timeout: float | None = None,
     ) -> None:
         self._scope = scope
-        self.node_id = node_id
-        self.visit = visit
-        self.attempt = attempt
+        self._node_id = node_id
+        self._visit = visit
+        self._attempt = attempt
         self._followed_at = followed_at
         self._ends_at = None if timeout is None else scope.clock.monotonic() + timeout
         self._tags: dict[str, str] | None = None
@@ -102,6 +96,21 @@ class Context(Generic[DepsT]):
     def run_id(self) -> str:
         """The run's id; one is made where none was given."""
         return self._scope.run_id
+
+    @property
+    def node_id(self) -> str:
+        """The node or step that runs."""
+        return self._node_id
+
+    @property
+    def visit(self) -> int:
+        """The how-many-th time the run is in this node, from 1."""
+        return self._visit
+
+    @property
+    def attempt(self) -> int:
+        """The how-many-th try of this visit, from 1."""
+        return self._attempt
 
     @property
     def idempotency_key(self) -> str:
@@ -200,9 +209,22 @@ class Context(Generic[DepsT]):
 
 
 class _RunLogger(logging.LoggerAdapter[Any]):
+    """Adds to the caller's extra instead of replacing it, which is what the adapter of the standard library does."""
+
+    def __init__(self, parent: logging.Logger | logging.LoggerAdapter[Any], extra: dict[str, Any]) -> None:
+        # An adapter given as `logger=` would replace our extra in turn: it is asked by us, and then passed over.
+        self._adapters: list[logging.LoggerAdapter[Any]] = []
+        while isinstance(parent, logging.LoggerAdapter):
+            self._adapters.append(parent)
+            parent = parent.logger
+        super().__init__(parent, extra)
+
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        # The adapter of the standard library drops the caller's own extra.
-        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        extra = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        for adapter in self._adapters:
+            msg, kwargs = adapter.process(msg, kwargs)
+            extra = {**(kwargs.get("extra") or {}), **extra}
+        kwargs["extra"] = extra
         return msg, kwargs
 
 
@@ -221,6 +243,14 @@ def current(deps: type[Any] | None = None) -> Context[Any]:
             "no run is going on here: current() works below a node or step; in a unit test use "
             "milepost.testing.context(...)"
         )
-    if deps is not None and not isinstance(context.deps, deps):
+    if deps is not None and not _is_instance(context.deps, deps):
         raise OptionError(f"deps is {type(context.deps).__name__}, not {deps.__name__}: check deps=", option="deps")
     return context
+
+
+def _is_instance(value: Any, kind: type[Any]) -> bool:
+    try:
+        return isinstance(value, kind)
+    except TypeError:
+        # A protocol that is there for type checkers only, or `dict[str, int]`: nothing can be asked of the value.
+        return True

@@ -25,7 +25,7 @@ def type_name(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """The error's message, or what can be said where asking for it fails."""
     try:
-        return _clean(str(error))
+        return _printable(str(error)[:MAX_TEXT])[:MAX_TEXT]
     except Exception as exc:
         return f"<its message cannot be shown: {type(exc).__qualname__}>"
 
@@ -62,11 +62,12 @@ def recorded_error(run_id: str, fields: dict[str, Any], node_id: str) -> Milepos
 
 def _traceback_of(error: BaseException) -> str:
     try:
-        return _clean("".join(traceback.format_exception(error)))[-MAX_TEXT:]
+        # Where a text is too long its end is kept: there stand the innermost call and the message.
+        return _printable("".join(traceback.format_exception(error))[-MAX_TEXT:])[-MAX_TEXT:]
     except Exception as exc:
         return f"<its traceback cannot be shown: {type(exc).__qualname__}>"
 
 
-def _clean(text: str) -> str:
+def _printable(text: str) -> str:
     # A message may hold what UTF-8 cannot: lone surrogates from file names, say.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")[:MAX_TEXT]
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

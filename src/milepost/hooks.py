@@ -55,6 +55,8 @@ def _harmless_exit(manager: AbstractContextManager[Any], run_id: str) -> Callabl
         except BaseException as exc:
             # A generator-based manager re-raises what it was given; that one is on its way already.
             if exc is not exc_info[1]:
+                if not isinstance(exc, Exception):
+                    raise
                 logger.exception("context manager %r of a hook failed", manager, extra={"run_id": run_id})
         return False
 

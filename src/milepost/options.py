@@ -133,6 +133,8 @@ class Options:
                 object.__setattr__(self, name, seconds)
         if self.lease is None:
             raise OptionError("lease must be seconds or a timedelta, not None", option="lease")
+        if self.warn_size is None:
+            raise OptionError("warn_size must be a number of bytes, not None", option="warn_size")
         _whole(self, "max_iterations", 1, 100_000)
         _whole(self, "max_parallel", 1, None)
         _whole(self, "max_crashes", 1, None)
@@ -146,9 +148,9 @@ class Options:
         for name in ("stop_before", "stop_after"):
             ids = getattr(self, name)
             object.__setattr__(self, name, frozenset((ids,) if isinstance(ids, str) else ids))
+        if not isinstance(self.hooks, Sequence) or not all(callable(hook) for hook in self.hooks):
+            raise OptionError("hooks must be a list of functions of one event", option="hooks")
         object.__setattr__(self, "hooks", tuple(self.hooks))
-        if not all(callable(hook) for hook in self.hooks):
-            raise OptionError("hooks must be functions of one event", option="hooks")
         for key, value in (self.tags or {}).items():
             if type(key) is not str or type(value) is not str:
                 raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")

@@ -37,9 +37,11 @@ def is_gone(name: str) -> bool:
     """Whether the process called `name` was on this host and has ended. False when that cannot be told."""
     host, _, rest = name.rpartition(":")[0].rpartition(":")
     started = name.rpartition(":")[2]
-    if not started or not host or host != _host():
+    if not rest.isdecimal() or not started or not host or host != _host():
         return False
-    return _start_time(int(rest)) != started
+    found = _start_time(int(rest))
+    # Where /proc hides the processes of other users, one that is not found there may live all the same.
+    return found != started and (found != "" or not _is_hidden(int(rest)))
 
 
 def _host() -> str:
@@ -60,6 +62,18 @@ def _start_time(pid: int) -> str:
     # The command name, in parentheses, may itself hold spaces and parentheses. Field 22 counts from its end.
     fields = stat.rpartition(b")")[2].split()
     return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether there is a process `pid` of another user, which this one may not look at."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    # It is ours, so what /proc told of it is all there is: its remains.
+    return False
 
 
 _current = Process()

@@ -39,7 +39,7 @@ class Retry:
             )
         for name in ("backoff", "max_delay"):
             object.__setattr__(self, name, as_seconds(getattr(self, name), name))
-        if not isinstance(self.factor, (int, float)) or not isfinite(self.factor) or self.factor < 1:
+        if not _is_number(self.factor) or self.factor < 1:
             raise OptionError(f"factor must be 1 or more, not {self.factor!r}", option="factor")
         for name in ("retry_on", "give_up_on"):
             given = getattr(self, name)
@@ -50,12 +50,17 @@ class Retry:
 
     def allows(self, failures: int, error: BaseException) -> bool:
         """Whether another attempt may follow after `failures` failed ones, the last with `error`."""
-        return failures < self.max_attempts and isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
+        return (
+            failures < self.max_attempts and isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
+        )
 
     def delay(self, failures: int, run_id: str, node_id: str, visit: int) -> float:
         """Seconds to wait after failure number `failures`: the same each time for the same visit."""
-        # The exponent is bounded so that a long series of failures cannot overflow a float.
-        pause: float = min(self.backoff * self.factor ** min(failures - 1, 1000 / self.factor), self.max_delay)
+        try:
+            pause = min(self.backoff * float(self.factor) ** (failures - 1), self.max_delay)
+        except OverflowError:
+            # A long series of failures: what is beyond a float is beyond max_delay, unless there was no pause at all.
+            pause = self.max_delay if self.backoff else 0.0
         if not self.jitter:
             return pause
         drawn = hashlib.sha256(f"{run_id}\0{node_id}\0{visit}\0{failures}".encode()).digest()
@@ -65,6 +70,14 @@ class Retry:
 def as_seconds(value: float | timedelta, option: str) -> float:
     """A duration as float seconds; `OptionError` unless it is a finite number that is not negative."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not isfinite(seconds) or seconds < 0:
+    if not _is_number(seconds) or seconds < 0:
         raise OptionError(f"{option} must be seconds or a timedelta, 0 or more, not {value!r}", option=option)
     return float(seconds)
+
+
+def _is_number(value: object) -> bool:
+    """Whether `value` is a finite number that a float can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    except OverflowError:
+        return False

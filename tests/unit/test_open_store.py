@@ -41,21 +41,13 @@ def test_sqlite_may_be_in_memory_too() -> None:
         assert ":memory:" == store.place
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "runs.db",
-        "/srv/runs.db",
-        "./runs.db",
-        "sqlite:",
-        "sqlite://",
-        "sqlite://runs.db",
-        "sqlite:///",
-        "sqlite:x.db",
-    ]
-    + ["sqlite:///folder/", "memory://x", "memory", "http://x", "redis://x", ":", "C:\\runs.db", "sqlite//x", "\0"],
-)
+NO_URLS = r"""
+runs.db  /srv/runs.db  ./runs.db  C:\runs.db  sqlite//x  memory  :  memory://x  http://x  redis://x  sqlite:  sqlite://
+sqlite://runs.db  sqlite:///  sqlite:x.db  sqlite:///folder/  sqlite:///x.db?mode=ro  sqlite:///a%00b
+"""
+
+
+@pytest.mark.parametrize("url", ["", "\0", *NO_URLS.split()])
 def test_what_is_no_url_of_a_store_is_refused_with_the_forms(url: str) -> None:
     with pytest.raises(OptionError, match=r"sqlite:///runs\.db") as caught:
         open_store(url)

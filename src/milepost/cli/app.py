@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            answer: Any = cli.main(given, prog_name="milepost", obj=invocation, standalone_mode=False)
+            with _logging("--debug" in given):
+                answer: Any = cli.main(given, prog_name="milepost", obj=invocation, standalone_mode=False)
             sys.stdout.flush()
         except BrokenPipeError:
             raise
@@ -105,10 +107,17 @@ def _line_of(exc: BaseException) -> str:
     return clean("; ".join(part.strip(" -") for part in text.split("\n") if part.strip())).replace(":;", ":")
 
 
-def start_logging(is_debug: bool) -> None:
+@contextlib.contextmanager
+def _logging(is_debug: bool) -> Iterator[None]:
     """Send the library's log to the standard error: warnings, or everything."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger = logging.getLogger("milepost")
+    level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if is_debug else logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

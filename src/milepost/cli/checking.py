@@ -36,7 +36,7 @@ OLDEST_SQLITE = (3, 35)
     click.option("--format", "form", type=click.Choice(["mermaid", "dot", "json"]), default="mermaid", show_default=True),
 )
 def draw_graph(invocation: Invocation, target: str, form: str) -> int:
-    """Draw a graph as text: a Mermaid flowchart, Graphviz, or JSON.
+    """Draw a graph as Mermaid, Graphviz or JSON.
 
     TARGET is module:graph or path.py:graph.
     """
@@ -61,7 +61,10 @@ class Finding:
 
 @command("doctor")
 def doctor(invocation: Invocation) -> int:
-    """Check what milepost stands on: Python, SQLite, the store, the extras. Exit code 1 if something is wrong."""
+    """Check Python, SQLite, the store and the extras.
+
+    Exit code 1 if something is wrong.
+    """
     findings = [
         Finding("milepost", __version__),
         _python(),

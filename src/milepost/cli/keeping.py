@@ -24,7 +24,10 @@ __all__ = ["delete", "export", "verify"]
                  help="Write to this file instead of the standard output."),
 )  # fmt: skip
 def export(invocation: Invocation, run_id: str, output: Path | None) -> int:
-    """Write everything of a run: one JSON object a line, the run first, then its records and its signals."""
+    """Write everything of a run as JSON lines.
+
+    The run comes first, then its records in order, then its signals.
+    """
     with open_existing(invocation) as store:
         data = store.export(run_id)
     if output is None:
@@ -49,7 +52,10 @@ def export(invocation: Invocation, run_id: str, output: Path | None) -> int:
 
 @command("verify", click.argument("run_id", metavar="RUN"))
 def verify(invocation: Invocation, run_id: str) -> int:
-    """Check every digest, seal and number of a run. Exit code 1 if something is wrong."""
+    """Check every digest, seal and number of a run.
+
+    Exit code 1 if something is wrong.
+    """
     with open_existing(invocation) as store:
         report = store.verify(run_id)
     if invocation.is_json:
@@ -71,7 +77,7 @@ def verify(invocation: Invocation, run_id: str) -> int:
     click.option("--yes", "-y", is_flag=True, help="Do not ask."),
 )
 def delete(invocation: Invocation, run_id: str, node_id: str | None, force: bool, yes: bool) -> int:
-    """Delete a run with everything recorded of it, or all visits of one of its nodes. There is no way back."""
+    """Delete a run, or one node of it, for good."""
     what = f"run {clean(run_id)!r}" + (f", node {clean(node_id)!r}" if node_id else "")
     with open_existing(invocation) as store:
         info = store.get_run(run_id).info

@@ -63,7 +63,10 @@ def runs(
 
 @command("show", click.argument("run_id", metavar="RUN"))
 def show(invocation: Invocation, run_id: str) -> int:
-    """Show where a run stands, why it does not move, and what its nodes did."""
+    """Show where a run stands, and why.
+
+    One sentence says why it does not move; a table tells what its nodes did.
+    """
     with open_existing(invocation) as store:
         latest = store.latest(run_id)
         info = latest.row.info
@@ -105,7 +108,10 @@ def show(invocation: Invocation, run_id: str) -> int:
 
 @command("history", click.argument("run_id", metavar="RUN"))
 def history(invocation: Invocation, run_id: str) -> int:
-    """List all records of a run in order: every visit, superseded ones too, every failure and every change of owner."""
+    """List all records of a run in order.
+
+    Every visit, superseded ones too, every failure and every change of owner.
+    """
     with open_existing(invocation) as store:
         store.get_run(run_id)
         entries = list(read_entries(store, run_id))

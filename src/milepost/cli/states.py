@@ -48,7 +48,10 @@ class Point:
     click.option("--visit", type=click.IntRange(1), metavar="N", help="This visit of NODE instead of its newest."),
 )
 def state(invocation: Invocation, run_id: str, node_id: str | None, visit: int | None) -> int:
-    """Print a recorded state: the newest one, or the one after NODE."""
+    """Print a recorded state, as the JSON that it is.
+
+    The newest one, or the one after NODE.
+    """
     if node_id is None and visit is not None:
         raise click.UsageError("--visit goes with a NODE")
     with open_existing(invocation) as store:

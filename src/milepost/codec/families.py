@@ -395,7 +395,7 @@ class PydanticFamily(Family):
         return self.build(values, sides)
 
 
-def columns_of(names: tuple[str, ...], rows: list[dict[str, Any]]) -> list[list[Any]]:
+def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]]:
     """Turn dicts into one column for each name. Raises KeyError if a dict lacks one."""
     if len(names) < 2:
         return [list(map(itemgetter(name), rows)) for name in names]

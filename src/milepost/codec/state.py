@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -254,17 +255,27 @@ def canonical(value: Any, types: Iterable[type] = ()) -> bytes:
     tuple is no list. Classes are known from `types` and `codec.register`. Raises SerializeStateError or
     StateTypeError, with paths that begin at `value`.
     """
-    resolver = Resolver(known=tuple(types))
-    for known in types:
-        resolver.plan(known, "types")
+    known = tuple(types)
     try:
-        return encode_sorted(_sort_pairs(resolver.untyped.wrap(value, 0)))
+        untyped = _table_of(known)
+    except TypeError:  # a type that can't be hashed
+        untyped = _table_of.__wrapped__(known)
+    try:
+        return encode_sorted(_sort_pairs(untyped.wrap(value, 0)))
     except Refusal as refusal:
         raise _refused(refusal, "value") from refusal.__cause__
     except RecursionError as exc:
         raise SerializeStateError(
             "value is nested too deep, or holds itself", path="value", type_name=qualified(type(value))
         ) from exc
+
+
+@lru_cache(maxsize=64)
+def _table_of(types: tuple[Any, ...]) -> Plan:
+    resolver = Resolver(known=types)
+    for known in types:
+        resolver.plan(known, "types")
+    return resolver.untyped
 
 
 _KEEPS_ORDER = "ordereddict"

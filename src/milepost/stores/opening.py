@@ -30,14 +30,15 @@ def open_store(url: str) -> Store:
         from milepost.stores.memory import MemoryStore
 
         return MemoryStore()
-    if scheme == "sqlite" and rest.startswith("///") and rest[3:] and not rest.endswith("/"):
+    path = unquote(rest[3:])
+    if scheme == "sqlite" and rest[:3] == "///" and path and path[-1] != "/" and "?" not in rest and "\0" not in path:
         from milepost.stores.sqlite import SQLiteStore
 
-        return SQLiteStore(unquote(rest[3:]))
+        return SQLiteStore(path)
     if is_url and scheme in _LATER:
         problem = f"{scheme} stores are not in this version, which has sqlite and memory stores"
     elif is_url and scheme == "sqlite":
-        problem = "a sqlite URL has three slashes, then the path of a file"
+        problem = "a sqlite URL has three slashes, then the path of a file, and no options"
     else:
         problem = "it is no URL of a store"
     raise OptionError(f"can't open a store at {_shown(url)!r}: {problem}: give {_FORMS}", option="store")

@@ -1,7 +1,12 @@
-"""What tests of flows and of stores need: a clock that the test moves, and the contract that every store keeps.
+"""What tests of flows and of stores need.
 
-`FakeClock` needs nothing but the library. `StoreContract` is a pytest class, so pytest is imported only when
-that name is first asked for.
+* `run_flow` runs a flow with stubs for nodes, stricter than in production; `context` is for a node alone.
+* `crashtest` stops a flow everywhere and sees that it goes on; `Stepper` performs its effects one at a time.
+* `FakeClock` is time that the test moves.
+* `StoreContract` is the contract that every store keeps.
+
+Nothing but `StoreContract`, which is a pytest class, needs pytest: it is imported when that name is first asked for.
+The same tools as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
 """
 
 from __future__ import annotations
@@ -9,11 +14,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from milepost.testing.clock import FakeClock
+from milepost.testing.contexts import context
+from milepost.testing.crashing import CrashReport, crashtest
+from milepost.testing.running import arun_flow, run_flow
+from milepost.testing.stepping import Stepper
 
 if TYPE_CHECKING:
     from milepost.testing.contract import StoreContract
 
-__all__ = ["FakeClock", "StoreContract"]
+__all__ = ["CrashReport", "FakeClock", "Stepper", "StoreContract", "arun_flow", "context", "crashtest", "run_flow"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 
 from milepost.context import current_context
 from milepost.drivers import SyncDriver, invoke
-from milepost.effects import AttemptTimedOut, Call, Drop, Effect, Hold, Routine, Sleep
+from milepost.effects import Ask, AttemptTimedOut, Call, Drop, Effect, Hold, Routine, Sleep
 from milepost.hooks import Hook, surround
+from milepost.store import Claimed, Token
 from milepost.testing.clock import FakeClock
 
 __all__ = ["Lease", "Stepper"]
@@ -48,6 +49,8 @@ class Stepper(Generic[T]):
         """What was performed, or was let fail, in order."""
         self.lease = self._hand.lease
         """What the core sees of the lease that it holds: the test may have it lost, or cancelled."""
+        self.tokens = self._hand.tokens
+        """What the store gave as proof that the run is this routine's."""
         self._advance(lambda: next(routine))
 
     @property
@@ -140,6 +143,15 @@ class _Hand(SyncDriver):
     def __init__(self, clock: FakeClock, hooks: Sequence[Hook]) -> None:
         super().__init__(clock, hooks)
         self.lease = Lease()
+        self.tokens: list[Token] = []
+
+    def perform(self, effect: Effect) -> Any:
+        answer = super().perform(effect)
+        if isinstance(effect, Ask) and isinstance(answer, Token):
+            self.tokens.append(answer)
+        elif isinstance(answer, Claimed) and answer.token is not None:
+            self.tokens.append(answer.token)
+        return answer
 
     def _call(self, call: Call) -> Any:
         around = self.publish(call.announce) if call.announce is not None else ()

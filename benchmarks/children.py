@@ -1,0 +1,167 @@
+"""The processes that are measured from outside: `python -m benchmarks.children WHAT ARGUMENTS`.
+
+A child that works beside others says `ready`, waits for a line, works, and writes one line of JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+__all__ = ["environment", "run_child", "run_together"]
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """What a child is started with, so that it finds the benchmarks and the library as this process does."""
+    paths = os.pathsep.join([str(_ROOT), *(path for path in sys.path if path)])
+    return {**os.environ, "PYTHONPATH": paths, **changes}
+
+
+@contextmanager
+def compiled() -> Iterator[dict[str, str]]:
+    """The environment of a child that finds all bytecode compiled: a first child has filled the cache."""
+    with tempfile.TemporaryDirectory(prefix="milepost-bytecode-") as cache:
+        given = environment(PYTHONPYCACHEPREFIX=cache)
+        given.pop("PYTHONDONTWRITEBYTECODE", None)
+        yield given
+
+
+def run_child(command: Sequence[str], env: dict[str, str] | None = None) -> str:
+    """Run a command and give what it wrote; raises with its errors if it fails."""
+    done = subprocess.run(command, env=env or environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def run_together(argument_lists: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Start a child for each list of arguments, let all begin at once, and give what each wrote."""
+    import json
+
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.children", *arguments],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for arguments in argument_lists
+    ]
+    answers = []
+    try:
+        for child in children:
+            assert child.stdout is not None
+            if child.stdout.readline() != "ready\n":
+                raise RuntimeError(f"a child ended with {child.wait()} before it began")
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        for child in children:
+            told, _ = child.communicate()
+            if child.returncode:
+                raise RuntimeError(f"a child ended with {child.returncode}")
+            answers.append(json.loads(told))
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    return answers
+
+
+# -- in the child ----------------------------------------------------------------------------------
+
+
+def _tell(**facts: Any) -> None:
+    import json
+
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def _wait() -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+
+
+def _nodes(path: str, run_id: str, times: str) -> None:
+    """Run a loop of 1 KB nodes on a SQLite file, beside others."""
+    from benchmarks.flows import Page, loop, page, turn
+    from milepost import SQLiteStore
+
+    graph, begin = loop(Page, turn, int(times)), page(1024)
+    with SQLiteStore(path) as store:
+        _wait()
+        began = perf_counter()
+        state = graph.run(begin, store=store, run_id=run_id, max_iterations=None)
+        _tell(began=began, ended=perf_counter(), done=state.n)
+
+
+def _raw(path: str, run_id: str, times: str, table: str, size: str) -> None:
+    """Insert rows into a raw table, beside others; the rowid table numbers its rows by process."""
+    from benchmarks.raw import connect
+
+    connection = connect(Path(path), table)
+    connection.execute("PRAGMA busy_timeout = 10000")
+    data = b" " * int(size)
+    first = int(run_id) * 1_000_000_000
+    _wait()
+    began = perf_counter()
+    for number in range(int(times)):
+        connection.execute("INSERT INTO records (run, id, data) VALUES (?, ?, ?)", (run_id, first + number, data))
+    _tell(began=began, ended=perf_counter(), done=int(times))
+    connection.close()
+
+
+def _alone(path: str, times: str, kind: str) -> None:
+    """Run `times` nodes, or insert as many rows, and tell nothing: what is measured is the process."""
+    if kind == "raw":
+        from benchmarks.raw import connect, insert_each
+
+        connection = connect(Path(path), "rowid")
+        insert_each(connection, "run", (1500,), int(times))
+        connection.close()
+        return
+    from benchmarks.flows import Page, loop, page, turn
+    from milepost import SQLiteStore
+
+    with SQLiteStore(path) as store:
+        loop(Page, turn, int(times)).run(page(1024), store=store, run_id="run", max_iterations=None)
+
+
+def _memory(path: str, times: str, kind: str) -> None:
+    """Do as `alone`, and tell the peak of the process's memory in bytes."""
+    import resource
+
+    if kind == "library":
+        pass
+    _alone(path, times, kind)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _tell(peak=peak * (1 if sys.platform == "darwin" else 1024))
+
+
+def _importing(names: str) -> None:
+    """Import modules, and tell the seconds and what was loaded."""
+    before = set(sys.modules)
+    began = perf_counter()
+    for name in filter(None, names.split(",")):
+        __import__(name)
+    taken = perf_counter() - began
+    _tell(seconds=taken, modules=sorted(set(sys.modules) - before))
+
+
+if __name__ == "__main__":
+    what, *arguments = sys.argv[1:]
+    {"nodes": _nodes, "raw": _raw, "alone": _alone, "memory": _memory, "importing": _importing}[what](*arguments)

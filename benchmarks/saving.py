@@ -1,0 +1,365 @@
+"""What it costs that a node is durable: a node of 1 KB, a growing list, a megabyte, single saves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.flows import Page, loop, page, turn, turn_async
+from benchmarks.raw import TABLES, connect, insert_each, size_on_disk
+from benchmarks.report import Figure, Goal, at_most, compare
+from benchmarks.rounds import Rounds, interleave, seconds
+from benchmarks.setting import Setting
+from milepost import END, CompiledGraph, Graph, MemoryStore, SQLiteStore, Store
+from milepost.record import CHECKPOINT, START, Record, format_time, make_record
+from milepost.store import Append, NewRun, Token
+
+__all__ = ["big", "durable", "growth", "saves"]
+
+_MILLI = 1e3
+_MICRO = 1e6
+_RUN = "benchmark"
+_MOMENT = format_time(1_767_225_600.0)
+
+
+def durable(setting: Setting) -> Iterator[Figure]:
+    """A node of 1 KB on SQLite, each durable before the next begins, beside an insert of the same bytes."""
+    times = setting.size.nodes
+    begin = page(1024)
+    graph, graph_async = loop(Page, turn, times), loop(Page, turn_async, times)
+    sizes = _written(graph, begin)
+    for place in setting.places:
+
+        def ours(store: Store) -> float:
+            return seconds(lambda: graph.run(begin, store=store, run_id=_RUN, max_iterations=None)) / times
+
+        def awaited(store: Store) -> float:
+            async def work() -> float:
+                began = perf_counter()
+                await graph_async.arun(begin, store=store, run_id=_RUN, max_iterations=None)
+                return perf_counter() - began
+
+            return asyncio.run(work()) / times
+
+        found = interleave(
+            setting.size.long_rounds,
+            {
+                "sync": _on_a_file(setting, place, ours),
+                **_raw_sides(setting, place, sizes, times),
+                "async": _on_a_file(setting, place, awaited),
+            },
+        )
+        is_disk = place == "disk"
+        yield _beside_raw(
+            "durable node, 1 KB", found, place, ours="sync", goal=at_most(1.25) if is_disk else None,
+            aim=at_most(1.10 if is_disk else 2.5),
+        )  # fmt: skip
+        yield _beside_raw("durable node, 1 KB, a lone async run", found, place, ours="async")
+
+
+def growth(setting: Setting) -> Iterator[Figure]:
+    """A list that grows by 2 KB with each node, beside inserts of what is new; and what stays on disk."""
+    times = setting.size.growth
+    for place in setting.places:
+        bytes_ours: list[float] = []
+        bytes_raw: list[float] = []
+        graph = _growing(2048, times)
+
+        def ours(graph: Any = graph, place: str = place, kept: list[float] = bytes_ours) -> float:
+            with setting.folder(place) as folder:
+                store = SQLiteStore(folder / "runs.db")
+                taken = seconds(lambda: graph.run(Log(), store=store, run_id=_RUN, max_iterations=None)) / times
+                store.close()
+                kept.append(size_on_disk(folder / "runs.db"))
+            return taken
+
+        raw = _raw_sides(setting, place, (2048,), times, bytes_raw)
+        found = interleave(setting.size.long_rounds, {"ours": ours, **raw})
+        yield _beside_raw("list growing by 2 KB a node, time", found, place, aim=at_most(1.5), limit_is="append only")
+        yield compare(
+            "list growing by 2 KB a node, bytes kept",
+            Rounds({"ours": tuple(bytes_ours), "raw": tuple(bytes_raw[: len(bytes_ours)])}),
+            measure="ratio",
+            unit="MB",
+            scale=1e-6,
+            place=place,
+            limit="raw",
+            limit_is="append only",
+            aim=at_most(1.3),
+        )
+    place = next(iter(setting.places))
+    with setting.folder(place) as folder:
+        store = SQLiteStore(folder / "runs.db")
+        graph = _growing(1024, times)
+        final = graph.run(Log(), store=store, run_id=_RUN, max_iterations=None)
+        store.close()
+        kept = float(size_on_disk(folder / "runs.db"))
+    yield compare(
+        "list growing by 1 KB a node, bytes kept",
+        Rounds({"ours": (kept,), "raw": (float(len(graph.codec.encode(final))),)}),
+        measure="ratio",
+        unit="MB",
+        scale=1e-6,
+        place=place,
+        limit="raw",
+        limit_is="the final state",
+        goal=at_most(10),
+    )
+
+
+def big(setting: Setting) -> Iterator[Figure]:
+    """A state of 1 MB that a node rewrites, changes in one place, or leaves alone; encoding is set aside."""
+    times = setting.size.big
+    for place in setting.places:
+        for what, states, limits in _megabytes():
+            encoded = [
+                graph_states.codec.encode(state) for graph_states, state in ((_cycling(states, 1), s) for s in states)
+            ]
+
+            def ours(store: Store, states: Sequence[Rows] = states) -> float:
+                graph = _cycling(states, times)
+                return seconds(lambda: graph.run(states[0], store=store, run_id=_RUN, max_iterations=None)) / times
+
+            def encoding(states: Sequence[Rows] = states) -> float:
+                codec = _cycling(states, 1).codec
+                turns = itertools.cycle(states)
+                return seconds(lambda: codec.encode(next(turns)), times=times)
+
+            found = interleave(
+                setting.size.long_rounds,
+                {
+                    "ours": _on_a_file(setting, place, ours),
+                    **_raw_sides(setting, place, [len(data) for data in encoded], times),
+                    "encoding": encoding,
+                },
+            )
+            fastest = found.fastest(*TABLES)
+            yield compare(
+                f"state of 1 MB, {what}",
+                found,
+                measure="ratio" if what == "rewritten" else "ours",
+                unit="ms",
+                scale=_MILLI,
+                place=place,
+                limit=fastest,
+                aside="encoding",
+                limit_is=f"raw insert, {fastest}",
+                note="beyond encoding",
+                **limits,
+            )
+
+
+def saves(setting: Setting) -> Iterator[Figure]:
+    """Single saves of 10 KB through the store's contract and its views, in memory and on SQLite, and reading them."""
+    times = max(setting.size.nodes // 5, 2)
+    state = b'{"n":1,"text":"' + b"milepost " * 1137 + b'"}'
+    records = [_checkpoint(number, state) for number in range(1, times + 1)]
+    envelope = b'{"version":1,"run_id":"other","node_id":"work","next_node":null,"state":' + state + b"}"
+    sizes = [len(records[0].header or b"") + 90 + len(state)]  # the seal is added by the store
+
+    def appended(store: Store) -> float:
+        token = _begin(store)
+        began = perf_counter()
+        for record in records:
+            store.append((Append(token, (record,)),))
+        return (perf_counter() - began) / times
+
+    def saved(store: Store) -> float:
+        return seconds(lambda: store.save("other", "work", envelope), times=times)
+
+    def loaded(store: Store) -> float:
+        store.save("other", "work", envelope)
+        return seconds(lambda: store.load("other", "work"), times=times)
+
+    def in_a_dict() -> float:
+        kept: dict[tuple[str, int], bytes] = {}
+        numbers = itertools.count()
+        return seconds(lambda: kept.__setitem__(("run", next(numbers)), bytes(state)), times=times)
+
+    found = interleave(
+        setting.size.rounds,
+        {
+            "appended": lambda: appended(MemoryStore()),
+            "dict": in_a_dict,
+            "saved": lambda: saved(MemoryStore()),
+            "loaded": lambda: loaded(MemoryStore()),
+        },
+    )
+    for name, ours, goal in (
+        ("append of 10 KB in memory", "appended", at_most(10)),
+        ("save of 10 KB from outside in memory", "saved", None),
+        ("load of 10 KB from memory", "loaded", None),
+    ):
+        yield compare(
+            name,
+            found,
+            measure="beyond",
+            unit="us",
+            scale=_MICRO,
+            ours=ours,
+            limit="dict",
+            limit_is="a dict",
+            goal=goal,
+        )
+    for place in setting.places:
+        found = interleave(
+            setting.size.long_rounds,
+            {
+                "appended": _on_a_file(setting, place, appended),
+                **_raw_sides(setting, place, sizes, times),
+                "saved": _on_a_file(setting, place, saved),
+                "loaded": _on_a_file(setting, place, loaded),
+            },
+        )
+        fastest = found.fastest(*TABLES)
+        for name, ours, goal in (
+            ("append of 10 KB on SQLite", "appended", at_most(1)),
+            ("save of 10 KB from outside on SQLite", "saved", at_most(1)),
+            ("load of 10 KB from SQLite", "loaded", None),
+        ):
+            yield replace(
+                compare(name, found, measure="ours", unit="ms", scale=_MILLI, place=place, ours=ours, goal=goal),
+                limit=None if ours == "loaded" else found.combine(lambda taken: taken * _MILLI, fastest),
+                limit_is=f"raw insert, {fastest}",
+            )
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record of a large state."""
+
+    id: int
+    name: str
+    score: float
+    tags: list[str]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A large state."""
+
+    n: int
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Log:
+    """A state that grows."""
+
+    n: int = 0
+    items: tuple[str, ...] = ()
+
+
+def _growing(size: int, times: int) -> CompiledGraph[Log]:
+    text = page(size).text
+
+    def work(state: Log) -> Log:
+        return Log(state.n + 1, (*state.items, f"{state.n:06d} {text}"))
+
+    return loop(Log, work, times)
+
+
+def _megabytes() -> Iterator[tuple[str, list[Rows], dict[str, Goal]]]:
+    def rows(shift: int) -> list[Row]:
+        return [Row(n, f"customer {n + shift} of the shop", (n + shift) / 7, ["new", "paid"]) for n in range(9500)]
+
+    first, second = rows(0), rows(1)
+    changed = [*first[:5000], replace(first[5000], name="somebody else altogether"), *first[5001:]]
+    yield "rewritten", [Rows(0, first), Rows(1, second)], {"goal": at_most(1.2), "aim": at_most(1.2)}
+    yield "one record changed", [Rows(0, first), Rows(0, changed)], {"goal": at_most(3), "aim": at_most(3)}
+    yield "untouched", [Rows(0, first)], {"goal": at_most(0.5), "aim": at_most(0.5)}
+
+
+def _cycling(states: Sequence[Rows], times: int) -> CompiledGraph[Rows]:
+    """A loop whose node returns `states` in turn."""
+    turns = itertools.cycle((*states[1:], states[0]))
+    left = itertools.count(1)
+    graph = Graph(Rows)
+    graph.add_node("work", lambda state: next(turns)).set_entry("work")
+    graph.add_conditional_edge("work", lambda state: "work" if next(left) < times else END, ["work", END])
+    return graph.compile("megabyte")
+
+
+def _checkpoint(number: int, state: bytes) -> Record:
+    fields = {"next_node": "work", "attempt": 1, "prev_node_id": "work", "iteration": number, "epoch": 1}
+    return make_record(_RUN, number, _MOMENT, CHECKPOINT, "work", number, state, fields)
+
+
+def _begin(store: Store) -> Token:
+    start = make_record(_RUN, 0, _MOMENT, START, state=b"{}", fields={"flow": "loop", "entry": "work", "epoch": 1})
+    return store.create(NewRun(_RUN, "loop", "0" * 16, start, 600.0, {}))
+
+
+# -- sides -----------------------------------------------------------------------------------------
+
+
+def _written(graph: CompiledGraph[Any], begin: Any) -> list[int]:
+    """The bytes of header and state in each record that a run of `graph` writes for a node."""
+    store = MemoryStore()
+    graph.run(begin, store=store, run_id=_RUN, max_iterations=None)
+    records = store.read(_RUN, kinds=(CHECKPOINT,))
+    return [len(record.header or b"") + 1 + len(record.payload or b"") for record in records]
+
+
+def _on_a_file(setting: Setting, place: str, work: Callable[[Store], float]) -> Callable[[], float]:
+    def side() -> float:
+        with setting.folder(place) as folder, SQLiteStore(folder / "runs.db") as store:
+            return work(store)
+
+    return side
+
+
+def _raw_sides(
+    setting: Setting, place: str, sizes: Sequence[int], times: int, kept: list[float] | None = None
+) -> dict[str, Callable[[], float]]:
+    """A side for each raw table. `kept` is given the bytes that the first of them leaves on disk, a value a round."""
+
+    def side(table: str, path: Path) -> float:
+        connection = connect(path, table)
+        try:
+            return insert_each(connection, _RUN, sizes, times)
+        finally:
+            connection.close()
+
+    def in_a_folder(table: str) -> float:
+        with setting.folder(place) as folder:
+            taken = side(table, folder / "raw.db")
+            if kept is not None and table == next(iter(TABLES)):
+                kept.append(size_on_disk(folder / "raw.db"))
+            return taken
+
+    return {table: lambda table=table: in_a_folder(table) for table in TABLES}
+
+
+def _beside_raw(
+    name: str,
+    found: Rounds,
+    place: str,
+    *,
+    ours: str = "ours",
+    limit_is: str = "raw insert",
+    goal: Goal | None = None,
+    aim: Goal | None = None,
+) -> Figure:
+    fastest = found.fastest(*TABLES)
+    return compare(
+        name,
+        found,
+        measure="ratio",
+        unit="us",
+        scale=_MICRO,
+        place=place,
+        ours=ours,
+        limit=fastest,
+        limit_is=f"{limit_is}, {fastest}",
+        goal=goal,
+        aim=aim,
+    )

@@ -1,0 +1,201 @@
+"""The command demo: a real pipeline in a child process, killed with SIGKILL half-way, resumed, and compared.
+
+Nothing is acted: the children are ordinary calls of this command line (`milepost run`, `milepost resume`), the kill is
+the operating system's, and what is shown comes from the children's events and the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from milepost.cli.exits import FAILED, OK
+from milepost.cli.invocation import Invocation, command
+from milepost.cli.places import file_of, url_for
+from milepost.cli.story import Story, tell_story
+from milepost.cli.text import to_json
+from milepost.errors import MilepostError
+
+__all__ = ["demo"]
+
+TARGET = "milepost.demo.weather:graph"
+HELD = "summarise#3"
+"""The visit in which the first process is killed: half-way, in the third of four years."""
+_PATIENCE = 60.0
+"""Seconds after which a child that neither ends nor says anything is given up."""
+
+
+class DemoError(MilepostError):
+    """The demo could not be shown."""
+
+
+@dataclass(slots=True)
+class Child:
+    """A child process and the events that it told."""
+
+    process: subprocess.Popen[str]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+    def read(self, until: Callable[[dict[str, Any]], bool] = lambda event: False) -> Iterator[dict[str, Any]]:
+        """Its events as they come, up to its end or the first for which `until` holds."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            self.events.append(event)
+            yield event
+            if until(event):
+                return
+
+    def wait(self) -> int:
+        """Its exit code, negative for the signal that ended it."""
+        code = self.process.wait(_PATIENCE)
+        self.seconds = time.monotonic() - self.began
+        return code
+
+    def completed(self) -> list[str]:
+        """The visits that it completed."""
+        return [f"{e['node_id']}#{e['visit']}" for e in self.events if e["event"] == "NodeCompleted"]
+
+    def started(self) -> list[str]:
+        """The visits that it began, an attempt each."""
+        return [f"{e['node_id']}#{e['visit']}" for e in self.events if e["event"] == "NodeStarted"]
+
+    def state(self) -> Any:
+        """The result that it told, or None."""
+        results = [event["state"] for event in self.events if event["event"] == "Result"]
+        return results[-1] if results else None
+
+
+@command(
+    "demo",
+    click.option("--keep", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+                 help="Where store and charts are kept. Default: milepost-demo in the working directory."),
+)  # fmt: skip
+def demo(invocation: Invocation, keep: Path | None) -> int:
+    """See a pipeline survive a SIGKILL, on real data.
+
+    A pipeline over four years of Seattle's weather (NOAA, public domain) runs in a child process, is killed half-way and
+    resumed by another. Its result is compared with that of a run that nobody disturbed.
+    """
+    folder = (keep or Path("milepost-demo")).absolute()
+    charts = {name: _folder(folder / name) for name in ("killed", "undisturbed")}
+    url = invocation.store_url or url_for(folder / "runs.db")
+    if file_of(url) is None:
+        raise click.UsageError("the demo needs a store in a file, such as --store sqlite:///demo.db: it has to survive")
+    url = url_for(file_of(url) or "")
+    run_id = f"demo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    say: Callable[[str], None] = (lambda text: None) if invocation.is_json else _say
+    say("1. A child process runs a pipeline over Seattle's weather, 2012 to 2015.")
+    killed = _kill_half_way(url, run_id, charts["killed"])
+    say(f"2. SIGKILL to process {killed.process.pid}, in the middle of {HELD}. Nothing is left of its memory.")
+    resumed = _run_to_end(["resume", run_id, TARGET], url, charts["killed"])
+    say(f"3. Process {resumed.process.pid} resumed the run at once and brought it to its end.")
+    with tempfile.TemporaryDirectory(prefix="milepost-demo-") as other:
+        alone = _run_to_end(["run", TARGET], url_for(Path(other, "runs.db")), charts["undisturbed"])
+    say("4. A third process ran the same pipeline undisturbed.")
+    story = Story(
+        run_id=run_id,
+        store=url,
+        killed_in=HELD,
+        before=tuple(killed.completed()),
+        begun_before=tuple(killed.started()),
+        after=tuple(resumed.completed()),
+        begun_after=tuple(resumed.started()),
+        undisturbed=tuple(alone.completed()),
+        state=resumed.state(),
+        chart=charts["killed"] / "seattle-rain.svg",
+        is_equal=_is_equal(resumed, alone, charts),
+        seconds=(killed.seconds, resumed.seconds, alone.seconds),
+    )
+    if invocation.is_json:
+        print(to_json(story.to_dict()))
+    else:
+        tell_story(story)
+    return OK if story.is_good else FAILED
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise click.UsageError(f"can't make the folder {path}: {exc.strerror}: choose another with --keep") from exc
+    return path
+
+
+def _start(arguments: list[str], url: str, folder: Path, hold: str = "") -> Child:
+    environment = {**os.environ, "MILEPOST_DEMO_HOLD": hold, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments of our own
+        [sys.executable, "-m", "milepost", *arguments, "--store", url, "--json"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    return Child(process)
+
+
+def _kill_half_way(url: str, run_id: str, folder: Path) -> Child:
+    """Run the pipeline and kill it where it holds still in the middle of a node."""
+    child = _start(["run", TARGET, "--run-id", run_id], url, folder, hold=HELD)
+    try:
+        is_held = False
+        for event in child.read(until=lambda e: e["event"] == "Emitted" and e["name"] == "held"):
+            is_held = event["event"] == "Emitted"
+        if not is_held:
+            raise _failed(child, "ended before it could be killed")
+    finally:
+        child.process.kill()
+        child.wait()
+        _close(child)
+    return child
+
+
+def _run_to_end(arguments: list[str], url: str, folder: Path) -> Child:
+    child = _start(arguments, url, folder)
+    try:
+        for _ in child.read():
+            pass
+        if child.wait() != 0:
+            raise _failed(child, "failed")
+    finally:
+        child.process.kill()
+        _close(child)
+    return child
+
+
+def _failed(child: Child, what: str) -> DemoError:
+    assert child.process.stderr is not None
+    child.process.kill()
+    told = child.process.stderr.read().strip().splitlines()
+    return DemoError(f"the demo's child process {what}: {told[-1] if told else 'it said nothing'}")
+
+
+def _close(child: Child) -> None:
+    child.process.wait(_PATIENCE)
+    for pipe in (child.process.stdout, child.process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def _is_equal(resumed: Child, alone: Child, charts: dict[str, Path]) -> bool:
+    """Whether both runs came to the same state and drew the same chart."""
+    drawn = {(folder / "seattle-rain.svg").read_bytes() for folder in charts.values()}
+    return resumed.state() is not None and resumed.state() == alone.state() and len(drawn) == 1

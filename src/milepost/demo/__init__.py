@@ -1,0 +1,1 @@
+"""What `milepost demo` runs: a pipeline over four years of Seattle's weather, with its data."""

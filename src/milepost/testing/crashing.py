@@ -1,0 +1,326 @@
+"""Crash a flow everywhere: stop it at every effect, let another process go on, compare with the undisturbed run.
+
+The core is a generator of effects, and nothing outside it changes but by an effect. So the moments at which a process
+can die are as many as there are effects, and all of them can be tried: before an effect is performed, and after it was
+performed but before anybody heard of it. No luck, no sleeps, no processes. (What is not covered is a medium that breaks
+a write in half; that is the store's own promise, `StoreContract`.)
+
+A dead process is a routine that was dropped: it performs nothing more, not even its own farewell. Another process is a
+new store object on the same place, after the dead one's lease is over. A `MemoryStore`, which has no place, goes on
+itself and is told that its verb has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
+
+from milepost.clock import Clock
+from milepost.effects import Ask, Call, Effect, Write
+from milepost.errors import MilepostError, OptionError, RunNotFoundError
+from milepost.examining import Wish
+from milepost.flow import Flow
+from milepost.job import Job
+from milepost.options import RunOptions, merge_options
+from milepost.record import CHECKPOINT
+from milepost.store import Store, Token
+from milepost.stores.memory import MemoryStore
+from milepost.testing.clock import FakeClock
+from milepost.testing.stepping import Stepper
+from milepost.verbs import Verbs
+
+__all__ = ["Crash", "CrashReport", "crashtest"]
+
+StateT = TypeVar("StateT")
+Visit = tuple[str, int]
+
+RUN_ID = "crashtest"
+
+
+class Crash(NamedTuple):
+    """Where a process dies: at effect number `effect` since the last crash, from 0, before it is performed or after."""
+
+    effect: int
+    is_after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CrashReport:
+    """What was tried. It is only made when everything held."""
+
+    effects: tuple[str, ...]
+    """What the undisturbed run asked for, in order, by name."""
+    calls: tuple[str, ...]
+    """The node visits that the undisturbed run called, in order, as `node#visit`; an attempt each."""
+    scenarios: int
+    """How many runs were disturbed."""
+    crashes: int
+    """How many processes died in them."""
+
+
+def crashtest(
+    flow: Verbs[StateT],
+    input: StateT,
+    *,
+    store: Callable[[Clock], Store] | None = None,
+    crashes: int = 1,
+    resumes: int = 0,
+    resume_from: str | None = None,
+    before: Callable[[], object] | None = None,
+    **options: Unpack[RunOptions],
+) -> CrashReport:
+    """Crash `flow` at every effect and raise AssertionError unless each crashed run ends like the undisturbed one.
+
+    `store` opens the store, with the clock that it is given, at the same place each time: the run's own id is used
+    again and again there. None: a `MemoryStore`. `crashes` is how many processes die in one run: with 2 the resume
+    too dies at every effect, which takes the square of the time. `resumes` is how often a run that stops by itself (a
+    failed node or router, a breakpoint) is resumed until it ends. With `resume_from` the first run is left in peace,
+    and what is crashed is a `resume_from` after that node. `before` is called before each run, to put back what nodes
+    keep outside the state. `options` are those of every verb; time is a `FakeClock`, which pauses advance.
+
+    Checked of each crashed run: it ends with the same status and an equal state; no visit whose checkpoint was
+    recorded is called again; there is no more than one call too many for each crash; the visits in its history are
+    those of the undisturbed run; `verify` finds nothing. Nodes must do the same each time, but for
+    what an attempt of their own changes; a node that asks `ctx.now()` gets other times after a crash.
+    """
+    subject = _Subject(cast("Flow", flow), input, store, resumes, resume_from, before, options)
+    plain = subject.play(())
+    count = tried = 0
+    for scenario in _scenarios(subject, crashes):
+        tried += 1
+        count += len(scenario.crashes)
+        scenario.compare(plain)
+    calls = tuple(f"{node_id}#{visit}" for node_id, visit in plain.calls)
+    return CrashReport(tuple(plain.effects), calls, tried, count)
+
+
+def _scenarios(subject: _Subject, depth: int) -> Iterator[_Scenario]:
+    """All runs with up to `depth` crashes, each with the crashed runs that follow from it."""
+    if depth < 1:
+        raise OptionError(f"crashes must be 1 or more, not {depth!r}", option="crashes")
+
+    def beneath(crashes: tuple[Crash, ...]) -> Iterator[_Scenario]:
+        number = 0
+        while True:
+            # What follows an effect and what comes before the next one differ by nothing that survives the process, so
+            # only a run's last crash is put at both places.
+            is_last = len(crashes) + 1 == depth
+            for is_after in (False, True) if is_last else (False,):
+                scenario = subject.play((*crashes, Crash(number, is_after)))
+                if not scenario.has_crashed:
+                    return
+                yield scenario
+            if not is_last:
+                yield from beneath((*crashes, Crash(number)))
+            number += 1
+
+    return beneath(())
+
+
+class _Scenario:
+    """One run over all its processes, and what was seen of it."""
+
+    def __init__(self, crashes: tuple[Crash, ...]) -> None:
+        self.crashes = crashes
+        self.to_come = list(crashes)
+        self.effects: list[str] = []
+        """By name, over all processes."""
+        self.since = 0
+        """How many effects there were since the last crash."""
+        self.died: list[str] = []
+        """Where processes died, in words."""
+        self.calls: list[Visit] = []
+        self.status = ""
+        self.data = b""
+        self.visits: list[Visit] = []
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether every crash was reached."""
+        return not self.to_come
+
+    @property
+    def place(self) -> str:
+        """Where it crashed, for messages."""
+        return ", then ".join(self.died) or "nowhere"
+
+    def meet(self, effect: Effect) -> Crash | None:
+        """Note an effect that comes next, and tell the crash that is to happen at it."""
+        number = self.since
+        self.since += 1
+        self.effects.append(type(effect).__name__)
+        if not self.to_come or self.to_come[0].effect != number:
+            return None
+        crash = self.to_come.pop(0)
+        self.since = 0
+        self.died.append(f"{'after' if crash.is_after else 'before'} effect {number} ({_told(effect)})")
+        return crash
+
+    def compare(self, plain: _Scenario) -> None:
+        """AssertionError unless this ended like `plain`, with no more calls than its crashes explain."""
+        if (self.status, self.data) != (plain.status, plain.data):
+            raise AssertionError(
+                f"crashed {self.place}, the run ended {self.status} with {_text(self.data)}; undisturbed it ends "
+                f"{plain.status} with {_text(plain.data)}"
+            )
+        if self.visits != plain.visits:
+            raise AssertionError(
+                f"crashed {self.place}, the run's history is {self.visits}; undisturbed it is {plain.visits}"
+            )
+        extra = Counter(self.calls) - Counter(plain.calls)
+        if extra.total() > len(self.crashes):
+            raise AssertionError(
+                f"crashed {self.place}, {dict(extra)} were called more often than undisturbed: at most one call more for "
+                f"each crash is due"
+            )
+
+
+class _Subject:
+    """The flow under test, and how to run it from its beginning."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        input: Any,
+        store: Callable[[Clock], Store] | None,
+        resumes: int,
+        resume_from: str | None,
+        before: Callable[[], object] | None,
+        options: Any,
+    ) -> None:
+        self._flow = flow
+        # The entry node may change what it is given, so each run begins with a copy of its own.
+        self._input = flow.codec.encode(input)
+        self._open = store
+        self._resumes = resumes
+        self._resume_from = resume_from
+        self._before = before
+        self._options = options
+        self._lease: float = merge_options({}, options).lease
+
+    def play(self, crashes: tuple[Crash, ...]) -> _Scenario:
+        """Run the flow from its beginning, with these crashes."""
+        if self._before is not None:
+            self._before()
+        scenario = _Scenario(crashes)
+        with _World(self._open) as world:
+            first: Wish | None = None
+            if self._resume_from is not None:
+                self._process(world, None).run()
+                first = Wish("resume_from", self._resume_from)
+            self._live(world, scenario, first)
+            row = world.store.get_run(RUN_ID)
+            scenario.status = row.info.status
+            scenario.visits = [(info.node_id, info.visit) for info in world.store.history(RUN_ID)]
+            report = world.store.verify(RUN_ID)
+            if not report.ok:
+                raise AssertionError(f"crashed {scenario.place}, verify finds: {'; '.join(report.problems)}")
+        return scenario
+
+    def _live(self, world: _World, scenario: _Scenario, first: Wish | None) -> None:
+        """Let one process after the other work on the run until it has ended."""
+        left, epoch = self._resumes, world.epoch
+        wish = first
+        while True:
+            process = self._process(world, wish)
+            if self._drive(process, scenario, world.recorded()):
+                world.die(process.tokens, self._lease)
+            elif process.error is None:
+                scenario.data = self._flow.codec.encode(process.result.state)
+                return
+            elif not isinstance(process.error, MilepostError) or left == 0:
+                process.error.add_note(f"crashtest crashed {scenario.place}")
+                raise process.error
+            else:
+                left -= 1
+            # A verb that ended before it took the run is called again; after that the run is resumed.
+            wish = first if world.epoch == epoch else Wish()
+
+    def _process(self, world: _World, wish: Wish | None) -> Stepper[Any]:
+        job = Job(self._flow, world.store, RUN_ID, self._options, {"clock": world.clock}, wish)
+        # Events are effects too: a process can die between a write and what is told of it.
+        job.run.is_listening = True
+        state = None if wish is not None else self._flow.codec.decode(self._input)
+        return Stepper(job.routine(state), clock=world.clock, hooks=job.options.hooks)
+
+    def _drive(self, process: Stepper[Any], scenario: _Scenario, recorded: set[Visit]) -> bool:
+        """Step a process to its end (False) or to its death (True)."""
+        while (effect := process.pending) is not None:
+            crash = scenario.meet(effect)
+            if crash is not None and not crash.is_after:
+                process.kill()
+                return True
+            if isinstance(effect, Call) and effect.announce is not None:
+                visit = (effect.announce.node_id, effect.announce.visit)
+                scenario.calls.append(visit)
+                if visit in recorded:
+                    raise AssertionError(
+                        f"crashed {scenario.place}, visit {visit[1]} of node {visit[0]!r} was called again, though its "
+                        f"checkpoint was recorded"
+                    )
+            if crash is not None:
+                process.perform()
+                return True
+            process.step()
+            if isinstance(effect, Write):
+                recorded.update((r.node_id, r.visit) for r in effect.append.records if r.kind == CHECKPOINT)
+        return False
+
+
+class _World:
+    """What outlives a process: the clock, and the place where the store keeps things."""
+
+    def __init__(self, open_store: Callable[[Clock], Store] | None) -> None:
+        self.clock = FakeClock()
+        self._open = open_store if open_store is not None else lambda clock: MemoryStore(clock=clock)
+        self.store = self._open(self.clock)
+        self._opened = [self.store]
+        self.store.delete_run(RUN_ID, force=True)
+
+    @property
+    def epoch(self) -> int:
+        """How often the run had an owner; 0 if there is no such run."""
+        try:
+            return self.store.get_run(RUN_ID).epoch
+        except RunNotFoundError:
+            return 0
+
+    def recorded(self) -> set[Visit]:
+        """The visits that have a checkpoint."""
+        return {(info.node_id, info.visit) for info in self.store.history(RUN_ID)}
+
+    def die(self, tokens: Sequence[Token], lease: float) -> None:
+        """Go on as another process than the one that had `tokens` and has just died."""
+        if isinstance(self.store, MemoryStore):
+            for token in tokens:
+                self.store.abandon(token)
+            return
+        self.store = self._open(self.clock)
+        self._opened.append(self.store)
+        self.clock.advance(lease + 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for store in self._opened:
+            store.close()
+
+
+def _told(effect: Effect) -> str:
+    """An effect in a few words."""
+    kind = type(effect).__name__
+    if isinstance(effect, Ask):
+        return f"{kind} {effect.method}"
+    if isinstance(effect, Call):
+        return f"{kind} {effect.context.node_id}" if effect.context is not None else kind
+    if isinstance(effect, Write):
+        return f"{kind} {'+'.join(record.kind for record in effect.append.records) or 'release'}"
+    return kind
+
+
+def _text(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    return text if len(text) <= 300 else text[:297] + "..."

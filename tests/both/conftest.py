@@ -1,0 +1,285 @@
+"""One suite for both ways to run a graph and for every store that can be had without a server.
+
+`verbs` calls a verb or its a-twin, and makes nodes that are functions or coroutine functions; under `threads` the
+a-twins run plain functions. `medium` opens stores, `store` is one of them, `line` builds graphs of nodes in a row, and
+`log` shows which bodies really ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost import END, Graph, MemoryStore, SQLiteStore, Store
+from milepost.drivers import AsyncDriver, SyncDriver
+from milepost.effects import Effect, Hold, Routine
+from milepost.examining import Wish
+from milepost.heartbeat import HeldLease
+from milepost.job import Job
+from milepost.testing import FakeClock
+
+LEASE = 30.0
+
+
+class Killed(BaseException):
+    """Raised by a node that `Verbs.crash` runs: the process is gone at this point."""
+
+
+class JumpingClock(FakeClock):
+    """A clock on which nobody waits: whoever would, is told that the time has passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, wake: threading.Event, seconds: float) -> bool:
+        if not wake.is_set():
+            self.waits.append(seconds)
+            self.advance(seconds)
+        return wake.is_set()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            self.waits.append(seconds)
+            self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+class Verbs:
+    """The verbs of a graph, or of an engine with the graph as first argument."""
+
+    Killed = Killed
+
+    def __init__(self, kind: str) -> None:
+        self.is_async = kind != "sync"
+        self.has_coroutines = kind == "async"
+
+    def node(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` as a node of this kind."""
+        if not self.has_coroutines:
+            return fn
+
+        @functools.wraps(fn)
+        async def coroutine(*args: Any) -> Any:
+            await asyncio.sleep(0)
+            return fn(*args)
+
+        return coroutine
+
+    def call(self, owner: Any, verb: str, *args: Any, **options: Any) -> Any:
+        if not self.is_async:
+            return getattr(owner, verb)(*args, **options)
+        return asyncio.run(getattr(owner, "a" + verb)(*args, **options))
+
+    def run(self, owner: Any, *args: Any, **options: Any) -> Any:
+        return self.call(owner, "run", *args, **options)
+
+    def resume(self, owner: Any, *args: Any, **options: Any) -> Any:
+        return self.call(owner, "resume", *args, **options)
+
+    def resume_from(self, owner: Any, *args: Any, **options: Any) -> Any:
+        return self.call(owner, "resume_from", *args, **options)
+
+    def retry(self, owner: Any, *args: Any, **options: Any) -> Any:
+        return self.call(owner, "retry", *args, **options)
+
+    def plan(self, owner: Any, *args: Any, **options: Any) -> Any:
+        return self.call(owner, "plan_resume", *args, **options)
+
+    def stream(self, owner: Any, *args: Any, **options: Any) -> list[Any]:
+        return self.events(owner, "stream", *args, **options)
+
+    def resume_stream(self, owner: Any, *args: Any, **options: Any) -> list[Any]:
+        return self.events(owner, "resume_stream", *args, **options)
+
+    def events(
+        self,
+        owner: Any,
+        verb: str,
+        *args: Any,
+        until: Callable[[Any], bool] = lambda event: False,
+        seen: list[Any] | None = None,
+        **options: Any,
+    ) -> list[Any]:
+        """What a stream tells; broken off after the first event that `until` is true of. Filled into `seen`."""
+        told: list[Any] = [] if seen is None else seen
+        if not self.is_async:
+            stream = getattr(owner, verb)(*args, **options)
+            for event in stream:
+                told.append(event)
+                if until(event):
+                    stream.close()
+            return told
+
+        async def collect() -> None:
+            stream = getattr(owner, "a" + verb)(*args, **options)
+            async for event in stream:
+                told.append(event)
+                if until(event):
+                    await stream.aclose()
+                    return
+
+        asyncio.run(collect())
+        return told
+
+    def crash(self, graph: Any, store: Store, run_id: str, state: Any = None, **options: Any) -> None:
+        """Run (with a state) or resume until a node raises `Killed`: there the process is as good as dead.
+
+        Afterwards the run may be taken over: its lease has ended, or, where leases have no end, is abandoned.
+        """
+        job = Job(graph, store, run_id, options, {}, Wish() if state is None else None)
+        tokens: list[Any] = []
+        if self.is_async:
+            asyncio.run(_adrive(AsyncDriver(job.options.clock), job.routine(state), tokens))
+        else:
+            _drive(SyncDriver(job.options.clock), job.routine(state), tokens)
+        if isinstance(store, MemoryStore):
+            store.abandon(tokens[-1])
+        elif isinstance(store.clock, FakeClock):
+            store.clock.advance(LEASE + 1)
+
+
+def _kept(effect: Effect, tokens: list[Any]) -> HeldLease | None:
+    # A dead process renews nothing, so nothing is told to the heartbeat of this one.
+    if not isinstance(effect, Hold):
+        return None
+    tokens.append(effect.token)
+    return HeldLease(effect.store, effect.token, effect.lease, effect.store.clock)
+
+
+def _drive(driver: SyncDriver, routine: Routine[Any], tokens: list[Any]) -> None:
+    effect = next(routine)
+    while True:
+        try:
+            answer = _kept(effect, tokens) or driver.perform(effect)
+        except Killed:
+            routine.close()
+            return
+        except BaseException as exc:
+            effect = routine.throw(exc)
+        else:
+            effect = routine.send(answer)
+
+
+async def _adrive(driver: AsyncDriver, routine: Routine[Any], tokens: list[Any]) -> None:
+    effect = next(routine)
+    while True:
+        try:
+            answer = _kept(effect, tokens) or await driver.perform(effect)
+        except Killed:
+            routine.close()
+            return
+        except BaseException as exc:
+            effect = routine.throw(exc)
+        else:
+            effect = routine.send(answer)
+
+
+class Medium:
+    """One place where runs are kept; `open` gives a store object on it."""
+
+    def __init__(self, kind: str, path: Path) -> None:
+        self.kind = kind
+        self.path = path
+        self.has_lease_end = kind != "memory"
+        self.opened: list[Store] = []
+
+    def open(self, *mixins: type, **arguments: Any) -> Any:
+        """A store; what `mixins` override comes before it. Memory is one object: later calls give the first again."""
+        if self.kind == "memory" and self.opened:
+            return self.opened[0]
+        base: type[Store] = MemoryStore if self.kind == "memory" else SQLiteStore
+        kind = type("Extended", (*mixins, base), {}) if mixins else base
+        place = () if self.kind == "memory" else (self.path,)
+        if self.kind == "sqlite":
+            arguments.setdefault("durability", "normal")
+        store = kind(*place, **arguments)
+        self.opened.append(store)
+        return store
+
+
+@pytest.fixture(params=["sync", "async", "threads"])
+def verbs(request: pytest.FixtureRequest) -> Verbs:
+    return Verbs(request.param)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
+    medium = Medium(request.param, tmp_path / "runs.db")
+    yield medium
+    for store in medium.opened:
+        store.close()
+
+
+@pytest.fixture
+def store(medium: Medium) -> Any:
+    return medium.open()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def jumping() -> JumpingClock:
+    return JumpingClock()
+
+
+@pytest.fixture
+def timed(medium: Medium, clock: FakeClock) -> Any:
+    """A store whose leases go by `clock`."""
+    return medium.open(clock=clock)
+
+
+@pytest.fixture
+def log() -> list[str]:
+    """The names of the bodies that ran, in order."""
+    return []
+
+
+@pytest.fixture
+def line(verbs: Verbs, log: list[str]) -> Callable[..., Any]:
+    """Build a graph of nodes in a row, each one letter long: each logs its name and adds 1 to `n`.
+
+    `bodies` by node id are called instead of adding; `options` by node id go to `add_node`.
+    """
+
+    def build(
+        state_type: Any,
+        ids: str = "abc",
+        bodies: dict[str, Callable[..., Any]] | None = None,
+        options: dict[str, dict[str, Any]] | None = None,
+        name: str | None = "line",
+        **of_graph: Any,
+    ) -> Any:
+        graph = Graph(state_type, **of_graph)
+        for id in ids:
+            body = (bodies or {}).get(id, lambda state: dataclasses.replace(state, n=state.n + 1))
+            graph.add_node(id, verbs.node(_logged(id, body, log)), **(options or {}).get(id, {}))
+        for source, target in zip(ids, [*ids[1:], END], strict=True):
+            graph.add_edge(source, target)
+        return graph.set_entry(ids[0]).compile(name)
+
+    return build
+
+
+def _logged(id: str, body: Callable[..., Any], log: list[str]) -> Callable[..., Any]:
+    takes_context = body.__code__.co_argcount == 2
+
+    def with_context(ctx: Any, given: Any) -> Any:
+        log.append(id)
+        return body(ctx, given)
+
+    def plain(given: Any) -> Any:
+        log.append(id)
+        return body(given)
+
+    return with_context if takes_context else plain
