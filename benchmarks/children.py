@@ -5,30 +5,31 @@ A child that works beside others says `ready`, waits for a line, works, and writ
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-__all__ = ["environment", "run_child", "run_together"]
+__all__ = ["compiled", "environment", "run_child", "run_together"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """What a child is started with, so that it finds the benchmarks and the library as this process does."""
-    paths = os.pathsep.join([str(_ROOT), *(path for path in sys.path if path)])
-    return {**os.environ, "PYTHONPATH": paths, **changes}
+    """What a child is started with, so that it finds the benchmarks."""
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *([known] if known else [])]), **changes}
 
 
 @contextmanager
 def compiled() -> Iterator[dict[str, str]]:
-    """The environment of a child that finds all bytecode compiled: a first child has filled the cache."""
+    """The environment of children that share a new cache of bytecode; the first of them fills it."""
     with tempfile.TemporaryDirectory(prefix="milepost-bytecode-") as cache:
         given = environment(PYTHONPYCACHEPREFIX=cache)
         given.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -45,8 +46,6 @@ def run_child(command: Sequence[str], env: dict[str, str] | None = None) -> str:
 
 def run_together(argument_lists: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """Start a child for each list of arguments, let all begin at once, and give what each wrote."""
-    import json
-
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.children", *arguments],
@@ -84,8 +83,6 @@ def run_together(argument_lists: Sequence[Sequence[str]]) -> list[dict[str, Any]
 
 
 def _tell(**facts: Any) -> None:
-    import json
-
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 
@@ -143,13 +140,19 @@ def _alone(path: str, times: str, kind: str) -> None:
 
 def _memory(path: str, times: str, kind: str) -> None:
     """Do as `alone`, and tell the peak of the process's memory in bytes."""
+    _alone(path, times, kind)
+    _tell(peak=_peak())
+
+
+def _peak() -> int:
+    # What getrusage tells begins with the size of the process that started this one; the kernel's own mark does not.
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = status.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     import resource
 
-    if kind == "library":
-        pass
-    _alone(path, times, kind)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _tell(peak=peak * (1 if sys.platform == "darwin" else 1024))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _importing(names: str) -> None:
@@ -164,4 +167,11 @@ def _importing(names: str) -> None:
 
 if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
-    {"nodes": _nodes, "raw": _raw, "alone": _alone, "memory": _memory, "importing": _importing}[what](*arguments)
+    works: dict[str, Callable[..., None]] = {
+        "nodes": _nodes,
+        "raw": _raw,
+        "alone": _alone,
+        "memory": _memory,
+        "importing": _importing,
+    }
+    works[what](*arguments)

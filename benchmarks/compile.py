@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from benchmarks.flows import Counter, builder, count
 from benchmarks.report import Figure, at_most, compare
@@ -18,15 +19,13 @@ _GOALS = {10: at_most(1), 100: at_most(5), 1000: at_most(50)}
 def compiling(setting: Setting) -> Iterator[Figure]:
     """Graphs of several lengths: `compile`, all calls of the builder before it, and memory."""
     lengths = setting.size.compiled
-    sides = {}
+    sides: dict[str, Callable[[], float]] = {}
     for length in dict.fromkeys((5, *lengths)):
         graph, times = builder(Counter, count, length), max(200 // length, 1)
-        sides[f"compile {length}"] = lambda graph=graph, times=times: seconds(graph.compile, "chain", times=times)
-        sides[f"build {length}"] = lambda length=length, times=times: seconds(
-            builder, Counter, count, length, times=times
-        )
+        sides[f"compile {length}"] = partial(seconds, graph.compile, "chain", times=times)
+        sides[f"build {length}"] = partial(seconds, builder, Counter, count, length, times=times)
     drawn = builder(Counter, count, 50).compile("chain")
-    sides["draw"] = lambda: seconds(drawn.to_mermaid, times=5)
+    sides["draw"] = partial(seconds, drawn.to_mermaid, times=5)
     found = interleave(setting.size.rounds, sides)
     for length in dict.fromkeys((5, *lengths)):
         yield compare(

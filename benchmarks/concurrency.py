@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 from benchmarks.children import run_together
@@ -32,7 +33,7 @@ def concurrency(setting: Setting) -> Iterator[Figure]:
                 "async": _on_a_file(setting, place, lambda store: _tasks(store, size.runs, size.run_nodes)),
                 "one sync": _on_a_file(setting, place, lambda store: _threads(store, 1, size.run_nodes * 4)),
                 "threads": _on_a_file(setting, place, lambda store: _threads(store, size.runs, size.run_nodes)),
-                "raw": lambda place=place: _raw_alone(setting, place),
+                "raw": partial(_raw_alone, setting, place),
             },
         )
         for name, ours, limit, goal in (
@@ -66,10 +67,10 @@ def _processes(setting: Setting, place: str) -> Iterator[Figure]:
             told = run_together([(what, path, name, str(size.process_nodes), *more) for name in names])
         lost += sum(child["done"] != size.process_nodes for child in told)
         taken = max(child["ended"] for child in told) - min(child["began"] for child in told)
-        return len(told) * size.process_nodes / taken
+        return len(told) * size.process_nodes / float(taken)
 
-    sides: dict[str, Callable[[], float]] = {"ours": lambda: together("nodes")}
-    sides |= {table: lambda table=table: together("raw", table, str(_BYTES)) for table in TABLES}
+    sides: dict[str, Callable[[], float]] = {"ours": partial(together, "nodes")}
+    sides |= {table: partial(together, "raw", table, str(_BYTES)) for table in TABLES}
     found = interleave(max(size.long_rounds // 2, 2), sides)
     best = max(TABLES, key=lambda table: found.spread(table).median)
     yield compare(

@@ -94,8 +94,8 @@ def _always(target: str) -> Callable[[Any], str]:
 def branching() -> CompiledGraph[Counter]:
     """A node, a router to one of three, and a node where they meet."""
     graph = Graph(Counter)
-    graph.add_node("begin", count).set_entry("begin").add_node("end", count).add_edge("end", END)
+    graph.add_node("first", count).set_entry("first").add_node("meet", count).add_edge("meet", END)
     for number in range(3):
-        graph.add_node(f"way-{number}", count).add_edge(f"way-{number}", "end")
-    graph.add_conditional_edge("begin", lambda state: f"way-{state.n % 3}", ["way-0", "way-1", "way-2"])
+        graph.add_node(f"way-{number}", count).add_edge(f"way-{number}", "meet")
+    graph.add_conditional_edge("first", lambda state: f"way-{state.n % 3}", ["way-0", "way-1", "way-2"])
     return graph.compile("branching")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -157,8 +158,8 @@ def everyday(setting: Setting) -> Iterator[Figure]:
         found = interleave(
             setting.size.rounds,
             {
-                "bare": lambda graph=graph: seconds(graph.run, Counter(), times=times),
-                "kept": lambda: seconds(kept, times=times),
+                "bare": partial(seconds, graph.run, Counter(), times=times),
+                "kept": partial(seconds, kept, times=times),
             },
         )
         yield compare(f"run of {name}", found, measure="ours", unit="us", scale=_MICRO, ours="bare")

@@ -57,7 +57,7 @@ class Figure:
     """disk, tmpfs, or memory where no file is written."""
     unit: str
     measure: Measure
-    """ratio: ours / limit · beyond: ours - limit · ours: no limit that could be subtracted or divided by."""
+    """What `value` is. ratio: ours / limit · beyond: ours - limit · ours: the figure itself."""
     ours: Spread
     limit: Spread | None
     limit_is: str
@@ -97,18 +97,16 @@ def compare(
 
     `aside` is a side that is subtracted from ours first: work that the figure is not about.
     """
-    own = rounds.combine(lambda mine, other: (mine - other) * scale, ours, aside) if aside else None
-    other = None
-    if limit is not None:
-        other = rounds.combine(lambda taken: taken * scale, limit)
-    if own is None:
-        own = rounds.combine(lambda taken: taken * scale, ours)
-    if measure == "ours" or limit is None:
-        measure, value = "ours", own
-    else:
-        sides = [side for side in (ours, limit, aside) if side is not None]
-        by = (lambda a, b, c=0.0: (a - c) / b) if measure == "ratio" else (lambda a, b, c=0.0: (a - c - b) * scale)
-        value = rounds.combine(by, *sides)
+    mine = (ours, aside) if aside else (ours,)
+    own = rounds.combine(lambda taken, less=0.0: (taken - less) * scale, *mine)
+    if limit is None:
+        return Figure(name, place, unit, "ours", own, None, "", own, goal, aim, note)
+    value = own
+    if measure == "ratio":
+        value = rounds.combine(lambda other, taken, less=0.0: (taken - less) / other, limit, *mine)
+    elif measure == "beyond":
+        value = rounds.combine(lambda other, taken, less=0.0: (taken - less - other) * scale, limit, *mine)
+    other = rounds.combine(lambda taken: taken * scale, limit)
     return Figure(name, place, unit, measure, own, other, limit_is, value, goal, aim, note)
 
 
@@ -156,7 +154,7 @@ def as_table(figures: Iterable[Figure], unmeasured: Sequence[str] = ()) -> str:
 def _row(figure: Figure) -> tuple[str, ...]:
     value = figure.value
     sign, unit = ("x", "") if figure.measure == "ratio" else ("", f" {figure.unit}")
-    plus = "+" if figure.measure == "beyond" else ""
+    plus = "+" if figure.measure == "beyond" and value.median >= 0 else ""
     told = f"{plus}{_number(value.median)}{sign}{unit} [{_number(value.low)}..{_number(value.high)}]"
     limit = "" if figure.limit is None else f"{_number(figure.limit.median)} {figure.unit} ({figure.limit_is})"
     return (

@@ -84,7 +84,16 @@ class Tree:
     children: list["Tree"] = field(default_factory=list)
 
 
-KNOWN = (Level, Bits, Item, Frozen, Named, Struct, Model, Attr, Tree)
+@dataclass
+class Flat:
+    name: str
+    a: int
+    b: float | None = None
+    rows: list[dict[str, list[int]]] = field(default_factory=list)
+    v: Any = None
+
+
+KNOWN = (Flat, Level, Bits, Item, Frozen, Named, Struct, Model, Attr, Tree)
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 fixed = st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone)
@@ -135,6 +144,7 @@ def grow(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.dictionaries(keys, st.integers(), max_size=3).map(Counter),
         st.builds(Item, text, st.none() | st.dates(), inner),
         st.builds(Named, st.integers(), inner),
+        st.builds(Flat, text, st.integers(), st.none() | floats, v=inner),
         st.builds(Model, a=st.integers(), b=st.lists(text, max_size=2)),
         st.builds(Tree, inner, st.lists(st.builds(Tree, inner), max_size=2)),
     )
@@ -163,7 +173,7 @@ def alike(expected: Any, found: Any) -> None:
         for pair, other in zip(expected.items(), found.items(), strict=True):
             alike(pair[0], other[0])
             alike(pair[1], other[1])
-    if isinstance(expected, Item | Tree):
+    if isinstance(expected, Item | Tree | Flat):
         alike(vars(expected), vars(found))
 
 
@@ -213,12 +223,13 @@ LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (Frozen, st.builds(Frozen, st.integers(), st.lists(decimals, max_size=2).map(tuple))),
     (Struct, st.builds(Struct, floats, st.none() | text)),
     (Attr, st.builds(Attr, st.binary(max_size=4))),
+    (dict[str, list[int]], st.dictionaries(text, st.lists(st.integers(), max_size=2), max_size=2)),
 ]
 Typed = tuple[Any, st.SearchStrategy[Any]]
 
 
 def combine(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
-    hashables = st.sampled_from(LEAVES)
+    hashables = st.sampled_from(LEAVES[:-1])
     return st.one_of(
         inner.map(lambda t: (list[t[0]], st.lists(t[1], max_size=4))),
         inner.map(lambda t: (tuple[t[0], ...], st.lists(t[1], max_size=3).map(tuple))),
@@ -280,7 +291,9 @@ json_values = st.recursive(
         st.lists(inner, max_size=4),
         st.lists(st.tuples(inner, inner).map(list), max_size=3),
         st.dictionaries(
-            text | st.sampled_from(["a", "b", "name", "due", "$set", "$extra", "$private"]), inner, max_size=4
+            text | st.sampled_from(["a", "b", "v", "rows", "name", "due", "$set", "$extra", "$private"]),
+            inner,
+            max_size=4,
         ),
         st.fixed_dictionaries(
             {"$mp": tags | inner},
@@ -292,7 +305,24 @@ json_values = st.recursive(
 )
 TARGETS: list[Codec[Any]] = [
     Codec(type_, types=KNOWN)
-    for type_ in (Any, dict, list[Item], Item, Frozen, Named, Struct, Model, Attr, Keys, Tree, Level, Bits, datetime)
+    for type_ in (
+        Any,
+        dict,
+        list[Item],
+        list[Flat],
+        Flat,
+        Item,
+        Frozen,
+        Named,
+        Struct,
+        Model,
+        Attr,
+        Keys,
+        Tree,
+        Level,
+        Bits,
+        datetime,
+    )
 ] + [Codec(Item | Model | list[int] | dict[int, date] | Level | None), Codec(dict[Level, deque[time]]), Codec(set[Any])]
 
 

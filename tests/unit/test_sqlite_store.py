@@ -265,15 +265,15 @@ def test_the_first_form_of_a_failed_set_up_is_kept(path: Path, monkeypatch: pyte
 
 def test_threads_that_append_at_once_share_commits(store: SQLiteStore) -> None:
     tokens = [begin(store, f"r{i}") for i in range(8)]
-    with store._lock:
+    with store._group.lock:
         threads = [threading.Thread(target=write, args=(store, token, checkpoint(token.run_id, 1))) for token in tokens]
         for thread in threads:
             thread.start()
-        while len(store._queue) < len(threads):
+        while len(store._group) < len(threads):
             pass
         assert all(len(store.read(token.run_id)) == 1 for token in tokens)
     commits = count_commits(store)
-    store._wake_first()
+    store._group.wake_first()
     for thread in threads:
         thread.join()
     assert 1 == len(commits)
@@ -298,13 +298,13 @@ def test_one_bad_append_among_many_hurts_nobody_else(store: SQLiteStore) -> None
         except Exception as exc:
             outcomes[token.run_id] = type(exc).__name__
 
-    with store._lock:
+    with store._group.lock:
         threads = [threading.Thread(target=work, args=(token,)) for token in tokens]
         for thread in threads:
             thread.start()
-        while len(store._queue) < len(threads):
+        while len(store._group) < len(threads):
             pass
-    store._wake_first()
+    store._group.wake_first()
     for thread in threads:
         thread.join()
     assert "OverflowError" == outcomes.pop("r3")
@@ -331,13 +331,13 @@ def test_a_leader_that_is_stopped_leaves_the_others_going(store: SQLiteStore, mo
             outcomes.append("stopped")
 
     monkeypatch.setattr(SQLiteStore, "_append_fast", interrupt_once)
-    with store._lock:
+    with store._group.lock:
         threads = [threading.Thread(target=work, args=(token,)) for token in tokens]
         for thread in threads:
             thread.start()
-        while len(store._queue) < len(threads):
+        while len(store._group) < len(threads):
             pass
-    store._wake_first()
+    store._group.wake_first()
     for thread in threads:
         thread.join()
     assert ["stopped", "written", "written", "written"] == sorted(outcomes)

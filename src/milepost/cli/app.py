@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,14 +17,15 @@ import click
 from milepost import __version__
 from milepost.cli.checking import doctor, draw_graph
 from milepost.cli.demo import demo
-from milepost.cli.exits import EXIT_CODES, INTERRUPTED, code_of
+from milepost.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, code_of
 from milepost.cli.invocation import Invocation, shared_options
 from milepost.cli.keeping import delete, export, verify
 from milepost.cli.looking import history, runs, show
 from milepost.cli.running import resume, retry, run
 from milepost.cli.states import diff, state
 from milepost.cli.text import clean
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, RunNotFoundError
+from milepost.events import Event
 
 __all__ = ["cli", "main"]
 
@@ -33,10 +35,15 @@ BROKEN_PIPE = 141
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items())
 
 
-@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    invoke_without_command=True,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="milepost", message="%(prog)s %(version)s")
 @shared_options
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Durable workflows in plain Python: run, look into and resume runs that survive the death of their process.
 
     \b
@@ -45,9 +52,27 @@ def cli() -> None:
                   milepost runs
                   milepost resume RUN my_flow.py:graph
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(USAGE)
 
 
-for _command in (demo, run, resume, retry, runs, show, history, state, diff, export, verify, delete, draw_graph, doctor):
+for _command in (
+    demo,
+    run,
+    resume,
+    retry,
+    runs,
+    show,
+    history,
+    state,
+    diff,
+    export,
+    verify,
+    delete,
+    draw_graph,
+    doctor,
+):
     cli.add_command(_command)
 
 
@@ -61,11 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             with _logging("--debug" in given):
-                answer: Any = cli.main(given, prog_name="milepost", obj=invocation, standalone_mode=False)
+                answer = _invoke(given, invocation)
             sys.stdout.flush()
         except BrokenPipeError:
             raise
-        except (Exception, KeyboardInterrupt) as exc:
+        except (Exception, KeyboardInterrupt, SystemExit) as exc:
             invocation.is_json = invocation.is_json or "--json" in given
             answer = _tell(exc, invocation)
             sys.stdout.flush()
@@ -73,6 +98,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read has gone; the interpreter would complain of that when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    return answer
+
+
+def _invoke(arguments: list[str], invocation: Invocation) -> int:
+    """Run a command without click's own way with errors, which has exit codes of its own."""
+    try:
+        with cli.make_context("milepost", arguments, obj=invocation) as context:
+            answer: Any = cli.invoke(context)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
     return answer if isinstance(answer, int) else 0
 
 
@@ -96,15 +131,26 @@ def _line_of(exc: BaseException) -> str:
     """The error in one line."""
     if code_of(exc) == INTERRUPTED:
         return "interrupted"
+    if isinstance(exc, SystemExit):
+        return f"the code that ran ended with SystemExit({exc.code!r}); the run can be resumed"
+    if isinstance(exc, RunNotFoundError):
+        return clean(f"no run {exc.run_id!r} in {exc.store}: milepost runs lists what is there")
     if isinstance(exc, click.ClickException):
         text = exc.format_message()
         if isinstance(exc, click.UsageError) and exc.ctx is not None:
             text += f" (see: {exc.ctx.command_path} --help)"
     elif isinstance(exc, (MilepostError, OSError)):
-        text = str(exc)
+        text = _in_options(str(exc))
     else:
         text = f"unexpected {type(exc).__name__}: {exc} (--debug shows where)"
     return clean("; ".join(part.strip(" -") for part in text.split("\n") if part.strip())).replace(":;", ":")
+
+
+def _in_options(text: str) -> str:
+    """An error of the library with its keyword arguments as this command line spells them."""
+    text = re.sub(r"(?:pass )?\b(takeover|reopen|reroute|strict|rerun)=True", r"--\1", text)
+    text = re.sub(r"\b(on_locked|on_corrupt|if_exists)='(\w+)'", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", text)
+    return text.replace("run_id", "run id").replace("max_iterations", "--max-iterations")
 
 
 @contextlib.contextmanager
@@ -113,6 +159,8 @@ def _logging(is_debug: bool) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger = logging.getLogger("milepost")
+    if not is_debug:
+        handler.addFilter(_is_news)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if is_debug else logging.WARNING)
@@ -121,3 +169,8 @@ def _logging(is_debug: bool) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a log record tells what the command does not show already: it shows events itself."""
+    return not (isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Event))

@@ -33,7 +33,9 @@ OLDEST_SQLITE = (3, 35)
 @command(
     "graph",
     click.argument("target", metavar="TARGET"),
-    click.option("--format", "form", type=click.Choice(["mermaid", "dot", "json"]), default="mermaid", show_default=True),
+    click.option(
+        "--format", "form", type=click.Choice(["mermaid", "dot", "json"]), default="mermaid", show_default=True
+    ),
 )
 def draw_graph(invocation: Invocation, target: str, form: str) -> int:
     """Draw a graph as Mermaid, Graphviz or JSON.

@@ -17,7 +17,18 @@ from milepost.errors import (
     StoreError,
 )
 
-__all__ = ["EXIT_CODES", "FAILED", "INTERRUPTED", "LOCKED", "NOT_FOUND", "OK", "USAGE", "WAITING", "NotFound", "code_of"]
+__all__ = [
+    "EXIT_CODES",
+    "FAILED",
+    "INTERRUPTED",
+    "LOCKED",
+    "NOT_FOUND",
+    "OK",
+    "USAGE",
+    "WAITING",
+    "NotFound",
+    "code_of",
+]
 
 OK = 0
 FAILED = 1
@@ -57,6 +68,9 @@ def code_of(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED
+    if isinstance(error, SystemExit):
+        # A node that exits has not brought its run to the end, whatever code it chose.
+        return error.code if isinstance(error.code, int) and 0 < error.code < 256 else FAILED
     for kinds, code in _MEANINGS:
         if isinstance(error, kinds):
             return code

@@ -53,7 +53,7 @@ def command(name: str, *options: Callable[..., Any], **settings: Any) -> Callabl
         wrapped: Any = click.pass_obj(fn)
         for option in reversed((*options, shared_options)):
             wrapped = option(wrapped)
-        made: click.Command = click.command(name, **settings)(wrapped)
-        return made
+        decorate: Callable[[Any], click.Command] = click.command(name, **settings)
+        return decorate(wrapped)
 
     return make

@@ -6,9 +6,10 @@ Each is a hook. What cannot be printed (the reader has gone) never stops the run
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 from milepost.cli.text import clean, duration, iso, short, to_json
 from milepost.events import (
@@ -49,7 +50,28 @@ def watching(codec: Any, *, is_json: bool) -> Iterator[Watcher]:
         with Spinner() as spinner:
             yield spinner
     else:
-        yield _quietly(sys.stdout, line_of)
+        # Nodes may print too, and a reader who has gone is no reason for them to fail.
+        with contextlib.redirect_stdout(cast("TextIO", _Unbroken(sys.stdout))):
+            yield _quietly(sys.stdout, line_of)
+
+
+class _Unbroken:
+    """A text stream that goes on quietly when nobody reads it any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _quietly(output: TextIO, tell: Callable[[Event], str | None]) -> Watcher:
@@ -84,8 +106,6 @@ def event_document(event: Event, codec: Any) -> dict[str, Any]:
 
 def recorded(codec: Any, state: Any) -> Any:
     """A state as the JSON that is recorded of it."""
-    import json
-
     return json.loads(codec.encode(state))
 
 
@@ -108,7 +128,9 @@ def line_of(event: Event) -> str | None:
         case NodeOverdue():
             return f"  overdue {clean(event.node_id)} goes on after its timeout; its late result will not count"
         case Emitted():
-            return f"  {clean(event.node_id)}: {clean(event.name)} {short(event.data if event.data is not None else '')}"
+            return (
+                f"  {clean(event.node_id)}: {clean(event.name)} {short(event.data if event.data is not None else '')}"
+            )
         case RunCompleted():
             return f"run {clean(event.run_id)!r} {event.status} after {duration(event.total_duration_ms)}"
         case _:

@@ -30,7 +30,12 @@ STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled",
     click.option("--after", metavar="RUN", help="Go on after this run, the last one of the page before."),
 )
 def runs(
-    invocation: Invocation, flow: str | None, status: tuple[str, ...], tags: tuple[str, ...], limit: int, after: str | None
+    invocation: Invocation,
+    flow: str | None,
+    status: tuple[str, ...],
+    tags: tuple[str, ...],
+    limit: int,
+    after: str | None,
 ) -> int:
     """List runs, newest first."""
     wanted = read_pairs(tags, "--tag")
@@ -47,12 +52,24 @@ def runs(
         return OK
     if not page:
         is_filtered = bool(flow or status or wanted or after)
-        print("no runs match" if is_filtered else f"no runs yet in {invocation.store_url or DEFAULT_URL}: try milepost demo")
+        print(
+            "no runs match"
+            if is_filtered
+            else f"no runs yet in {invocation.store_url or DEFAULT_URL}: try milepost demo"
+        )
         return OK
     print_table(
         ("run", "flow", "status", "next", "records", "updated", "reason"),
         [
-            (i.run_id, i.flow, i.status, _shown_next(i.next_node), i.sequence + 1, ago(i.updated_at), short(i.reason, 50))
+            (
+                i.run_id,
+                i.flow,
+                i.status,
+                _shown_next(i.next_node),
+                i.sequence + 1,
+                ago(i.updated_at),
+                short(i.reason, 50),
+            )
             for i in page
         ],
     )
@@ -102,7 +119,9 @@ def show(invocation: Invocation, run_id: str) -> int:
     )
     if steps:
         print()
-        print_table(("node", "visits", "attempts", "failures", "took", "last", "next"), [_step_row(step) for step in steps])
+        print_table(
+            ("node", "visits", "attempts", "failures", "took", "last", "next"), [_step_row(step) for step in steps]
+        )
     return OK
 
 
@@ -169,6 +188,7 @@ def why_it_stands(info: RunInfo, following: str | None) -> str:
     """One sentence: why the run does not move, or that it does, and what to do."""
     where = f"at {following!r}" if following not in {None, END} else "at its end" if following else "with its router"
     reason = f": {info.reason}" if info.reason else ""
+    told = f" ({info.reason})" if info.reason else ""
     resume = f"milepost resume {info.run_id} TARGET"
     match info.status:
         case "finished":
@@ -179,7 +199,7 @@ def why_it_stands(info: RunInfo, following: str | None) -> str:
         case "dead":
             return f"{owner_of(info)} has died or stands still and its lease has ended: {resume} goes on {where}"
         case "interrupted":
-            return f"it was interrupted{reason}: {resume} goes on {where}"
+            return f"it was interrupted{told}: {resume} goes on {where}"
         case "failed":
             again = f"{resume}, or milepost retry for fresh attempts, goes on {where}"
             return f"it failed{reason}" if "resume" in info.reason else f"it failed{reason}; {again}"
@@ -187,9 +207,11 @@ def why_it_stands(info: RunInfo, following: str | None) -> str:
             waits = ", ".join(w.signal or w.wait_id for w in info.waiting_for) or "its time"
             return f"it waits for {waits}" + (f" until {ago(info.wake_at)}" if info.wake_at else "")
         case "ready":
-            return f"ready since {ago(info.updated_at)}; no worker has taken flow {info.flow!r}: {resume} goes on {where}"
+            return (
+                f"ready since {ago(info.updated_at)}; no worker has taken flow {info.flow!r}: {resume} goes on {where}"
+            )
         case _:
-            return f"it is {info.status}{reason}: {resume} --reopen goes on {where}"
+            return f"it is {info.status}{told}: {resume} --reopen goes on {where}"
 
 
 def owner_of(info: RunInfo) -> str:

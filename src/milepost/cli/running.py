@@ -121,9 +121,7 @@ def resume(
             return _show_plan(invocation, planned)
         if node_id is None:
             return _perform(invocation, flow, "resume", (store, run_id), **options)
-        return _perform(
-            invocation, flow, "resume_from", (store, run_id, node_id), visit=visit, rerun=rerun, **options
-        )
+        return _perform(invocation, flow, "resume_from", (store, run_id, node_id), visit=visit, rerun=rerun, **options)
 
 
 @command("retry", _run_id, _target, _correcting)

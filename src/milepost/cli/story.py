@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ class Story:
 def tell_story(story: Story) -> None:
     """Print the story."""
     print()
-    styles = ["green" if visit in story.before else "yellow" if visit == story.killed_in else "" for visit, *_ in story.rows()]
+    styles = [
+        "green" if visit in story.before else "yellow" if visit == story.killed_in else "" for visit, *_ in story.rows()
+    ]
     print_table(("visit", "first process", "second process"), story.rows(), styles=styles)
     print()
     counts = (len(story.before), len(story.after), len(story.repeated))
@@ -102,7 +105,19 @@ def _tell_result(state: Any) -> None:
         ],
     )
     print()
-    print(f"wettest year {state['ranking'][0]}, wettest month {state['wettest_month']}; rain by month, mean of the years:")
+    print(
+        f"wettest year {state['ranking'][0]}, wettest month {state['wettest_month']}; rain by month, mean of the years:"
+    )
     means = [sum(y["rain_by_month"][month] for _, y in years) / len(years) for month in range(12)]
+    bar = _bar()
     for name, mean in zip(_MONTHS, means, strict=True):
-        print(f"  {name} {'█' * round(mean / max(means) * _BAR)} {mean:.0f} mm")
+        print(f"  {name} {bar * round(mean / max(means) * _BAR)} {mean:.0f} mm")
+
+
+def _bar() -> str:
+    """What bars are made of: a block where the output can show it."""
+    try:
+        "█".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return "#"
+    return "█"

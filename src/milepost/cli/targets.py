@@ -92,7 +92,7 @@ def read_input(flow: CompiledGraph[Any], text: str | None, fields: Sequence[str]
     if text is not None and fields:
         raise click.UsageError("give the input either as JSON or as --input key=value, not both")
     if text == "-":
-        text = click.get_text_stream("stdin").read()
+        text = sys.stdin.read()
     if text is None:
         text = json.dumps({key: _value(value) for key, value in read_pairs(fields, "--input").items()})
     try:

@@ -18,7 +18,7 @@ def clean(text: object) -> str:
 def short(text: object, limit: int = 60) -> str:
     """At most `limit` characters of cleaned text."""
     cleaned = clean(text)
-    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 3] + "..."
 
 
 def iso(moment: datetime | float | None) -> str | None:

@@ -2,8 +2,8 @@
 
 How it works: each declared type becomes a plan (`plan.py` says what a plan is), made by `resolve.py` from
 annotations. `scalars.py`, `times.py`, `containers.py`, `enums.py` and `records.py` hold the plans of values;
-`families.py` knows how dataclasses and their relatives are taken apart and built; `untyped.py` and
-`unions.py` decide where the type alone does not. Nothing here does I/O, and nothing is imported by a name
+`family.py` and `families.py` know how dataclasses and their relatives are taken apart and built; `untyped.py`
+and `unions.py` decide where the type alone does not. Nothing here does I/O, and nothing is imported by a name
 that stands in a record.
 """
 

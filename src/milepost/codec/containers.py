@@ -128,6 +128,30 @@ class SequencePlan(Tagged):
         except TypeError as exc:
             raise self.unreadable(v, "an element of the set is not hashable") from exc
 
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        if self.cls is not tuple or depth >= MAX_DEPTH or {*map(type, values)} != {tuple}:
+            return super().dump_all(values, depth)
+        flat = list(chain.from_iterable(values))
+        try:
+            dumped = self.item.dump_all(flat, depth + 1) if flat else flat
+        except Refusal as refusal:
+            refusal.row, place = parent_row(refusal.row, values)
+            refusal.steps.append(f"[{place}]")
+            raise
+        return values if dumped is flat else list(chunks(dumped, values))  # msgspec writes a tuple as an array
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        if self.cls is not tuple or {*map(type, raws)} != {list}:
+            return super().load_all(raws, bare)
+        flat = list(chain.from_iterable(raws))
+        try:
+            loaded = self.item.load_all(flat, bare) if flat else flat
+        except Refusal as refusal:
+            refusal.row, place = parent_row(refusal.row, raws)
+            refusal.steps.append(f"[{place}]")
+            raise
+        return list(map(tuple, raws if loaded is flat else chunks(loaded, raws)))
+
 
 class FixedTuplePlan(Tagged):
     """The plan of a tuple with one declared type for each place."""

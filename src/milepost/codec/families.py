@@ -1,201 +1,29 @@
-"""The families of record classes: what their fields are, and how an object is read and built without its code.
+"""The families of record classes besides dataclasses, and how the family of a class is found.
 
-A family answers for one class. It knows dataclasses, attrs classes, NamedTuples, TypedDicts, pydantic models
-and msgspec structs; of the libraries only msgspec is imported, the others are known by the attributes that
-they leave on a class. Objects are built without `__init__`, `__post_init__` and validators: a recorded value
-comes back as it was, whatever those would make of it.
+They are attrs classes, NamedTuples, TypedDicts, pydantic models and msgspec structs. Of the libraries only
+msgspec is imported; the others are known by the attributes that they leave on a class.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import repeat
-from operator import attrgetter, itemgetter
-from typing import Any, Generic, Protocol, get_origin, is_typeddict
+from operator import attrgetter
+from typing import Any, get_origin, is_typeddict
 
 import msgspec
 
-from .plan import qualified
+from .family import ATTRS_HASH, Family, FieldSpec, columns_of, constant, pydantic_default, rows_of
 
-__all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "Family", "FieldSpec", "family_of"]
+__all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
 
 # Keys beside the fields of a pydantic model; no field can have such a name.
 FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 
 _set = object.__setattr__
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FieldSpec:
-    """One field: its name, its annotation if the class knows it better than its hints, and its default.
-
-    `default` makes the value of a field that a record lacks; None: the field is required. An `optional`
-    field may be missing in the value itself.
-    """
-
-    name: str
-    annotation: Any = None
-    default: Callable[[], Any] | None = None
-    optional: bool = False
-    metadata: tuple[Any, ...] = ()
-
-
-class Family:
-    """How objects of one record class are read and built. This one serves dataclasses."""
-
-    is_mapping = False
-    has_sides = False
-
-    def __init__(self, cls: Any) -> None:
-        self.cls = cls
-        self.fields = tuple(self.list_fields())
-        self.names = tuple(field.name for field in self.fields)
-
-    def list_fields(self) -> Iterable[FieldSpec]:
-        known = self.cls.__dict__.get("__pydantic_fields__", {})  # of a pydantic dataclass
-        for field in dataclasses.fields(self.cls):
-            default: Callable[[], Any] | None = None
-            if field.name in known:
-                default = _pydantic_default(known[field.name])
-            elif field.default_factory is not dataclasses.MISSING:
-                default = field.default_factory
-            elif field.default is not dataclasses.MISSING:
-                default = _constant(field.default)
-            yield FieldSpec(field.name, default=default)
-
-    @cached_property
-    def refusal(self) -> str:
-        """Why no object of the class can be carried; "" if they can."""
-        for base in self.cls.__mro__[:-1]:
-            if not base.__flags__ & 1 << 9 and base not in _HARMLESS_BASES:  # a class that is written in C
-                return f"it is a {qualified(base)} besides its fields"
-        return ""
-
-    @cached_property
-    def is_native(self) -> bool:
-        """Whether msgspec sees the same fields of the same types, and writes all of them in their order."""
-        return not any(name.startswith("_") for name in self.names) and self._has_plain_names
-
-    @cached_property
-    def _has_plain_names(self) -> bool:
-        """Whether names in annotations can mean nothing but what the module defines."""
-        inner = [value for base in self.cls.__mro__[:-1] for name, value in vars(base).items() if name[:2] != "__"]
-        return "<locals>" not in self.cls.__qualname__ and not any(isinstance(value, type) for value in inner)
-
-    @cached_property
-    def _is_in_dict(self) -> bool:
-        """Whether the object's dict holds all fields: none lives in a slot or behind a property."""
-        return bool(self.cls.__dictoffset__) and not any(
-            hasattr(getattr(self.cls, name, None), "__set__") for name in self.names
-        )
-
-    @cached_property
-    def has_generated_init(self) -> bool:
-        """Whether calling the class with the fields' values sets them and does nothing else.
-
-        So it is if its `__init__` has the very code that `dataclass` writes for such fields, and no other code
-        of a user runs when an object is made.
-        """
-        fields = dataclasses.fields(self.cls)
-        init = self.cls.__init__
-        if (
-            type(self.cls).__call__ is not type.__call__
-            or self.cls.__new__ is not object.__new__
-            or hasattr(self.cls, "__post_init__")
-            or not all(field.init and not field.kw_only for field in fields)
-            or not hasattr(init, "__code__")
-        ):
-            return False
-        is_frozen = self.cls.__dataclass_params__.frozen
-        if not is_frozen and self.cls.__setattr__ is not object.__setattr__:
-            return False
-        given = [(f.name, Any, dataclasses.field(**_default_of(f))) for f in fields]
-        twin = dataclasses.make_dataclass("Twin", given, frozen=is_frozen).__init__.__code__  # type: ignore[misc]
-        code = init.__code__
-        return all(
-            getattr(code, part) == getattr(twin, part)
-            for part in ("co_code", "co_names", "co_varnames", "co_freevars", "co_consts")
-        )
-
-    @cached_property
-    def _name_set(self) -> frozenset[str]:
-        return frozenset(self.names)
-
-    @cached_property
-    def _slots_beyond(self) -> tuple[str, ...]:
-        slots: list[str] = []
-        for base in self.cls.__mro__:
-            own = base.__dict__.get("__slots__", ())
-            for slot in (own,) if isinstance(own, str) else tuple(own):
-                mangled = slot.startswith("__") and not slot.endswith("__")
-                slots.append(f"_{base.__name__.lstrip('_')}{slot}" if mangled else slot)
-        return tuple(s for s in slots if s not in self.names and s not in _HARMLESS_ATTRIBUTES)
-
-    def read(self, value: Any) -> Iterable[Any]:
-        """Give the values of the fields. Raises AttributeError if one has none."""
-        return [getattr(value, name) for name in self.names]
-
-    def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
-        """Give one column for each field; None if an object may lack one, or has attributes beyond them."""
-        if self._slots_beyond or not self.names:
-            return None
-        if self._is_in_dict:
-            attributes = list(map(vars, values))
-            if {*map(len, attributes)} != {len(self.names)}:
-                return None
-            try:
-                return columns_of(self.names, attributes)
-            except KeyError:
-                return None
-        if self.cls.__dictoffset__:
-            return None
-        try:
-            return [list(map(attrgetter(name), values)) for name in self.names]
-        except AttributeError:
-            return None
-
-    def attribute_beyond(self, value: Any) -> str | None:
-        """Name an attribute of an object that is no field; what can be computed again does not count."""
-        attributes = getattr(value, "__dict__", None)
-        if attributes and attributes.keys() != self._name_set:
-            for name in attributes:
-                if name not in self.names and name not in _HARMLESS_ATTRIBUTES and not _is_cache(self.cls, name):
-                    return str(name)
-        for name in self._slots_beyond:
-            try:
-                object.__getattribute__(value, name)
-            except AttributeError:
-                continue
-            return name
-        return None
-
-    def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
-        """Make an object that has exactly these values of all its fields."""
-        made = object.__new__(self.cls)
-        for name, value in values.items():
-            _set(made, name, value)
-        return made
-
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
-        """Make one object for each row of the columns."""
-        if self.has_generated_init:
-            return list(map(self.cls, *columns))
-        made = list(map(object.__new__, repeat(self.cls, count)))
-        for name, column in zip(self.names, columns, strict=True):
-            deque(map(_set, made, repeat(name), column), maxlen=0)
-        return made
-
-    def sides(self, value: Any) -> dict[str, Any]:
-        """Give what is to be recorded beside the fields, by its key."""
-        return {}
-
-    def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
-        """Make an object like `value` with these values; `changed` are the fields that were set anew."""
-        return self.build(values)
 
 
 class AttrsFamily(Family):
@@ -212,13 +40,13 @@ class AttrsFamily(Family):
             elif hasattr(attribute.default, "factory"):
                 default = None if attribute.default.takes_self else attribute.default.factory
             else:
-                default = _constant(attribute.default)
+                default = constant(attribute.default)
             yield FieldSpec(attribute.name, default=default)
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         made = super().build(values)
-        if hasattr(self.cls, _ATTRS_HASH) or _ATTRS_HASH in getattr(self.cls, "__slots__", ()):
-            _set(made, _ATTRS_HASH, None)
+        if hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ()):
+            _set(made, ATTRS_HASH, None)
         return made
 
     def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
@@ -235,7 +63,7 @@ class NamedTupleFamily(Family):
     def list_fields(self) -> Iterable[FieldSpec]:
         for name in self.cls._fields:
             defaults = self.cls._field_defaults
-            yield FieldSpec(name, default=_constant(defaults[name]) if name in defaults else None)
+            yield FieldSpec(name, default=constant(defaults[name]) if name in defaults else None)
 
     def read(self, value: Any) -> Iterable[Any]:
         return tuple.__iter__(value)
@@ -272,7 +100,7 @@ class StructFamily(Family):
             if field.default_factory is not msgspec.NODEFAULT:
                 default = field.default_factory
             elif field.default is not msgspec.NODEFAULT:
-                default = _constant(field.default)
+                default = constant(field.default)
             yield FieldSpec(field.name, default=default)
 
     @cached_property
@@ -345,7 +173,7 @@ class PydanticFamily(Family):
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for name, field in self.cls.__pydantic_fields__.items():
-            yield FieldSpec(name, field.annotation, _pydantic_default(field), metadata=tuple(field.metadata))
+            yield FieldSpec(name, field.annotation, pydantic_default(field), metadata=tuple(field.metadata))
 
     def read(self, value: Any) -> Iterable[Any]:
         attributes = vars(value)
@@ -393,45 +221,6 @@ class PydanticFamily(Family):
         if extra is not None:
             sides[EXTRA] = dict(extra)
         return self.build(values, sides)
-
-
-def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]]:
-    """Turn dicts into one column for each name. Raises KeyError if a dict lacks one."""
-    if len(names) < 2:
-        return [list(map(itemgetter(name), rows)) for name in names]
-    return list(map(list, zip(*map(itemgetter(*names), rows), strict=True)))
-
-
-def rows_of(names: tuple[str, ...], columns: list[list[Any]]) -> list[dict[str, Any]]:
-    """Turn columns into one dict for each row."""
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _default_of(field: Any) -> dict[str, Any]:
-    if field.default_factory is not dataclasses.MISSING:
-        return {"default_factory": field.default_factory}
-    return {} if field.default is dataclasses.MISSING else {"default": None}
-
-
-_ATTRS_HASH = "_attrs_cached_hash"
-_HARMLESS_ATTRIBUTES = frozenset(
-    {"__dict__", "__weakref__", "__orig_class__", _ATTRS_HASH, "__pydantic_extra__", "__pydantic_fields_set__"}
-    | {"__pydantic_private__", "__slots__"}
-)
-_HARMLESS_BASES: tuple[Any, ...] = (Generic, Protocol, object)
-
-
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
-
-
-def _pydantic_default(field: Any) -> Callable[[], Any] | None:
-    return None if field.is_required() else lambda: field.get_default(call_default_factory=True)
-
-
-def _is_cache(cls: type, name: str) -> bool:
-    attribute = getattr(cls, name, None)
-    return type(attribute).__name__ == "cached_property" or name.startswith("_attrs_cached")
 
 
 def family_of(cls: Any) -> Family | None:

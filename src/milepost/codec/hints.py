@@ -7,7 +7,6 @@ import inspect
 import sys
 import typing
 from collections.abc import Iterable
-from enum import Enum
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Final, ForwardRef, TypeVar, get_args, get_origin
 
@@ -124,6 +123,4 @@ def type_text(annotation: Any) -> str:
     if isinstance(annotation, type) and get_origin(annotation) is None:
         name = annotation.__qualname__
         return name if annotation.__module__ == "builtins" else f"{annotation.__module__}.{name}"
-    if isinstance(annotation, Enum):
-        return str(annotation)
     return repr(annotation).replace("typing.", "")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from operator import is_
 from typing import Any
 
-from .families import EXTRA, FIELDS_SET, PRIVATE, Family, FieldSpec, columns_of, rows_of
+from .families import EXTRA, FIELDS_SET, PRIVATE
+from .family import Family, FieldSpec, columns_of, rows_of
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -240,7 +241,7 @@ class RecordPlan(Plan):
                 sides, unknown = self._load_sides(raw, unknown)
             if unknown and not self._drop_unknown:
                 stray = Unreadable(
-                    f"{qualified(self.cls)} has no such field: pass unknown_fields='drop', or turn old records "
+                    f"{qualified(self.cls)} has no field of that name: pass unknown_fields='drop', or turn old records "
                     "into new ones with upgrade=",
                     expected="no such field",
                     found=describe_json(raw[unknown[0]]),
@@ -257,9 +258,7 @@ class RecordPlan(Plan):
     def _default(self, name: str, plan: Plan) -> Any:
         default = self._specs[name].default
         if default is None:
-            raise Unreadable(
-                "the record lacks the field, and it has no default", expected=plan.expected, found="nothing"
-            )
+            raise Unreadable("the field is missing and has no default", expected=plan.expected, found="nothing")
         try:
             return default()
         except Exception as exc:  # user code

@@ -13,7 +13,8 @@ from typing import Any, get_args, get_origin
 
 from .containers import DictPlan, FixedTuplePlan, ListPlan, SequencePlan
 from .enums import EnumPlan, LiteralPlan
-from .families import Family, family_of
+from .families import family_of
+from .family import Family
 from .hints import annotations_of, reveal, type_text, variables_of
 from .plan import MARK, Plan
 from .records import RecordPlan
@@ -38,6 +39,7 @@ _ABSTRACT: dict[Any, tuple[type, ...]] = {
 }
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _ABSTRACT_MAPPINGS = (collections.abc.Mapping, collections.abc.MutableMapping)
+_BASE_ENUMS = (enum.Enum, enum.IntEnum, enum.StrEnum, enum.Flag, enum.IntFlag)
 _BUILTIN_SEQUENCES = (tuple, set, frozenset, collections.deque)
 
 
@@ -105,7 +107,7 @@ class Resolver:
         if container is not None:
             return container
         if isinstance(cls, type):
-            if issubclass(cls, enum.Enum):
+            if issubclass(cls, enum.Enum) and cls not in _BASE_ENUMS:
                 return self._enum(cls)
             if issubclass(cls, pathlib.PurePath) and cls.__module__.startswith("pathlib"):
                 return PathPlan(cls)

@@ -71,8 +71,7 @@ class Codec(Generic[T]):
         self.type = type_
         self._types = tuple(types)
         self._upgrade = upgrade
-        self._drop_unknown = unknown_fields == "drop"
-        resolver = Resolver(known=self._types, drop_unknown=self._drop_unknown)
+        resolver = Resolver(known=self._types, drop_unknown=unknown_fields == "drop")
         self._plan: Plan = resolver.plan(type_, "state")
         for known in self._types:
             resolver.plan(known, f"types[{getattr(known, '__qualname__', known)}]")
@@ -92,6 +91,8 @@ class Codec(Generic[T]):
             return encode_json(self._plan.dump(value, 0))
         except Refusal as refusal:
             raise _refused(refusal, root) from refusal.__cause__
+        except UnicodeEncodeError as exc:  # in a name that the plans do not look at
+            raise SerializeStateError(f"{root} holds a name with a lone surrogate", path=root, type_name="str") from exc
         except RecursionError as exc:
             raise SerializeStateError(
                 f"{root} is nested too deep for what is left of the stack, or holds itself",
@@ -134,7 +135,7 @@ class Codec(Generic[T]):
             return _SLOW
 
     def _make_decoder(self) -> msgspec.json.Decoder[Any] | None:
-        if self._upgrade is not None or self._drop_unknown or not self._plan.is_native or self.problems:
+        if self._upgrade is not None or not self._plan.is_native or self.problems:
             return None
         try:
             return msgspec.json.Decoder(self.type)
@@ -323,8 +324,6 @@ def _refused(refusal: Refusal, root: str) -> SerializeStateError | StateTypeErro
 
 def _unreadable(refusal: Refusal, root: str) -> DeserializeStateError:
     path, why = refusal.path(root), str(refusal)
-    if isinstance(refusal, Contradicted) or not refusal.expected:
-        why = why or "it cannot be read"
     text = f"{path} should be {refusal.expected or 'a carried value'}, but the record has {refusal.found or 'another'}"
     return DeserializeStateError(
         text + (f": {why}" if why else ""), path=path, expected=refusal.expected, found=refusal.found

@@ -10,12 +10,10 @@ import abc
 import builtins
 import functools
 import os
-import threading
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from milepost import fence
 from milepost.clock import SYSTEM, Clock
@@ -23,8 +21,6 @@ from milepost.errors import (
     RunExistsError,
     RunLockedError,
     RunNotFoundError,
-    RunNotResumableError,
-    SignalRefusedError,
     StoreClosedError,
 )
 from milepost.fence import Held, Row
@@ -41,13 +37,12 @@ from milepost.store import (
     Renewal,
     RunInfo,
     RunRow,
-    Signal,
     Store,
     Token,
     Verdict,
-    check_id,
     check_run_id,
 )
+from milepost.stores.forks import watch
 from milepost.stores.transaction import Transaction
 
 __all__ = ["Journal"]
@@ -62,7 +57,7 @@ class Journal(Store):
         super().__init__(clock=clock)
         self._held: dict[str, Held] = {}
         self._is_closed = False
-        _all_stores.add(self)
+        watch(self)
 
     # -- the medium --------------------------------------------------------------------------------
 
@@ -366,65 +361,6 @@ class Journal(Store):
         )
         return RunRow(info, row.epoch, state, row.cancel, row.signals, row.live)
 
-    # -- signals and cancels -----------------------------------------------------------------------
-
-    def put_signal(
-        self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
-    ) -> Literal["taken", "kept", "duplicate"]:
-        check_run_id(run_id)
-        check_id(name, "signal name")
-        if signal_id is not None:
-            check_id(signal_id, "signal id")
-        with self._write("put_signal") as tx:
-            now = self.clock.time()
-            row = self._row(tx, run_id)
-            if signal_id is not None and tx.has_signal(run_id, signal_id):
-                return "duplicate"
-            if row.status in {"finished", "cancelled"}:
-                raise RunNotResumableError(
-                    f"run {run_id!r} is {row.status} and takes no signal {name!r} any more: signals are for runs that "
-                    f"go on",
-                    run_id=run_id,
-                    status=row.status,
-                    reason=row.reason,
-                )
-            match, new = fence.place_signal(row, name, to, now)
-            if to is not None and match is None:
-                open_waits = ", ".join(repr(wait.wait_id) for wait in row.waiting) or "nothing"
-                raise SignalRefusedError(
-                    f"run {run_id!r} does not wait for signal {name!r} at {to!r}, it waits for {open_waits}: leave "
-                    f"out `to` to have the signal kept for the next wait of its name",
-                    run_id=run_id,
-                    wait_id=to,
-                )
-            copied = None if payload is None else bytes(payload)
-            tx.add_signal(run_id, Signal(new.signals, name, copied, signal_id, to, now))
-            tx.put_row(new)
-            return "kept" if match is None else "taken"
-
-    def signals(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
-        check_run_id(run_id)
-        with self._read("signals") as tx:
-            return tx.signals(run_id, after)
-
-    def request_cancel(
-        self, run_id: str, reason: str = "", sequence: int | None = None
-    ) -> Literal["cancelled", "requested", "ended"]:
-        check_run_id(run_id)
-        with self._write("request_cancel") as tx:
-            now = self.clock.time()
-            row = self._row(tx, run_id)
-            newest = tx.newest(run_id)
-            state = self._state(row, now)
-            outcome, new = fence.cancel(row, reason, sequence, state=state, newest=newest, now=now)
-            if new is not None:
-                tx.put_row(new)
-            if new is not None and outcome == "cancelled":
-                fields = {"status": "cancelled", "reason": reason, "epoch": new.epoch}
-                record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
-                tx.insert(run_id, (self._sealed(record),))
-            return outcome
-
     # -- shared ------------------------------------------------------------------------------------
 
     def _sealed(self, record: Record) -> Record:
@@ -455,29 +391,3 @@ def check_tags(tags: Mapping[Any, Any]) -> None:
 
 def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
-
-
-# -- forks -----------------------------------------------------------------------------------------
-
-_all_stores: weakref.WeakSet[Journal] = weakref.WeakSet()
-_forking = threading.local()
-
-
-def _before_fork() -> None:
-    _forking.stores = list(_all_stores)
-    for store in _forking.stores:
-        store._before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for store in _forking.__dict__.pop("stores", ()):
-        store._after_fork(is_child=False)
-
-
-def _after_fork_in_child() -> None:
-    for store in list(_all_stores):
-        store._after_fork(is_child=True)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,4 +1,4 @@
-"""The verbs of everybody else: saving and loading by node, listing, deleting, exporting and checking runs.
+"""The verbs of everybody else: saving and loading by node, listing, deleting, signalling, exporting, checking.
 
 Written once over the primitives of `Transaction`, as is `Journal`, on which this builds.
 """
@@ -11,12 +11,17 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from milepost import fence
-from milepost.errors import CheckpointNotFoundError, DeserializeStateError
+from milepost.errors import (
+    CheckpointNotFoundError,
+    DeserializeStateError,
+    RunNotResumableError,
+    SignalRefusedError,
+)
 from milepost.fence import Row
 from milepost.process import is_gone
 from milepost.record import Record, format_time, make_record
@@ -157,6 +162,65 @@ class Runs(Journal):
                 break
             after = rows[-1].run_id
         return found[:limit]
+
+    # -- signals and cancels -----------------------------------------------------------------------
+
+    def put_signal(
+        self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
+    ) -> Literal["taken", "kept", "duplicate"]:
+        check_run_id(run_id)
+        check_id(name, "signal name")
+        if signal_id is not None:
+            check_id(signal_id, "signal id")
+        with self._write("put_signal") as tx:
+            now = self.clock.time()
+            row = self._row(tx, run_id)
+            if signal_id is not None and tx.has_signal(run_id, signal_id):
+                return "duplicate"
+            if row.status in {"finished", "cancelled"}:
+                raise RunNotResumableError(
+                    f"run {run_id!r} is {row.status} and takes no signal {name!r} any more: signals are for runs that "
+                    f"go on",
+                    run_id=run_id,
+                    status=row.status,
+                    reason=row.reason,
+                )
+            match, new = fence.place_signal(row, name, to, now)
+            if to is not None and match is None:
+                open_waits = ", ".join(repr(wait.wait_id) for wait in row.waiting) or "nothing"
+                raise SignalRefusedError(
+                    f"run {run_id!r} does not wait for signal {name!r} at {to!r}, it waits for {open_waits}: leave "
+                    f"out `to` to have the signal kept for the next wait of its name",
+                    run_id=run_id,
+                    wait_id=to,
+                )
+            copied = None if payload is None else bytes(payload)
+            tx.add_signal(run_id, Signal(new.signals, name, copied, signal_id, to, now))
+            tx.put_row(new)
+            return "kept" if match is None else "taken"
+
+    def signals(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
+        check_run_id(run_id)
+        with self._read("signals") as tx:
+            return tx.signals(run_id, after)
+
+    def request_cancel(
+        self, run_id: str, reason: str = "", sequence: int | None = None
+    ) -> Literal["cancelled", "requested", "ended"]:
+        check_run_id(run_id)
+        with self._write("request_cancel") as tx:
+            now = self.clock.time()
+            row = self._row(tx, run_id)
+            newest = tx.newest(run_id)
+            state = self._state(row, now)
+            outcome, new = fence.cancel(row, reason, sequence, state=state, newest=newest, now=now)
+            if new is not None:
+                tx.put_row(new)
+            if new is not None and outcome == "cancelled":
+                fields = {"status": "cancelled", "reason": reason, "epoch": new.epoch}
+                record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
+                tx.insert(run_id, (self._sealed(record),))
+            return outcome
 
     # -- export and verify -------------------------------------------------------------------------
 

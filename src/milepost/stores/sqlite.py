@@ -1,8 +1,7 @@
 """Runs in one SQLite file, for one machine and any number of its processes.
 
 A process has up to three connections: one writes, one reads (so that a reader never waits for a commit), one moves
-the write-ahead log into the database. Threads that append at the same time share a commit: each queues what it
-has, and whoever gets the writing connection next commits all that waits.
+the write-ahead log into the database. Threads that append at the same time share a commit.
 
 No connection outlives a fork: SQLite would take the locks of the parent for the child's own, and a commit could be
 lost with the parent's exit. So they are closed before a fork and opened again by whoever needs them after it.
@@ -12,14 +11,12 @@ Source: https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_conn
 from __future__ import annotations
 
 import builtins
-import itertools
 import logging
 import os
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +25,7 @@ from milepost.errors import OptionError, StoreError
 from milepost.record import parse_time
 from milepost.store import Append, Token, Verdict
 from milepost.stores import sqlite_schema
+from milepost.stores.group_commit import GroupCommit
 from milepost.stores.runs import Runs, save_from_outside
 from milepost.stores.sqlite_transaction import SQLTransaction, record_values
 from milepost.stores.transaction import Transaction
@@ -50,29 +48,6 @@ INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packin
     AND (SELECT max(sequence) FROM records WHERE run = ?) = ?
 ), ?, ?, ?, ?, ?, ?)
 """
-
-
-class _Job:
-    """One thread's batch. `verdicts` or `error` is there once it is settled."""
-
-    __slots__ = ("appends", "error", "gate", "verdicts")
-
-    def __init__(self, appends: list[Append]) -> None:
-        self.appends = appends
-        self.verdicts: list[Verdict] | None = None
-        self.error: BaseException | None = None
-        self.gate = threading.Lock()
-        """Its thread waits here, to be told that the job is settled or first in line."""
-        self.gate.acquire()
-
-    @property
-    def is_settled(self) -> bool:
-        return self.verdicts is not None or self.error is not None
-
-    def wake(self) -> None:
-        """Open the gate. It may be open already, with the thread about to pass."""
-        with suppress(RuntimeError):
-            self.gate.release()
 
 
 class SQLiteStore(Runs):
@@ -103,16 +78,15 @@ class SQLiteStore(Runs):
                 op="open",
             )
         self._reset()
-        with self._failing_as("open"), self._lock:
+        with self._failing_as("open"), self._group.lock:
             self._open()
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.place!r})"
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._read_lock = self._lock if self._is_memory else threading.Lock()
-        self._queue: deque[_Job] = deque()
+        self._group = GroupCommit(self._commit_together, lambda exc: isinstance(exc, sqlite3.OperationalError))
+        self._read_lock = self._group.lock if self._is_memory else threading.Lock()
         self._run_numbers: dict[str, int] = {}
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
@@ -124,7 +98,8 @@ class SQLiteStore(Runs):
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.place,
+            self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode=rw",
+            uri=not self._is_memory,
             timeout=sqlite_schema.BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=False,
@@ -169,42 +144,40 @@ class SQLiteStore(Runs):
 
     def close(self) -> None:
         try:
-            with self._lock:
+            with self._group.lock:
                 self._is_closed = True
-                self._close_connections()
+                with self._reading_alone():
+                    self._close_connections()
         finally:
-            self._wake_first()
+            self._group.wake_first()
+
+    def _reading_alone(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._is_memory else self._read_lock
 
     def _close_connections(self) -> None:
-        if not self._is_memory:
-            self._read_lock.acquire()
-        try:
-            for connection in (self._reader, self._checkpointer, self._writer):
-                if connection is not None:
-                    connection.close()
-            self._reader = self._checkpointer = self._writer = None
-        finally:
-            if not self._is_memory:
-                self._read_lock.release()
+        """Call with both locks."""
+        for connection in (self._reader, self._checkpointer, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._checkpointer = self._writer = None
 
     def _before_fork(self) -> None:
-        self._lock.acquire()
+        self._group.lock.acquire()
         if not self._is_memory:
-            self._close_connections()
             self._read_lock.acquire()
+            self._close_connections()
 
     def _after_fork(self, is_child: bool) -> None:
-        if not is_child:
-            if not self._is_memory:
-                self._read_lock.release()
-            self._lock.release()
-            self._wake_first()
+        if is_child:
+            # After a fork that was not announced there are connections; they must be neither used nor closed.
+            _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
+            self._reset()
+            self._is_closed |= self._is_memory
             return
-        # After a fork that Python did not announce there are connections; they must be neither used nor closed.
-        _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
-        self._reset()
-        if self._is_memory:
-            self._is_closed = True
+        if not self._is_memory:
+            self._read_lock.release()
+        self._group.lock.release()
+        self._group.wake_first()
 
     # -- transactions ------------------------------------------------------------------------------
 
@@ -226,13 +199,13 @@ class SQLiteStore(Runs):
     @contextmanager
     def _write(self, op: str) -> Iterator[Transaction]:
         try:
-            with self._failing_as(op), self._lock:
+            with self._failing_as(op), self._group.lock:
                 writer = self._open()
                 with _immediate(writer):
                     yield SQLTransaction(writer)
                 self._note_written(writer)
         finally:
-            self._wake_first()
+            self._group.wake_first()
 
     @contextmanager
     def _read(self, op: str) -> Iterator[Transaction]:
@@ -247,7 +220,7 @@ class SQLiteStore(Runs):
                         reader.execute("COMMIT")
         finally:
             if self._is_memory:
-                self._wake_first()
+                self._group.wake_first()
 
     def _note_written(self, writer: sqlite3.Connection, appends: Sequence[Append] = ()) -> None:
         """Move the log into the database once it is long."""
@@ -278,108 +251,24 @@ class SQLiteStore(Runs):
 
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         appends = [self._prepared(append) for append in batch]
-        if self._queue or self._lock.locked():
-            verdicts = self._append_in_company(appends)
-        else:
-            try:
-                with self._lock:
-                    verdicts = self._commit(appends)
-            except sqlite3.Error as exc:
-                raise self._failure("append", exc) from exc
-            finally:
-                if self._queue:
-                    self._wake_first()
+        group = self._group
+        try:
+            if group.is_busy:
+                verdicts = group.append(appends)
+            else:
+                try:
+                    with group.lock:
+                        verdicts = self._commit(appends)
+                finally:
+                    group.wake_first()
+        except sqlite3.Error as exc:
+            raise self._failure("append", exc) from exc
         self._settle(appends, verdicts)
         return verdicts
 
     def _drop(self, token: Token) -> None:
         super()._drop(token)
         self._run_numbers.pop(token.run_id, None)
-
-    def _append_in_company(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
-        """Append while other threads do: the first in line commits all that waits.
-
-        Nobody waits in vain: who lets go of the lock wakes the first, and who finds nobody at it is the first.
-        """
-        job = _Job(appends)
-        self._queue.append(job)
-        try:
-            if self._lock.locked() or not self._is_first(job):
-                job.gate.acquire()
-            if not job.is_settled:
-                with self._lock:
-                    if not job.is_settled:
-                        self._lead(job)
-        except BaseException:
-            self._withdraw(job)
-            raise
-        finally:
-            self._wake_first()
-        if job.verdicts is not None:
-            return job.verdicts
-        assert job.error is not None
-        if isinstance(job.error, sqlite3.Error):
-            raise self._failure("append", job.error) from job.error
-        raise job.error
-
-    def _is_first(self, job: _Job) -> bool:
-        try:
-            return self._queue[0] is job
-        except IndexError:  # a leader has taken it just now
-            return False
-
-    def _wake_first(self) -> None:
-        """Call after the lock was released."""
-        with suppress(IndexError):
-            self._queue[0].wake()
-
-    def _withdraw(self, job: _Job) -> None:
-        """Take `job` back, or if it is being written wait for the end of that."""
-        try:
-            self._queue.remove(job)
-        except ValueError:
-            if not job.is_settled:
-                with self._lock:
-                    pass
-
-    def _lead(self, mine: _Job) -> None:
-        """Commit what waits, and settle all of it. Call with the lock."""
-        jobs = []
-        while self._queue:
-            jobs.append(self._queue.popleft())
-        groups = [jobs]
-        try:
-            while groups:
-                group = groups.pop()
-                if not self._settle_together(group):
-                    groups += [[job] for job in group]
-        except BaseException as exc:
-            # This thread is being stopped. What is not settled is not written: the others go on without it.
-            mine.error = exc
-            self._queue.extendleft(job for job in reversed(jobs) if not job.is_settled)
-            raise
-        finally:
-            for job in jobs:
-                if job.is_settled and job is not mine:
-                    job.wake()
-
-    def _settle_together(self, jobs: builtins.list[_Job]) -> bool:
-        """Commit `jobs` as one and settle them; False if one of them, not the medium, is at fault."""
-        told: builtins.list[Verdict] = []
-        try:
-            self._commit_together([append for job in jobs for append in job.appends], told)
-        except Exception as exc:
-            if len(jobs) > 1 and not isinstance(exc, sqlite3.OperationalError):
-                return False
-            for job in jobs:
-                job.error = exc
-            return True
-        finally:
-            # Also when a signal's exception came after the commit.
-            verdicts = iter(told)
-            for job in jobs if told else ():
-                job.verdicts = list(itertools.islice(verdicts, len(job.appends)))
-        return True
 
     def _commit_together(self, appends: Sequence[Append], told: builtins.list[Verdict]) -> None:
         """Write `appends` in one commit; `told` gets the verdicts if and only if it took place."""

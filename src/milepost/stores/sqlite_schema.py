@@ -192,7 +192,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] in {"wal", "memory"}:
                 return
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        except sqlite3.OperationalError:
-            if time.monotonic() > end:
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                 raise
             time.sleep(0.01)

@@ -1,0 +1,49 @@
+"""Stores are told before and after the process forks, so that nothing half done or shared gets into the child."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Protocol
+
+__all__ = ["Forkable", "watch"]
+
+
+class Forkable(Protocol):
+    """What is told of forks."""
+
+    def _before_fork(self) -> None:
+        """Let writes end, hold off others, let go of what must not be shared."""
+
+    def _after_fork(self, is_child: bool) -> None:
+        """Go on. A child may also come from a fork that was not announced."""
+
+
+def watch(store: Forkable) -> None:
+    """Tell `store` of forks for as long as it lives."""
+    _stores.add(store)
+
+
+_stores: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.stores = list(_stores)
+    for store in _forking.stores:
+        store._before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for store in _forking.__dict__.pop("stores", ()):
+        store._after_fork(is_child=False)
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):
+        store._after_fork(is_child=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,391 @@
+"""Runs that die at every moment at which they can die, and end as if nothing had happened."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+
+from milepost import (
+    END,
+    CompiledGraph,
+    Context,
+    Graph,
+    LeaseLost,
+    MemoryStore,
+    NodeError,
+    Retry,
+    RunCancelled,
+    SQLiteStore,
+)
+from milepost.clock import Clock
+from milepost.effects import Ask, Call, Drop, Hold, Write
+from milepost.errors import OptionError
+from milepost.job import Job
+from milepost.record import CHECKPOINT, FAILURE
+from milepost.store import Store, Token
+from milepost.testing import FakeClock, Stepper, crashing, crashtest
+
+
+@dataclass
+class Tally:
+    n: int = 0
+    seen: list[str] = field(default_factory=list)
+
+
+def adding(name: str, amount: int = 1) -> Callable[[Tally], Tally]:
+    """A node that changes its state in place, which must not reach any record but its own."""
+
+    def add(state: Tally) -> Tally:
+        state.n += amount
+        state.seen.append(name)
+        return state
+
+    return add
+
+
+async def add_later(state: Tally) -> Tally:
+    state.n += 10
+    state.seen.append("later")
+    return state
+
+
+@dataclass
+class Subject:
+    """A graph, and how it is crashed."""
+
+    graph: CompiledGraph[Any]
+    input: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def line() -> Subject:
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("b", adding("b", 2)).add_node("c", adding("c", 3))
+    return Subject(
+        graph.add_edge("a", "b").add_edge("b", "c").add_edge("c", END).set_entry("a").compile("line"), Tally()
+    )
+
+
+def awaited() -> Subject:
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("b", add_later).add_node("c", add_later)
+    return Subject(
+        graph.add_edge("a", "b").add_edge("b", "c").add_edge("c", END).set_entry("a").compile("awaited"), Tally()
+    )
+
+
+def loop() -> Subject:
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("b", adding("b")).add_edge("a", "b")
+    graph.add_conditional_edge("b", lambda state: "a" if state.n < 6 else END, ["a", END])
+    return Subject(graph.set_entry("a").compile("loop"), Tally())
+
+
+def conditional() -> Subject:
+    graph = Graph(Tally)
+    for name in ("a", "odd", "even", "last"):
+        graph.add_node(name, adding(name, 3))
+    graph.add_conditional_edge("a", lambda state: state.n % 2, {0: "even", 1: "odd"})
+    graph.add_edge("odd", "even").add_edge("even", "last").add_edge("last", END)
+    return Subject(graph.set_entry("a").compile("conditional"), Tally())
+
+
+def retried() -> Subject:
+    """A node that fails twice, after it has changed its state in place."""
+    failed: list[str] = []
+
+    def fail_twice(state: Tally) -> Tally:
+        state.n += 100
+        if len(failed) < 2:
+            failed.append("b")
+            raise OSError("not yet")
+        return state
+
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("b", fail_twice, retry=Retry(max_attempts=3, backoff=2.0))
+    graph.add_node("c", adding("c")).add_edge("a", "b").add_edge("b", "c").add_edge("c", END)
+    return Subject(graph.set_entry("a").compile("retried"), Tally(), {"before": failed.clear})
+
+
+def failing_node() -> Subject:
+    """A node without a policy that fails its run once; the run is resumed."""
+    failed: list[str] = []
+
+    def fail_once(state: Tally) -> Tally:
+        state.n += 100
+        if not failed:
+            failed.append("b")
+            raise OSError("not yet")
+        return state
+
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("b", fail_once).add_edge("a", "b").add_edge("b", END)
+    return Subject(graph.set_entry("a").compile("failing"), Tally(), {"before": failed.clear, "resumes": 1})
+
+
+def failing_router() -> Subject:
+    """A router that fails when it is first asked; the run is resumed and asks it again."""
+    failed: list[str] = []
+
+    def decide(state: Tally) -> str:
+        if not failed:
+            failed.append("a")
+            raise OSError("not yet")
+        return "sink"
+
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("sink", adding("sink"))
+    graph.add_conditional_edge("a", decide, ["sink"]).add_edge("sink", END)
+    return Subject(graph.set_entry("a").compile("routed"), Tally(), {"before": failed.clear, "resumes": 1})
+
+
+class Chat(TypedDict):
+    messages: Annotated[list[str], operator.add]
+    turns: int
+
+
+def partial() -> Subject:
+    graph = Graph(Chat, partial=True)
+    graph.add_node("ask", lambda state: {"messages": [f"question {state['turns']}"]})
+    graph.add_node("tell", lambda state: {"messages": ["answer"], "turns": state["turns"] + 1})
+    graph.add_edge("ask", "tell").add_conditional_edge(
+        "tell", lambda state: END if state["turns"] == 2 else "ask", ["ask", END]
+    )
+    return Subject(graph.set_entry("ask").compile("chat"), Chat(messages=[], turns=0))
+
+
+def timed_out() -> Subject:
+    """A node that takes too long the first time: it lets the time pass itself."""
+    late: list[str] = []
+
+    def be_late(ctx: Context[Any], state: Tally) -> Tally:
+        state.n += 100
+        if not late:
+            late.append("b")
+            ctx.store.clock.advance(60)  # type: ignore[union-attr]
+        return state
+
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("b", be_late, timeout=5, retry=Retry(backoff=0))
+    graph.add_edge("a", "b").add_edge("b", END)
+    return Subject(graph.set_entry("a").compile("late"), Tally(), {"before": late.clear})
+
+
+def breakpoint_before() -> Subject:
+    return Subject(line().graph, Tally(), {"stop_before": ["b", "c"], "resumes": 2})
+
+
+def breakpoint_after() -> Subject:
+    return Subject(loop().graph, Tally(), {"stop_after": "a", "resumes": 3})
+
+
+def resumed_from() -> Subject:
+    return Subject(line().graph, Tally(), {"resume_from": "a"})
+
+
+def resumed_from_a_loop() -> Subject:
+    return Subject(loop().graph, Tally(), {"resume_from": "a"})
+
+
+SUBJECTS = [
+    line, awaited, loop, conditional, retried, failing_node, failing_router, partial, timed_out, breakpoint_before,
+    breakpoint_after, resumed_from, resumed_from_a_loop,
+]  # fmt: skip
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Clock], Store] | None:
+    if request.param == "memory":
+        return None
+    return lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock)
+
+
+@pytest.mark.parametrize("make", SUBJECTS, ids=lambda make: make.__name__)
+def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
+    make: Callable[[], Subject], open_store: Callable[[Clock], Store] | None
+):
+    subject = make()
+    report = crashtest(subject.graph, subject.input, store=open_store, **subject.options)
+    assert 2 * len(report.effects) == report.scenarios == report.crashes
+
+
+@pytest.mark.parametrize("make", SUBJECTS, ids=lambda make: make.__name__)
+def test_a_run_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(make: Callable[[], Subject]):
+    subject = make()
+    report = crashtest(subject.graph, subject.input, crashes=2, **subject.options)
+    assert report.crashes > report.scenarios > len(report.effects)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", SUBJECTS, ids=lambda make: make.__name__)
+def test_a_run_in_a_file_that_dies_twice_ends_as_if_undisturbed(make: Callable[[], Subject], tmp_path: Path):
+    subject = make()
+    crashtest(
+        subject.graph,
+        subject.input,
+        store=lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock),
+        crashes=2,
+        **subject.options,
+    )
+
+
+# -- what crashtest itself is worth: it must find what is wrong -----------------------------------------------
+
+
+def test_crashtest_reports_what_it_tried():
+    report = crashtest(line().graph, Tally())
+    assert ("a#1", "b#1", "c#1") == report.calls
+    assert ("Ask", "Hold", "Emit", "Call") == report.effects[:4]
+
+
+def test_crashtest_finds_a_result_that_depends_on_the_attempt(tmp_path: Path):
+    def tell_attempt(ctx: Context[Any], state: Tally) -> Tally:
+        return Tally(ctx.attempt)
+
+    graph = Graph(Tally).add_node("a", tell_attempt).add_edge("a", END).set_entry("a").compile("attempts")
+    with pytest.raises(AssertionError, match=r"crashed after effect \d+ \(Ask create\), the run ended finished with"):
+        crashtest(graph, Tally(), store=lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock))
+
+
+def test_crashtest_finds_what_lives_outside_the_state():
+    kept: list[int] = []
+
+    def count_outside(state: Tally) -> Tally:
+        kept.append(1)
+        return Tally(len(kept))
+
+    graph = Graph(Tally).add_node("a", count_outside).add_edge("a", END).set_entry("a").compile("outside")
+    with pytest.raises(AssertionError, match=r"undisturbed it ends finished with"):
+        crashtest(graph, Tally(), before=kept.clear)
+
+
+def test_crashtest_finds_a_store_that_forgets_what_it_reported():
+    class Forgetful(MemoryStore):
+        """Loses the newest record when its process dies."""
+
+        def abandon(self, token: Token) -> None:
+            run = self._runs[token.run_id]
+            if run.row.status == "running" and len(run.records) > 2:
+                lost = run.records.pop()
+                run.by_node[lost.node_id].remove(lost)
+            super().abandon(token)
+
+    with pytest.raises(AssertionError, match="were called more often than undisturbed"):
+        crashtest(line().graph, Tally(), store=lambda clock: Forgetful(clock=clock))
+
+
+def test_crashtest_refuses_a_number_of_crashes_that_is_none():
+    with pytest.raises(OptionError, match="1 or more"):
+        crashtest(line().graph, Tally(), crashes=0)
+
+
+def test_a_run_that_fails_for_good_is_raised_with_where_it_was_crashed():
+    def fail(state: Tally) -> Tally:
+        raise OSError("never")
+
+    graph = Graph(Tally).add_node("a", fail).add_edge("a", END).set_entry("a").compile("failing")
+    with pytest.raises(NodeError) as caught:
+        crashtest(graph, Tally())
+    assert ["crashtest crashed nowhere"] == caught.value.__notes__
+
+
+# -- effects one by one ----------------------------------------------------------------------------------------
+
+
+def stepper(graph: CompiledGraph[Tally], store: Store, **options: Any) -> Stepper[Any]:
+    clock = FakeClock()
+    job = Job(graph, store, "r-1", options, {"clock": clock}, None)
+    return Stepper(job.routine(Tally()), clock=clock)
+
+
+def test_a_run_asks_for_one_write_a_node():
+    store = MemoryStore()
+    process = stepper(line().graph, store)
+    assert 6 == process.run().state.n
+    assert [Ask, Hold, Call, Write, Call, Write, Call, Write, Drop] == [type(effect) for effect in process.effects]
+
+
+def test_the_last_checkpoint_and_the_end_of_a_run_are_one_write():
+    process = stepper(line().graph, MemoryStore())
+    process.run()
+    last = [effect for effect in process.effects if isinstance(effect, Write)][-1]
+    assert ["checkpoint", "finish"] == [record.kind for record in last.append.records]
+    assert last.append.release is not None
+    assert "finished" == last.append.release.status
+
+
+def test_a_run_that_was_overtaken_calls_no_further_node():
+    process = stepper(line().graph, MemoryStore())
+    process.run_until(Call)
+    process.lease.is_lost = True
+    with pytest.raises(LeaseLost):
+        process.run()
+    assert 1 == sum(isinstance(effect, Call) for effect in process.effects)
+
+
+def test_a_run_that_is_cancelled_while_it_pauses_makes_no_further_attempt():
+    subject = retried()
+    process = stepper(subject.graph, MemoryStore())
+    process.run_until(Call)
+    process.step()
+    process.run_until(Call)
+    process.lease.cancel = "enough"
+    with pytest.raises(RunCancelled, match="enough"):
+        process.run()
+    assert 2 == sum(isinstance(effect, Call) for effect in process.effects)
+
+
+def test_a_write_that_failed_yet_took_effect_is_not_written_again():
+    store = MemoryStore()
+    process = stepper(line().graph, store)
+    write = process.run_until(Write)
+    store.append((write.append,))
+    process.fail(OSError("the answer was lost"))
+    assert 6 == process.run().state.n
+    assert [("a", 1), ("b", 1), ("c", 1)] == [(info.node_id, info.visit) for info in store.history("r-1")]
+    assert store.verify("r-1").ok
+
+
+def test_a_dropped_routine_performs_nothing_more():
+    store = MemoryStore()
+    process = stepper(line().graph, store)
+    process.run_until(Write)
+    records = store.read("r-1")
+    process.kill()
+    assert process.is_done
+    assert records == store.read("r-1")
+    assert "running" == store.get_run("r-1").info.status
+    with pytest.raises(RuntimeError, match="nothing is left to perform"):
+        process.step()
+
+
+def test_failures_before_and_after_a_crash_add_up():
+    def fail(state: Tally) -> Tally:
+        raise OSError("never")
+
+    store = MemoryStore()
+    graph = (
+        Graph(Tally)
+        .add_node("a", fail, retry=Retry(max_attempts=3, backoff=0))
+        .add_edge("a", END)
+        .set_entry("a")
+        .compile("failing")
+    )
+    process = stepper(graph, store)
+    for _ in range(2):
+        process.run_until(Call)
+        process.step()
+    process.run_until(Call)
+    process.kill()
+    for token in process.tokens:
+        store.abandon(token)
+    with pytest.raises(NodeError):
+        graph.resume(store, "r-1")
+    failures = store.read("r-1", kinds=(FAILURE,))
+    assert 3 == len(failures)
+    assert [1, 2, 3] == [record.fields()["attempt"] for record in failures]
+    assert [] == store.read("r-1", kinds=(CHECKPOINT,))
+
+
+def test_every_crash_point_is_reached_once():
+    subject = crashing._Subject(line().graph, Tally(), None, 0, None, None, {})
+    places = [scenario.place for scenario in crashing._scenarios(subject, 1)]
+    assert len(places) == len(set(places))

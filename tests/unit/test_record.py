@@ -1,0 +1,270 @@
+"""The record in its two parts: header and payload, sizes, seals and times."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from datetime import UTC, datetime
+
+import pytest
+
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError
+from milepost.record import (
+    CHECKPOINT,
+    FAILURE,
+    START,
+    Record,
+    Seals,
+    compress,
+    decompress,
+    digest_of,
+    format_time,
+    make_record,
+    parse_time,
+)
+
+STAMP = "2026-01-01T00:00:00.000000Z"
+
+
+def state_of(size: int) -> bytes:
+    """A JSON text of exactly `size` bytes."""
+    return b'"' + b"x" * (size - 2) + b'"'
+
+
+def sealed(record: Record) -> Record:
+    assert record.header is not None
+    return record._replace(header=Seals().seal(record.header))
+
+
+def checkpoint(state: bytes = b'{"n":6}', **fields: object) -> Record:
+    return sealed(make_record("r", 3, STAMP, CHECKPOINT, "work", 2, state, {"next_node": "later", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("size", "compressing", "is_compressed"),
+    [
+        (1023, True, False),
+        (1024, True, True),
+        (1024, False, False),
+        (1_048_576, False, False),
+        (1_048_576, True, True),
+        (1_048_577, False, True),
+    ],
+)
+def test_whether_a_state_is_compressed_follows_from_its_size(size: int, compressing: bool, is_compressed: bool) -> None:
+    state = state_of(size)
+    record = make_record("r", 1, STAMP, CHECKPOINT, "a", state=state, compressing=compressing)
+    fields = record.fields()
+    assert is_compressed == (record.packing == "zstd") == fields.get("compressed", False)
+    assert ("zstd+base64" if is_compressed else "json") == fields["encoding"]
+    assert (size if is_compressed else None) == fields.get("size")
+    assert size == record.size
+    assert state == record.state()
+    envelope = json.loads(record.envelope())
+    text = decompress(base64.b64decode(envelope["state"]), size) if is_compressed else state
+    assert json.loads(state) == json.loads(text)
+
+
+def test_two_megabytes_come_back_exactly_and_smaller() -> None:
+    state = state_of(2 * 1024 * 1024)
+    record = make_record("r", 1, STAMP, CHECKPOINT, "a", state=state)
+    assert state == record.state()
+    assert len(record.envelope()) < len(state) / 10
+    Seals().check("r", sealed(record))
+
+
+def test_the_header_stands_before_the_state_and_names_kinds_but_checkpoints() -> None:
+    fields = {"next_node": None, "attempt": 2, "missed": None, "epoch": 1}
+    record = make_record("r", 3, STAMP, CHECKPOINT, "work", 2, b"[]", fields)
+    digest = hashlib.sha256(b"[]").hexdigest()
+    assert (
+        '{"version":1,"run_id":"r","node_id":"work","sequence":3,"timestamp":"'
+        + STAMP
+        + '","visit":2,"next_node":null,'
+        '"attempt":2,"epoch":1,"digest":"sha256:' + digest + '","encoding":"json","state":[]}'
+    ) == record.envelope().decode()
+    failed = make_record("r", 4, STAMP, FAILURE, "work", fields={"op": "execute", "cause": None})
+    assert (
+        '{"version":1,"run_id":"r","node_id":"work","sequence":4,"timestamp":"' + STAMP + '","kind":"failure",'
+        '"visit":1,"op":"execute"}'
+    ) == failed.envelope().decode()
+
+
+def test_fields_given_to_a_record_are_not_changed() -> None:
+    fields = {"next_node": None, "missed": None}
+    make_record("r", 3, STAMP, CHECKPOINT, "work", 2, b"[]", fields)
+    assert {"next_node": None, "missed": None} == fields
+
+
+def test_a_known_digest_is_taken_as_it_is() -> None:
+    record = make_record("r", 1, STAMP, CHECKPOINT, "a", state=b"{}", digest="sha256:known")
+    assert "sha256:known" == record.fields()["digest"]
+
+
+def test_a_record_from_outside_has_its_bytes_and_no_fields() -> None:
+    record = Record(1, CHECKPOINT, "a", 1, 5, None, b"\x00any\xff")
+    assert (True, {}, b"\x00any\xff") == (record.is_foreign, record.fields(), record.envelope())
+    assert b"" == record._replace(payload=None).envelope()
+    Seals().check("r", record)
+
+
+def test_a_record_of_ours_is_not_from_outside() -> None:
+    assert not checkpoint().is_foreign
+
+
+def test_an_envelope_is_the_same_whichever_way_a_store_keeps_the_payload() -> None:
+    state = state_of(5000)
+    plain = make_record("r", 1, STAMP, CHECKPOINT, "a", state=state)
+    packed = plain._replace(payload=compress(state), packing="zstd")
+    assert plain.envelope() == packed.envelope()
+    assert state == packed.state()
+    compressed = make_record("r", 1, STAMP, CHECKPOINT, "a", state=state, compressing=True)
+    assert compressed.envelope() == compressed._replace(payload=state, packing="").envelope()
+
+
+def test_a_tag_that_reads_like_the_mark_of_compression_compresses_nothing() -> None:
+    record = make_record("r", 1, STAMP, CHECKPOINT, "a", state=b"{}", fields={"shape": {"compressed": True}})
+    assert record.envelope().endswith(b',"state":{}}')
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b'{"a":', b"[1", b'{"a":"\xff"', b'{"a":' + b"[" * 100_000])
+def test_a_damaged_header_is_told_as_that(header: bytes) -> None:
+    with pytest.raises(CheckpointCorruptError, match="record 3 at node 'work'") as caught:
+        checkpoint()._replace(header=header).fields()
+    assert (3, "work") == (caught.value.sequence, caught.value.node_id)
+
+
+def test_a_damaged_header_is_told_by_the_envelope_too() -> None:
+    record = checkpoint(state_of(2000))
+    with pytest.raises(CheckpointCorruptError):
+        record._replace(header=b'{"compressed":true,').envelope()
+
+
+def test_a_damaged_payload_is_told_with_its_place() -> None:
+    record = make_record("r", 3, STAMP, CHECKPOINT, "work", state=state_of(2000), compressing=True)
+    with pytest.raises(CheckpointCorruptError, match="record 3 at node 'work'"):
+        record._replace(payload=b"no zstd").state()
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 101, 2**63 - 1, 2**63, 10**30])
+def test_a_size_that_lies_is_found_out(size: int) -> None:
+    with pytest.raises(CheckpointCorruptError, match="does not unpack to the"):
+        decompress(compress(b"x" * 100), size)
+
+
+def test_no_more_is_unpacked_than_the_size_allows() -> None:
+    bomb = compress(bytes(64 * 1024 * 1024))
+    assert len(bomb) < 10_000
+    with pytest.raises(CheckpointCorruptError, match="to the 1000 bytes"):
+        decompress(bomb, 1000)
+
+
+def test_a_size_that_is_not_known_is_taken_from_the_frame() -> None:
+    assert b"x" * 5000 == decompress(compress(b"x" * 5000), None)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 10, -1])
+def test_a_frame_that_is_cut_is_refused(cut: int) -> None:
+    frame = compress(os.urandom(200))
+    with pytest.raises(CheckpointCorruptError):
+        decompress(frame[:cut], 200)
+    with pytest.raises(CheckpointCorruptError):
+        decompress(frame[:cut], None)
+
+
+def test_bytes_after_the_frame_are_refused() -> None:
+    with pytest.raises(CheckpointCorruptError):
+        decompress(compress(b"abc") + b"x", 3)
+
+
+def test_a_flipped_byte_in_a_frame_never_gives_other_data() -> None:
+    data = b"some text that is compressed, " * 20
+    frame = compress(data)
+    for place in range(len(frame)):
+        flipped = bytearray(frame)
+        flipped[place] ^= 0x10
+        try:
+            found = decompress(bytes(flipped), len(data))
+        except CheckpointCorruptError:
+            continue
+        assert data == found
+
+
+def test_a_whole_record_passes_the_check() -> None:
+    Seals().check("r", checkpoint())
+    Seals().check("r", sealed(make_record("r", 0, STAMP, START, state=b"{}")))
+    Seals().check("r", sealed(make_record("r", 4, STAMP, FAILURE, "work")))
+    Seals().check("r", checkpoint(state_of(2_000_000)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sequence": 4},
+        {"node_id": "other"},
+        {"kind": FAILURE},
+        {"visit": 3},
+        {"payload": b'{"n":7}'},
+        {"payload": None},
+        {"header": checkpoint().header[:-1]},  # type: ignore[index]
+        {"header": checkpoint().header.replace(b"later", b"lat3r")},  # type: ignore[union-attr]
+        {"header": checkpoint().header.partition(b',"seal"')[0]},  # type: ignore[union-attr]
+    ],
+)
+def test_a_record_that_was_changed_or_moved_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(CheckpointCorruptError):
+        Seals().check("r", checkpoint()._replace(**change))  # type: ignore[arg-type]
+
+
+def test_a_record_of_another_run_is_refused_with_what_is_known() -> None:
+    with pytest.raises(CheckpointIntegrityError, match="on_corrupt='previous'") as caught:
+        Seals().check("s", checkpoint())
+    error = caught.value
+    assert ("s", "work", 3) == (error.run_id, error.node_id, error.sequence)
+    assert "'s'" in error.expected
+    assert "'r'" in error.found
+
+
+def test_a_state_without_its_digest_is_refused() -> None:
+    record = sealed(make_record("r", 4, STAMP, FAILURE, "work"))
+    with pytest.raises(CheckpointIntegrityError, match="a state with its digest"):
+        Seals().check("r", record._replace(payload=b"{}"))
+
+
+def test_a_record_of_a_newer_release_is_told_as_that() -> None:
+    header = b'{"version":99,"run_id":"r","node_id":"work"'
+    with pytest.raises(CheckpointVersionError, match="99") as caught:
+        Seals().check("r", checkpoint()._replace(header=header))
+    assert (99, 1) == (caught.value.found, caught.value.supported)
+
+
+def test_a_digest_is_that_of_the_state_as_it_is() -> None:
+    assert "sha256:" + hashlib.sha256(b"{}").hexdigest() == digest_of(b"{}")
+
+
+def test_times_are_written_in_utc_with_six_digits() -> None:
+    assert "2025-12-20T15:30:00.000000Z" == format_time(datetime(2025, 12, 20, 15, 30, tzinfo=UTC).timestamp())
+    assert "1970-01-01T00:00:00.250000Z" == format_time(0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2025-12-20T15:30:00.000000Z", datetime(2025, 12, 20, 15, 30, tzinfo=UTC)),
+        ("2025-12-20T15:30:00Z", datetime(2025, 12, 20, 15, 30, tzinfo=UTC)),
+        ("2025-12-20T17:30:00.5+02:00", datetime(2025, 12, 20, 15, 30, 0, 500_000, UTC)),
+        ("2025-01-19T10:20:30.123456789Z", datetime(2025, 1, 19, 10, 20, 30, 123456, UTC)),
+        ("0001-01-01T00:00:00Z", datetime(1, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_times_are_read_in_any_zone(text: str, expected: datetime) -> None:
+    found = parse_time(text)
+    assert (expected, UTC) == (found, found.tzinfo)
+
+
+@pytest.mark.parametrize("text", ["2025-12-20T15:30:00", "2025-12-20", "yesterday", "", "0001-01-01T00:00:00+05:00"])
+def test_a_time_without_a_zone_or_sense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_time(text)
