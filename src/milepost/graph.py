@@ -15,7 +15,7 @@ from types import MappingProxyType, UnionType
 from typing import Any, Generic, Literal, Self, TypeVar, get_origin, overload
 
 from milepost.acceptance import Acceptance, Reducer
-from milepost.codec import Codec, canonical
+from milepost.codec import Codec
 from milepost.context import Context
 from milepost.declarations import exact_id, new_node_id, read_function, read_targets, refuse
 from milepost.drawing import Arrow, to_dot, to_mermaid
@@ -37,10 +37,11 @@ class Graph(Generic[StateT]):
     """Build a graph over `state_type`: dataclass, TypedDict, NamedTuple, pydantic model, struct, attrs class or dict.
 
     A node returns the whole new state. With `partial=True` it may return a mapping of the changed fields only; a field
-    with a reducer then becomes `reducer(value, update)`, any other is replaced. `reducers` maps field names to
-    `(value, update) -> value` and beats those that the state's type names, as in `Annotated[list, operator.add]`.
-    `types`, `upgrade` and `unknown_fields` are the codec's: further types that it carries, a function that lifts
-    older recorded states, and what becomes of recorded fields that the type no longer has.
+    with a reducer then becomes `reducer(value, update)`, any other is replaced, and a TypedDict's keys may be missing.
+    `reducers` maps field names to `(value, update) -> value` and beats those that the state's type names, as in
+    `Annotated[list, operator.add]`. `types`, `upgrade` and `unknown_fields` are the codec's: further types that it
+    carries, a function that lifts older recorded states, and what becomes of recorded fields that the type no longer
+    has.
 
     Raises `GraphError` where `state_type` is no class or a reducer cannot be called.
     """
@@ -67,7 +68,9 @@ class Graph(Generic[StateT]):
             if not callable(reducer):
                 text = f"the reducer of field {name!r} is {reducer!r}: give a function of two arguments"
                 refuse("bad_reducer", name, text)
-        self._codec: Codec[StateT] = Codec(state_type, types=types, upgrade=upgrade, unknown_fields=unknown_fields)
+        self._codec: Codec[StateT] = Codec(
+            state_type, types=types, upgrade=upgrade, unknown_fields=unknown_fields, total=not partial
+        )
         self._units: dict[str, Unit] = {}
         self._edges: dict[str, list[str]] = {}
         self._routes: dict[str, list[Router]] = {}
@@ -303,7 +306,7 @@ class CompiledGraph(Verbs[StateT]):
 
     def inputs_hash(self, state: Any) -> str:
         """A digest (64 hex digits) that equal initial states have in every process."""
-        return hashlib.sha256(canonical(state, (self._codec.type, *self._codec._types))).hexdigest()
+        return hashlib.sha256(self._codec.canonical(state)).hexdigest()
 
     def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
         """The whole state after `unit`, given the state before it and what it returned.

@@ -125,13 +125,20 @@ class Level(int):
         ({"a": MOMENT}, "state.a"),
         ({"a": b"bytes"}, "state.a"),
         ("\ud800", "state"),
-        (10**5000, "state"),
     ],
 )
 def test_a_value_that_json_would_change_is_refused_with_its_path(state: Any, path: str) -> None:
     with pytest.raises(SerializeStateError) as caught:
         by_hand(state).encode()
     assert path == caught.value.path
+
+
+def test_an_integer_that_python_does_not_show_is_refused() -> None:
+    with pytest.raises(SerializeStateError) as caught:
+        by_hand(10**5000).encode()
+    assert "state" == caught.value.path
+    with pytest.raises(SerializeStateError):
+        by_hand({}, sequence=10**5000).encode()
 
 
 def test_a_state_that_holds_itself_is_refused() -> None:

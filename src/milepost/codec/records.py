@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from operator import is_
 from typing import Any
@@ -60,6 +61,11 @@ class RecordPlan(Plan):
         self.plans = plans
         is_native = self.family.is_native and self.family.has_generated_init and not self._recursive
         self.is_native = is_native and all(plan.is_native for plan in plans.values())
+
+    def allow_missing_keys(self) -> None:
+        """Take a TypedDict as if it were declared with `total=False`."""
+        if self.family.is_mapping:
+            self._specs = {name: dataclasses.replace(spec, optional=True) for name, spec in self._specs.items()}
 
     def mark_recursive(self) -> None:
         """Note that objects of the class may contain objects of the class."""

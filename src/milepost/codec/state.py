@@ -45,7 +45,8 @@ class Codec(Generic[T]):
     What can't be carried exactly is refused when it is written.
 
     `upgrade` turns the plain JSON of an old record into the present form before it is read. A field that a
-    record has and the type has not is an error, or is dropped with `unknown_fields="drop"`.
+    record has and the type has not is an error, or is dropped with `unknown_fields="drop"`. With `total=False` any
+    key of a TypedDict state may be missing.
 
     Objects are built as they were recorded: `__init__`, `__post_init__`, `__attrs_post_init__` and the
     validators of pydantic do not run when a value is read.
@@ -63,6 +64,7 @@ class Codec(Generic[T]):
         types: Iterable[type] = (),
         upgrade: Callable[[Any], Any] | None = None,
         unknown_fields: Literal["refuse", "drop"] = "refuse",
+        total: bool = True,
     ) -> None:
         if unknown_fields not in ("refuse", "drop"):
             raise OptionError(
@@ -77,6 +79,8 @@ class Codec(Generic[T]):
             resolver.plan(known, f"types[{getattr(known, '__qualname__', known)}]")
         self.problems = resolver.problems
         self._record = self._plan if isinstance(self._plan, RecordPlan) else None
+        if self._record is not None and not total:
+            self._record.allow_missing_keys()
         self._decoder = self._make_decoder()
 
     # -- records ---------------------------------------------------------------------------------------
@@ -124,6 +128,10 @@ class Codec(Generic[T]):
                 f"{root} is no valid JSON: {exc}", path=root, expected=self._plan.expected, found="invalid JSON"
             ) from exc
         return value  # type: ignore[no-any-return]
+
+    def canonical(self, value: T) -> bytes:
+        """Write a value as canonical typed JSON, with the classes that this codec knows; see `canonical`."""
+        return canonical(value, (self.type, *self._types))
 
     def _decode_fast(self, data: bytes) -> Any:
         """Read with msgspec's typed decoder, which is lenient: it counts only if the same bytes come out again."""

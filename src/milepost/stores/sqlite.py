@@ -5,7 +5,7 @@ the write-ahead log into the database. Threads that append at the same time shar
 
 No connection outlives a fork: SQLite would take the locks of the parent for the child's own, and a commit could be
 lost with the parent's exit. So they are closed before a fork and opened again by whoever needs them after it.
-Source: https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_connection_across_a_fork_
+Source: https://www.sqlite.org/howtocorrupt.html, on carrying an open database connection across a fork
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class SQLiteStore(Runs):
             if self._checkpointer is None:
                 self._checkpointer = self._connect()
             # No write may begin during a checkpoint: SQLite before 3.51.3 can lose it when the log starts anew.
-            # Source: https://www.sqlite.org/wal.html#walresetbug
+            # Source: https://www.sqlite.org/wal.html, on the WAL-reset bug
             with _immediate(writer):
                 is_busy, length, moved = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if not is_busy and length == moved:

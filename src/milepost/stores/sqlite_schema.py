@@ -117,7 +117,7 @@ def create_file(path: Path) -> None:
     """Make an empty file that only its owner may read, unless there is one. The folder must exist."""
     try:
         # Never open a file that is there: closing it again would drop the locks that SQLite, elsewhere in this
-        # process, holds on it. Source: https://www.sqlite.org/howtocorrupt.html#_posix_advisory_locks
+        # process, holds on it. Source: https://www.sqlite.org/howtocorrupt.html, on POSIX advisory locks
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         pass
