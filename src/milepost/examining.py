@@ -1,7 +1,8 @@
 """What is known of a run before anything is done with it: pure functions of what was read.
 
-`examine` verifies and decodes a point and finds where it leads in the flow as it is now; `refusal_of` tells why the
-run's status does not let a verb go on. Neither runs user code nor touches the store.
+`refused_by_status` tells why the run's status does not let a verb go on, `examine` verifies and decodes a point and
+finds where it leads in the flow as it is now, and `refusal_of` tells what of that is in the verb's way. None of them
+runs user code or touches the store.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from milepost.errors import (
     CheckpointMigrationError,
     DeserializeStateError,
     FlowChangedError,
+    MaxIterationsError,
     MilepostError,
     NoCheckpointFoundError,
     ResumeNodeCompletedError,
@@ -37,7 +39,17 @@ from milepost.record import (
 from milepost.runtime import Run, Spent
 from milepost.store import Latest, Ranges, RunRow
 
-__all__ = ["Found", "Wish", "check_flow", "examine", "is_live", "locked", "not_resumable", "refusal_of"]
+__all__ = [
+    "Found",
+    "Wish",
+    "check_flow",
+    "examine",
+    "is_live",
+    "locked",
+    "not_resumable",
+    "refusal_of",
+    "refused_by_status",
+]
 
 COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
 """Operations whose failure uses up an attempt of the policy."""
@@ -77,9 +89,9 @@ class Found:
     iteration: int
 
 
-def refusal_of(run: Run, wish: Wish, found: Found, latest: Latest) -> MilepostError | None:
+def refused_by_status(run: Run, wish: Wish, row: RunRow) -> MilepostError | None:
     """Why the run's status does not let the verb go on, or None."""
-    info, options = latest.row.info, run.options
+    info, options = row.info, run.options
     status = info.status
     if status in {"cancelled", "blocked"} and not options.reopen:
         return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
@@ -97,6 +109,13 @@ def refusal_of(run: Run, wish: Wish, found: Found, latest: Latest) -> MilepostEr
             waiting_for=info.waiting_for,
             wake_at=info.wake_at,
         )
+    return None
+
+
+def refusal_of(run: Run, wish: Wish, found: Found) -> MilepostError | None:
+    """Why the verb does not go on at the point that was found, or None."""
+    info, options = found.row.info, run.options
+    status = info.status
     if wish.verb == "resume" and status == "failed" and found.next_node not in {None, END}:
         policy = run.flow.units[str(found.next_node)].retry or options.retry
         if policy is not None and found.spent.failures >= policy.max_attempts:
@@ -113,6 +132,12 @@ def refusal_of(run: Run, wish: Wish, found: Found, latest: Latest) -> MilepostEr
             run_id=run.run_id,
             differences=found.info.differences,
         )
+    if found.next_node not in {None, END}:
+        try:
+            run.check_limit(str(found.next_node), found.iteration, found.point.node_id)
+        except MaxIterationsError as exc:
+            exc.state = found.state
+            return exc
     return None
 
 
@@ -183,7 +208,9 @@ def examine(
     node_id = renames.get(point.node_id, point.node_id)
     differences = (*passed_over, *_differences(run, point if point.kind == START else begun))
     _check_nodes(run, point, node_id, next_node, differences)
-    if wish.verb == "resume_from" and next_node == END and not wish.rerun:
+    unit = run.flow.units.get(node_id)
+    leads_to = unit.next_node if next_node is None and unit is not None else next_node
+    if wish.verb == "resume_from" and leads_to == END and not wish.rerun:
         raise ResumeNodeCompletedError(
             f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again",
             run_id=run.run_id,
@@ -198,7 +225,8 @@ def examine(
     missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
     amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
     cut = max((point.sequence, *amended))
-    finished = latest.row.info.status == "finished" and wish.verb == "resume"
+    # Where the result itself is damaged there is none that could be given: the run goes on from what is whole.
+    finished = latest.row.info.status == "finished" and wish.verb == "resume" and not passed_over
     source: Any = "finished" if finished else "start" if point.kind == START else "latest"
     if wish.verb == "resume_from":
         source = "node"
@@ -282,8 +310,8 @@ def _spent(run: Run, tail: tuple[Record, ...], is_continued: bool) -> Spent:
         return spent
     for record in tail:
         fields = record.fields()
-        if record.kind == FAILURE and fields.get("op") in COUNTED_FAILURES:
-            spent.failures += 1
+        if record.kind == FAILURE and fields.get("op") != "route":
+            spent.failures += fields.get("op") in COUNTED_FAILURES
             spent.attempts += 1
             spent.visit = record.visit
             spent.pause = 0.0

@@ -18,6 +18,7 @@ from milepost.errors import (
     SerializeStateError,
     StateTooLargeError,
     StateTypeError,
+    StoreError,
 )
 from milepost.failures import describe, failure_fields
 from milepost.flow import Codec
@@ -25,9 +26,23 @@ from milepost.options import Options
 from milepost.record import FAILURE, FINISH, ROUTE, Record, format_time, make_record
 from milepost.store import Append, Release, Store, Token
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "ask"]
 
 logger = logging.getLogger("milepost")
+
+
+def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
+    """What a method of the store gives; whatever else than our own errors comes out of it is a `StoreError`."""
+    try:
+        return (yield Ask(store, method, *args, **kwargs))
+    except MilepostError:
+        raise
+    except Exception as exc:
+        raise StoreError(
+            f"the store {store.place} failed at {method}: {describe(exc)}; mend the store, then resume",
+            store=store.place,
+            op=method,
+        ) from exc
 
 
 class Journal:
@@ -144,7 +159,7 @@ class Journal:
             cancel = verdict.cancel
             if verdict.outcome == "refused" and release is not None and release.status == "finished":
                 # A cancel came before the end: what was done stays, and the run ends as cancelled.
-                yield from self.write(records[:-1])
+                yield from self.write(records[:-1], None, tags)
                 raise self.cancelled(cancel or "")
             if verdict.outcome != "written":
                 raise self.lost()
@@ -207,6 +222,9 @@ class Journal:
         assert self.token is not None
         try:
             verdict = yield Write(self.store, Append(self.token, records, release))
+            if verdict.outcome == "taken":
+                # An append whose outcome nobody could learn was written after all: the release alone is missing.
+                verdict = yield Write(self.store, Append(self.token, (), release))
         except Exception as failed:
             self.owe(release, failed)
             return "owed"

@@ -14,7 +14,7 @@ import logging
 from typing import Any
 
 from milepost.context import Context, RunScope
-from milepost.effects import OVERDUE_GRACE, Ask, AttemptTimedOut, Call, Drop, Emit, Hold, Routine, Sleep
+from milepost.effects import OVERDUE_GRACE, AttemptTimedOut, Call, Drop, Emit, Hold, Routine, Sleep
 from milepost.errors import (
     LeaseLost,
     MaxIterationsError,
@@ -41,9 +41,9 @@ from milepost.events import (
     RunResult,
     RunStarted,
 )
-from milepost.failures import describe
+from milepost.failures import describe, failure_fields
 from milepost.flow import END, Done, Flow, Router, Unit
-from milepost.journal import Journal
+from milepost.journal import Journal, ask
 from milepost.options import Options
 from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, Record, format_time
 from milepost.store import Release, Store
@@ -88,6 +88,7 @@ class Run:
         "scope",
         "spent",
         "started_at",
+        "state",
         "status",
         "store",
         "visits",
@@ -107,6 +108,8 @@ class Run:
         self.followed_at = format_time(options.clock.time())
         self.given: bytes | None = None
         """The encoded state that the next node is given, where there is one."""
+        self.state: Any = None
+        """That state itself, for errors of a run without a store."""
         self.visits: dict[str, int] = {}
         """The last visit of each node that is known to this process."""
         self.knows_visits = True
@@ -132,6 +135,8 @@ class Run:
             raise
         except BaseException as exc:
             error = yield from self._end_badly(exc.error if isinstance(exc, MilepostInterrupt) else exc)
+            if isinstance(error, MilepostError):
+                complete(error, run_id=self.run_id, state=self._last_good())
             yield from self._leave(None, error)
             if error is exc:
                 raise
@@ -144,6 +149,14 @@ class Run:
         yield from self._leave(result, None)
         return result
 
+    def tell_stored(self, state: Any) -> Routine[RunResult[Any]]:
+        """The result of a run that has finished already, told like any other; nothing is held."""
+        result = self.result(state)
+        if self.is_listening:
+            yield Emit(self._started(state))
+            yield Emit(self._completed(result, None))
+        return result
+
     def _leave(self, result: RunResult[Any] | None, error: BaseException | None) -> Routine[None]:
         if self.store is not None and self.journal.token is not None:
             yield Drop(self.store, self.journal.token, self.journal.owed)
@@ -153,8 +166,6 @@ class Run:
     def _end_badly(self, exc: BaseException) -> Routine[BaseException]:
         """Give the run up as what `exc` makes of it; the error that the verb raises."""
         journal = self.journal
-        if isinstance(exc, MilepostError):
-            complete(exc, run_id=self.run_id)
         if isinstance(exc, LeaseLost):
             return exc
         records: tuple[Record, ...] = ()
@@ -168,6 +179,7 @@ class Run:
         else:
             self.status = "failed"
             reason = str(exc).partition("\n")[0] if isinstance(exc, MilepostError) else describe(exc)
+            records = (journal.make(FINISH, status="failed", reason=reason, **failure_fields(exc)),)
         if journal.is_released or journal.token is None or journal.owed is not None:
             return exc
         release = Release(self.status, reason, degraded=journal.degraded, missed=journal.missed)
@@ -217,10 +229,11 @@ class Run:
 
     def walk(self, state: Any, node_id: str) -> Routine[Any]:
         """Execute the flow from `node_id` on; the final state."""
-        walk = self.flow.walk(state, node_id)
+        walk = self.flow.walk(self._fresh(state) if self.options.isolate else state, node_id)
         work = next(walk)
         is_resumed = self.info is not None
         while True:
+            self.state = work.state
             self._may_enter(work.unit.id, is_resumed)
             is_resumed = False
             done = yield from self._visit(work.unit, work.state)
@@ -235,18 +248,23 @@ class Run:
         self.journal.check_hold()
         if options.run_timeout is not None:
             self._time_left(None)
-        if options.max_iterations is not None and self.iteration >= options.max_iterations:
-            raise MaxIterationsError(
-                f"run {self.run_id!r} executed {self.iteration} nodes, the last {self.prev_node_id!r}, and its limit is "
-                f"{options.max_iterations}: if it is no endless loop, resume with a larger max_iterations or None",
-                run_id=self.run_id,
-                node_id=node_id,
-                max=options.max_iterations,
-                last_node_id=self.prev_node_id or None,
-                state=self._last_good(),
-            )
+        self.check_limit(node_id, self.iteration, self.prev_node_id)
         if node_id in options.stop_before and not is_resumed:
             raise self._stopped("before", node_id)
+
+    def check_limit(self, node_id: str, iteration: int, last_node_id: str) -> None:
+        """Raise `MaxIterationsError` where a run that executed `iteration` nodes may not enter another one."""
+        limit = self.options.max_iterations
+        if limit is not None and iteration >= limit:
+            raise MaxIterationsError(
+                f"run {self.run_id!r} executed {iteration} nodes, the last {last_node_id!r}, and its limit is {limit}: "
+                f"if it is no endless loop, resume with a larger max_iterations or None",
+                run_id=self.run_id,
+                node_id=node_id,
+                max=limit,
+                last_node_id=last_node_id or None,
+                state=self._last_good(),
+            )
 
     def _visit(self, unit: Unit, state: Any) -> Routine[Done]:
         """Enter a node, run attempts until one succeeds, route, record, tell."""
@@ -290,7 +308,7 @@ class Run:
         if data is not None:
             yield from self._save(context, data, next_node, duration)
         self.prev_node_id = node_id
-        self.given = data
+        self.given, self.state = data, after
         if self.is_listening:
             yield Emit(self._told(context, after, data, next_node, duration))
         if node_id in self.options.stop_after and next_node != END:
@@ -313,7 +331,7 @@ class Run:
         """The number of the last visit of a node that any record tells of; 0 for none."""
         assert self.store is not None
         kinds = (CHECKPOINT, FAILURE, OWNER)
-        found: list[Record] = yield Ask(
+        found: list[Record] = yield from ask(
             self.store, "read", self.run_id, kinds=kinds, node_id=node_id, newest=True, limit=1
         )
         return found[0].visit if found else 0
@@ -333,7 +351,7 @@ class Run:
         return self.flow.codec.decode(self.given) if self.given is not None else copy.deepcopy(state)
 
     def _last_good(self) -> Any:
-        return self.flow.codec.decode(self.given) if self.given is not None else None
+        return self.flow.codec.decode(self.given) if self.given is not None else self.state
 
     def _failed(self, unit: Unit, context: Context[Any], spent: Spent, exc: Exception, state: Any) -> Routine[None]:
         """Record a failed attempt; pause where the policy allows another, else raise the node's error."""

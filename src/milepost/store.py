@@ -336,7 +336,8 @@ class Store(abc.ABC):
         A claim succeeds if the run is free, its lease has ended, the token is one that this store object holds for
         a verb that has ended (`abandoned`, counted as no crash), or `takeover`. A claim over an ended lease adds 1
         to the crash count, which counts from 0 again once a checkpoint was recorded since; if that reaches
-        `max_crashes` (None: never) the run becomes `blocked` instead, with the reason. Raises `RunNotFoundError`.
+        `max_crashes` (None: never) the run becomes `blocked` instead, with the reason; so is every later claim without
+        `reopen`. Of two claims from one reading one wins, the other is `moved` or `locked`. Raises `RunNotFoundError`.
         """
 
     @abc.abstractmethod
@@ -374,7 +375,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def abandon(self, token: Token) -> None:
-        """Note that the verb which held `token` has ended without a release. Never fails, touches no medium."""
+        """Note that the verb which held `token` has ended without a release.
+
+        Never fails, also after `close()`, and touches no medium.
+        """
 
     @abc.abstractmethod
     def read(
@@ -398,7 +402,7 @@ class Store(abc.ABC):
     def latest(self, run_id: str, *, before: int | None = None) -> Latest:
         """Where the run stands, at a cost that does not depend on its history. Raises `RunNotFoundError`.
 
-        `before`: only records below that sequence count for the point and the tail.
+        `before`: only records below that sequence count for the point and the tail; `newest` stays that of the journal.
         """
 
     @abc.abstractmethod
@@ -411,9 +415,10 @@ class Store(abc.ABC):
     ) -> Literal["taken", "kept", "duplicate"]:
         """Keep a signal and raise the run's count, in one write; a waiting run becomes `ready` in it.
 
-        taken: a visit waits for it · kept: none does yet · duplicate: that `signal_id` was seen before, and nothing
-        is kept. `to` names one wait; if the run does not wait there: `SignalRefusedError`. A run that is finished
-        or cancelled: `RunNotResumableError`. Raises `RunNotFoundError`.
+        taken: a visit waits for it · kept: none does yet · duplicate: that `signal_id` was seen before, and nothing is
+        kept. A signal that no visit waits for wakes a waiting run all the same: whoever resumes it looks. A wait whose
+        time is over takes none. `to` names one wait; if the run does not wait there: `SignalRefusedError`. A run that is
+        finished or cancelled: `RunNotResumableError`. Raises `RunNotFoundError`.
         """
 
     @abc.abstractmethod
@@ -428,8 +433,8 @@ class Store(abc.ABC):
 
         `sequence` is up to where the caller saw that no rollback is open (None: some are). Without a live owner and
         with no newer record the run is cancelled in the same write, with a finish record and a new epoch. Else the
-        flag is set, and every append and renewal tells it. A run that has ended is left as it is ("ended"); a
-        failed or blocked one is cancelled. Raises `RunNotFoundError`.
+        flag is set, and every append and renewal tells it, until a release to an ended status closes it. A run that is
+        finished or cancelled is left as it is ("ended"). Raises `RunNotFoundError`.
         """
 
     # -- views: by run and node, and bytes -----------------------------------------------------------
@@ -462,7 +467,8 @@ class Store(abc.ABC):
     def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
         """Delete all visits of a node, with an owner record (and a new epoch) that says so; absent: no error.
 
-        Raises `RunLockedError` while a lease is live, unless `force`.
+        Its failure records go too. Visits go on counting: the next one has a number that was never used. Raises
+        `RunLockedError` while a lease is live, unless `force`.
         """
 
     @abc.abstractmethod
@@ -483,7 +489,8 @@ class Store(abc.ABC):
     ) -> builtins.list[RunInfo]:
         """A page of runs by creation, newest first; `after` is the run id of the last one seen.
 
-        `status` is one or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1.
+        `status` is one or several, `dead` included; `tags` must all match. [] after an id that is not there. ValueError
+        if `limit` is below 1.
         No state is read, and nothing stays locked or open on return.
         """
 
