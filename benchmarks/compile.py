@@ -8,7 +8,7 @@ from functools import partial
 
 from benchmarks.flows import Counter, builder, count
 from benchmarks.report import Figure, at_most, compare
-from benchmarks.rounds import Rounds, interleave, seconds
+from benchmarks.rounds import Rounds, busy_seconds, interleave
 from benchmarks.setting import Setting
 
 __all__ = ["compiling"]
@@ -22,10 +22,10 @@ def compiling(setting: Setting) -> Iterator[Figure]:
     sides: dict[str, Callable[[], float]] = {}
     for length in dict.fromkeys((5, *lengths)):
         graph, times = builder(Counter, count, length), max(200 // length, 1)
-        sides[f"compile {length}"] = partial(seconds, graph.compile, "chain", times=times)
-        sides[f"build {length}"] = partial(seconds, builder, Counter, count, length, times=times)
+        sides[f"compile {length}"] = partial(busy_seconds, graph.compile, "chain", times=times)
+        sides[f"build {length}"] = partial(busy_seconds, builder, Counter, count, length, times=times)
     drawn = builder(Counter, count, 50).compile("chain")
-    sides["draw"] = partial(seconds, drawn.to_mermaid, times=5)
+    sides["draw"] = partial(busy_seconds, drawn.to_mermaid, times=5)
     found = interleave(setting.size.rounds, sides)
     for length in dict.fromkeys((5, *lengths)):
         yield compare(

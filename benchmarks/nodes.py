@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.flows import Counter, branching, chain, count, count_async, loop
 from benchmarks.report import Figure, at_most, compare
-from benchmarks.rounds import interleave, seconds
+from benchmarks.rounds import busy_seconds, interleave
 from benchmarks.setting import Setting
 from milepost import MemoryStore, NodeError
 from milepost.clock import SYSTEM
@@ -41,24 +41,24 @@ def nodes(setting: Setting) -> Iterator[Figure]:
 
     def asynchronous(graph: Any, passes: int = 1) -> float:
         async def work() -> float:
-            began = perf_counter()
+            began = process_time()
             for _ in range(passes):
                 await graph.arun(Counter(), max_iterations=None)
-            return perf_counter() - began
+            return process_time() - began
 
         return asyncio.run(work())
 
     async def plain_time() -> float:
-        began = perf_counter()
+        began = process_time()
         await plain_async()
-        return perf_counter() - began
+        return process_time() - began
 
     found = interleave(
         size.rounds,
         {
-            "plain": lambda: seconds(plain) / times,
-            "loop": lambda: seconds(lambda: looped.run(Counter(), max_iterations=None)) / times,
-            "chain": lambda: seconds(chained.run, Counter(), times=passes) / length,
+            "plain": lambda: busy_seconds(plain) / times,
+            "loop": lambda: busy_seconds(lambda: looped.run(Counter(), max_iterations=None)) / times,
+            "chain": lambda: busy_seconds(chained.run, Counter(), times=passes) / length,
             "plain async": lambda: asyncio.run(plain_time()) / times,
             "async loop": lambda: asynchronous(looped_async) / times,
             "async chain": lambda: asynchronous(chained_async, passes) / passes / length,
@@ -90,6 +90,7 @@ def parts(setting: Setting) -> Iterator[Figure]:
     length = min(size.nodes, 100)
     times = size.nodes
     scope = RunScope("run", clock=SYSTEM, store=None, deps=None, logger=None)
+    passes = max(times // length, 1) * 2
     straight, routed = chain(Counter, count, length), chain(Counter, count, length, is_routed=True)
     delays: list[float] = []
     ended = 0.0
@@ -116,12 +117,12 @@ def parts(setting: Setting) -> Iterator[Figure]:
     found = interleave(
         size.rounds,
         {
-            "context": lambda: seconds(lambda: Context(scope, "a", 1, 1, "", None), times=times),
-            "nothing": lambda: seconds(lambda: None, times=times),
-            "straight": lambda: seconds(straight.run, Counter(), times=5) / length,
-            "routed": lambda: seconds(routed.run, Counter(), times=5) / length,
-            "error": lambda: seconds(error, times=times),
-            "hooked": lambda: seconds(lambda: watched.run(Counter(), hooks=(hook,)), times=5) / length,
+            "context": lambda: busy_seconds(lambda: Context(scope, "a", 1, 1, "", None), times=times),
+            "nothing": lambda: busy_seconds(lambda: None, times=times),
+            "straight": lambda: busy_seconds(straight.run, Counter(), times=passes) / length,
+            "routed": lambda: busy_seconds(routed.run, Counter(), times=passes) / length,
+            "error": lambda: busy_seconds(error, times=times),
+            "hooked": lambda: busy_seconds(lambda: watched.run(Counter(), hooks=(hook,)), times=passes) / length,
             "event": event_delay,
         },
     )
@@ -149,7 +150,7 @@ def everyday(setting: Setting) -> Iterator[Figure]:
     graphs: dict[str, Any] = {f"{length} nodes in a line": chain(Counter, count, length) for length in (5, 10, 50, 100)}
     graphs["a branch of 3"] = branching()
     graphs |= {f"a loop of {times}": loop(Counter, count, times) for times in (3, 10)}
-    times = max(setting.size.nodes // 100, 1)
+    times = max(setting.size.nodes // 20, 1)
     for name, graph in graphs.items():
 
         def kept(graph: Any = graph) -> None:
@@ -158,8 +159,8 @@ def everyday(setting: Setting) -> Iterator[Figure]:
         found = interleave(
             setting.size.rounds,
             {
-                "bare": partial(seconds, graph.run, Counter(), times=times),
-                "kept": partial(seconds, kept, times=times),
+                "bare": partial(busy_seconds, graph.run, Counter(), times=times),
+                "kept": partial(busy_seconds, kept, times=times),
             },
         )
         yield compare(f"run of {name}", found, measure="ours", unit="us", scale=_MICRO, ours="bare")

@@ -214,7 +214,8 @@ class Teller:
             print(f"  {event.node_id}#{event.visit}", flush=True)
             time.sleep(self.pause)
         elif isinstance(event, AttemptFailed):
-            print(f"  {event.node_id}#{event.visit}: {event.error}; again in {event.retry_in:.1f} s", flush=True)
+            again = f"; again in {event.retry_in:.1f} s" if event.retry_in is not None else ""
+            print(f"  {event.node_id}#{event.visit}: {event.error}{again}", flush=True)
 
 
 def main() -> None:

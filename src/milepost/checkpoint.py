@@ -360,7 +360,7 @@ def _base64(text: bytes) -> bytes:
 def _plain_state(header: Fields, raw: bytes | None) -> bytes | None:
     """The state as it was before it was packed; None for a record that has none."""
     if raw is None:
-        if header.get("kind", CHECKPOINT) == CHECKPOINT:
+        if _is_checkpoint(header):
             raise CheckpointCorruptError("checkpoint has no state", path="state")
         return None
     compressed = header.get("compressed") is True
@@ -388,9 +388,14 @@ def _misfit(header: Fields) -> tuple[str, Any] | None:
     for name, value in header.items():
         if value is not None and not _fits(name, value):
             return name, value
-    if header.get("kind") in (None, CHECKPOINT) and not header.get("node_id"):
+    if _is_checkpoint(header) and not header.get("node_id"):
         return "node_id", header.get("node_id")
     return None
+
+
+def _is_checkpoint(header: Fields) -> bool:
+    """Whether the envelope is a checkpoint, and no record of another kind."""
+    return header.get("kind") in (None, CHECKPOINT)
 
 
 def _fits(name: str, value: Any) -> bool:
@@ -427,7 +432,7 @@ def _prove(header: Fields, state: bytes | None, whole: bytes, raw: bytes | None)
         found = "no state" if state is None else digest_of(state)
         raise _changed("its digest does not fit its state", digest, found)
     if seal is None:
-        if digest is not None or header.get("kind", CHECKPOINT) != CHECKPOINT:
+        if digest is not None or not _is_checkpoint(header):
             raise _changed("its seal is gone", "a seal", "none")
     elif not seal.startswith("hmac-sha256:"):
         # The seal is the header's last field and covers the text before it; the state stands behind it, last of all.

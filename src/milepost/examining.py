@@ -184,6 +184,7 @@ def examine(
     wish: Wish,
     begun: Record | None,
     passed_over: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
 ) -> Found:
     """Verify and decode a point, and find where it leads in the flow as it is now."""
     assert run.store is not None
@@ -237,6 +238,7 @@ def examine(
         sequence=point.sequence,
         visit=point.visit if point.kind == CHECKPOINT else 0,
         next_node=next_node,
+        skipped=tuple(unit for unit in run.flow.units if unit in nodes),
         repeated=(next_node,) if next_node not in {None, END} and not finished else (),
         missed=missed,
         differences=differences,

@@ -148,9 +148,7 @@ class Options:
         for name in ("stop_before", "stop_after"):
             ids = getattr(self, name)
             object.__setattr__(self, name, frozenset((ids,) if isinstance(ids, str) else ids))
-        if not isinstance(self.hooks, Sequence) or not all(callable(hook) for hook in self.hooks):
-            raise OptionError("hooks must be a list of functions of one event", option="hooks")
-        object.__setattr__(self, "hooks", tuple(self.hooks))
+        object.__setattr__(self, "hooks", _hooks({"hooks": self.hooks}))
         for key, value in (self.tags or {}).items():
             if type(key) is not str or type(value) is not str:
                 raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
@@ -165,9 +163,16 @@ def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
     unknown = sorted(set(merged) - _NAMES)
     if unknown:
         raise OptionError(f"no option is called {', '.join(map(repr, unknown))}", option=unknown[0])
-    merged["hooks"] = (*base.get("hooks", ()), *call.get("hooks", ()))
+    merged["hooks"] = (*_hooks(base), *_hooks(call))
     merged["tags"] = {**(base.get("tags") or {}), **(call.get("tags") or {})}
     return Options(**merged)
+
+
+def _hooks(options: Mapping[str, Any]) -> tuple[Hook, ...]:
+    given = options.get("hooks") or ()
+    if not isinstance(given, Sequence) or not all(callable(hook) for hook in given):
+        raise OptionError(f"hooks must be a list of functions of one event, not {given!r}", option="hooks")
+    return tuple(given)
 
 
 def _one_of(options: Options, name: str, allowed: tuple[str, ...]) -> None:

@@ -1,8 +1,9 @@
 """Where a run begins or goes on: the routines behind run, resume, resume_from, retry and plan_resume.
 
-Each is the same sequence: look (read where the run stands), examine (verify, decode, compare with the flow: pure),
-correct (override, revalidate: user code), fence (take the run in one write that also records the override), go. A
-refusal before the fence changes nothing. If the journal has moved between look and fence, the sequence begins again.
+Each is the same sequence: look (read where the run stands; status and lease refuse), examine (verify, decode, compare
+with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also records the
+override), go. A refusal before the fence changes nothing. If the journal has moved between look and fence, the sequence
+begins again. A takeover fences first.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from milepost.context import Context
-from milepost.effects import Ask, Call, Routine, Sleep
+from milepost.effects import Call, Routine, Sleep
 from milepost.errors import (
     CheckpointCorruptError,
+    CheckpointWriteError,
     InputMismatchError,
     InvalidResumeNodeError,
     MilepostError,
     NoCheckpointFoundError,
+    RouterError,
     RunCancelled,
     RunExistsError,
     RunNotResumableError,
@@ -30,9 +33,20 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.events import ResumeInfo, ResumePlan, RunResult
-from milepost.examining import Found, Wish, check_flow, examine, is_live, locked, not_resumable, refusal_of
-from milepost.failures import recorded_error
+from milepost.examining import (
+    Found,
+    Wish,
+    check_flow,
+    examine,
+    is_live,
+    locked,
+    not_resumable,
+    refusal_of,
+    refused_by_status,
+)
+from milepost.failures import describe, recorded_error
 from milepost.flow import END
+from milepost.journal import ask
 from milepost.record import (
     CHECKPOINT,
     FAILURE,
@@ -61,7 +75,9 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[
         return (yield from run.hold(run.walk(state, run.flow.entry), state))
     flow, options, store = run.flow, run.options, run.store
     try:
-        data = flow.codec.encode(state)
+        data = run.journal.encode(state)
+        if isinstance(data, SerializeStateError):
+            raise data
     except (SerializeStateError, StateTypeError) as exc:
         exc.run_id = run.run_id
         raise
@@ -85,9 +101,18 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[
     )
     new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
     try:
-        run.journal.token = yield Ask(store, "create", new)
+        run.journal.token = yield from ask(store, "create", new)
     except RunExistsError as exists:
         return (yield from _existing(run, exists, data, inputs_hash, nonces))
+    except StoreError as exc:
+        raise CheckpointWriteError(
+            f"the start of run {run.run_id!r} could not be written to {store.place}: {describe(exc)}; nothing has run: "
+            f"mend the store, then run again",
+            run_id=run.run_id,
+            store=store.place,
+            op="create",
+            state=state,
+        ) from exc
     run.journal.sequence, run.journal.epoch, run.given = 0, 1, data
     return (yield from run.hold(run.walk(state, flow.entry), state))
 
@@ -98,7 +123,8 @@ def _existing(
     """What `if_exists` makes of a run that is there."""
     assert run.store is not None
     mode = run.options.if_exists
-    begun: list[Record] = yield Ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+    row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+    begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
     mismatch = _input_mismatch(run, begun[0], data, inputs_hash) if begun else None
     if mode == "error":
         raise RunExistsError(
@@ -106,13 +132,12 @@ def _existing(
             run_id=run.run_id,
             status=exists.status,
         ) from None
+    check_flow(run, row)
     if mismatch is not None and run.options.compare_inputs:
         raise mismatch from None
-    row: RunRow = yield Ask(run.store, "get_run", run.run_id)
-    status = row.info.status
     if mode == "return":
         return (yield from _attach(run))
-    wish = Wish("retry") if mode == "retry" and status == "failed" else Wish()
+    wish = Wish("retry") if mode == "retry" and row.info.status == "failed" else Wish()
     return (yield from resume(run, wish, nonces))
 
 
@@ -138,10 +163,10 @@ def _attach(run: Run) -> Routine[RunResult[Any]]:
     """Wait for the end of a run that somebody executes; changes nothing."""
     assert run.store is not None
     while True:
-        latest: Latest = yield Ask(run.store, "latest", run.run_id)
+        latest: Latest = yield from ask(run.store, "latest", run.run_id)
         info = latest.row.info
         if info.status == "finished":
-            return _stored(run, examine(run, latest, latest.point, latest.tail, Wish(), None))
+            return (yield from _stored(run, examine(run, latest, latest.point, latest.tail, Wish(), None)))
         if info.status == "failed":
             raise _recorded_end(run, latest)
         if info.status == "cancelled":
@@ -170,19 +195,25 @@ def _recorded_end(run: Run, latest: Latest) -> MilepostError:
 def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
     """Go on with a run that exists, as `wish` says."""
     while True:
-        found, latest = yield from _look(run, wish)
-        if found is None:
+        latest = yield from _look(run)
+        if latest is None:
             continue
-        if run.options.takeover and latest.row.lease in {"live", "ours"}:
+        if latest.row.lease in {"live", "ours"}:
             return (yield from _after_fence(run, wish, latest, nonces))
-        refusal = refusal_of(run, wish, found, latest)
+        refusal = refused_by_status(run, wish, latest.row)
         if refusal is not None:
             raise refusal
-        if latest.row.info.status == "finished" and wish.verb == "resume":
+        found = yield from _find(run, wish, latest)
+        refusal = None if _is_ending(run, latest.row) else refusal_of(run, wish, found)
+        if refusal is not None:
+            raise refusal
+        override = None
+        if found.info.already_completed:
             yield from _revalidate(run, found, found.state)
-            return _stored(run, found)
-        override = yield from _override(run, found)
-        yield from _revalidate(run, found, found.state if override is None else override[0])
+            return (yield from _stored(run, found))
+        if not _is_ending(run, latest.row):
+            override = yield from _override(run, found)
+            yield from _revalidate(run, found, found.state if override is None else override[0])
         claimed = yield from _fence(run, wish, found, override, nonces)
         if claimed is not None:
             return (yield from _go(run, wish, found, override))
@@ -190,22 +221,28 @@ def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult
 
 def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
     """What `resume` would do and why. Runs nothing and writes nothing."""
+    refusal: MilepostError | None = None
     try:
-        found, latest = yield from _look(run, wish, is_planning=True)
-        assert found is not None
-        refusal = refusal_of(run, wish, found, latest)
+        latest = yield from _look(run, is_planning=True)
+        assert latest is not None
+        refusal = refused_by_status(run, wish, latest.row)
+        found = yield from _find(run, wish, latest)
+        if _is_ending(run, latest.row):
+            return _plan_of(found.info, "roll_back", f"a cancel is open ({latest.row.cancel}): the run is ended", None)
+        refusal = refusal or refusal_of(run, wish, found)
         if isinstance(refusal, RunSuspended):
             return _plan_of(found.info, "waiting", str(refusal), refusal)
         if refusal is not None:
             return _plan_of(found.info, "refuse", str(refusal), refusal)
     except MilepostError as exc:
-        if isinstance(exc, NoCheckpointFoundError):
+        if isinstance(exc, NoCheckpointFoundError) and refusal is None:
             raise
+        refusal = refusal or exc
         nothing = ResumeInfo(
             run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False
         )
-        return _plan_of(nothing, "refuse", str(exc), exc)
-    if latest.row.info.status == "finished" and wish.verb == "resume":
+        return _plan_of(nothing, "refuse", str(refusal), refusal)
+    if found.info.already_completed:
         return _plan_of(found.info, "finished", "the run has finished; its stored result is returned", None)
     if found.next_node is None:
         reason = f"the router after node {found.point.node_id!r} is asked, then the run goes on where it says"
@@ -225,37 +262,49 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException |
     )
 
 
-def _look(run: Run, wish: Wish, *, is_planning: bool = False) -> Routine[tuple[Found | None, Latest]]:
-    """Read where the run stands and examine it. (None, _) after a wait for another owner: look again."""
+def _look(run: Run, *, is_planning: bool = False) -> Routine[Latest | None]:
+    """Read where the run stands. None after a wait for another owner: look again."""
     assert run.store is not None
-    latest: Latest = yield Ask(run.store, "latest", run.run_id)
-    check_flow(run, latest.row)
-    may_fence = run.options.takeover and not is_planning
-    if latest.row.lease in {"live", "ours"} and not may_fence:
+    latest: Latest = yield from ask(run.store, "latest", run.run_id, with_nodes=True)
+    if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:
             yield Sleep(POLL)
-            return None, latest
+            return None
         raise locked(run, latest.row)
+    return latest
+
+
+def _is_ending(run: Run, row: RunRow) -> bool:
+    """Whether a cancel is open, so that all that is left is to end the run."""
+    return row.cancel is not None and not run.options.reopen
+
+
+def _find(run: Run, wish: Wish, latest: Latest) -> Routine[Found]:
+    """Examine the point that the verb goes on from: the newest, the wished one, or the newest that is whole."""
+    assert run.store is not None
+    check_flow(run, latest.row)
     point, tail, begun = latest.point, latest.tail, None
     if wish.verb == "resume_from":
         point, tail = yield from _wished_point(run, wish, latest)
     passed_over: list[str] = []
     while True:
         if point is not None and point.sequence > 0 and begun is None:
-            start_records = yield Ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+            start_records = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
             begun = start_records[0] if start_records else None
+        nodes = latest.nodes
+        if point is not None and point is not latest.point:
+            upto: Latest = yield from ask(run.store, "latest", run.run_id, before=point.sequence + 1, with_nodes=True)
+            nodes = upto.nodes
         try:
-            found = examine(run, latest, point, tail, wish, begun, tuple(passed_over))
+            return examine(run, latest, point, tail, wish, begun, tuple(passed_over), nodes)
         except CheckpointCorruptError:
             if run.options.on_corrupt != "previous" or point is None or wish.verb == "resume_from":
                 raise
             passed_over.append(f"record {point.sequence} at node {point.node_id!r} is damaged and was passed over")
-            older: Latest = yield Ask(run.store, "latest", run.run_id, before=point.sequence)
+            older: Latest = yield from ask(run.store, "latest", run.run_id, before=point.sequence)
             if older.point is None:
                 raise
             point, tail = older.point, older.tail
-            continue
-        return found, latest
 
 
 def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record, tuple[Record, ...]]]:
@@ -272,7 +321,7 @@ def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record,
     recorded = {new: old for old, new in (run.options.rename or {}).items()}.get(node_id, node_id)
     before: int | None = None
     while True:
-        found: list[Record] = yield Ask(
+        found: list[Record] = yield from ask(
             run.store,
             "read",
             run.run_id,
@@ -293,19 +342,19 @@ def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record,
         before = record.sequence
     if not wish.rerun:
         return record, ()
-    older: Latest = yield Ask(run.store, "latest", run.run_id, before=record.sequence)
+    older: Latest = yield from ask(run.store, "latest", run.run_id, before=record.sequence)
     if older.point is None:
         raise NoCheckpointFoundError(run.run_id, node_id, "what the node was given was not recorded")
     return older.point, older.tail
 
 
-def _stored(run: Run, found: Found) -> RunResult[Any]:
+def _stored(run: Run, found: Found) -> Routine[RunResult[Any]]:
     run.info = found.info
     run.iteration = found.iteration
     run.journal.degraded = found.row.info.degraded
     run.journal.missed = found.row.info.missed
     run.status = found.row.info.status
-    return run.result(found.state)
+    return (yield from run.tell_stored(found.state))
 
 
 # -- correct: user code ------------------------------------------------------------------------------------
@@ -320,7 +369,8 @@ def _override(run: Run, found: Found) -> Routine[tuple[Any, bytes] | None]:
     try:
         return state, run.flow.codec.encode(state)
     except (StateTypeError, SerializeStateError) as exc:
-        exc.run_id = run.run_id
+        # The override may have changed what it was given.
+        exc.run_id, exc.node_id, exc.state = run.run_id, found.info.from_node, run.flow.codec.decode(found.data)
         if isinstance(exc, StateTypeError):
             exc.op = "override"
         raise
@@ -396,7 +446,7 @@ def _fence(
         max_crashes=options.max_crashes,
         live=live,
     )
-    claimed: Claimed = yield Ask(run.store, "claim", claim)
+    claimed: Claimed = yield from ask(run.store, "claim", claim)
     if claimed.outcome == "blocked":
         raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
     if claimed.outcome == "locked":
@@ -407,6 +457,8 @@ def _fence(
         return None
     run.journal.token = claimed.token
     run.journal.epoch, run.journal.sequence = epoch, sequence
+    if crashed and live is None:
+        found.spent.attempts += 1
     return claimed
 
 
@@ -418,10 +470,14 @@ def _nothing() -> Routine[tuple[str, int]]:
 def _entered(run: Run, found: Found) -> Routine[tuple[str, int]]:
     """The visit that may have begun before it is superseded: its number is not used again."""
     assert run.store is not None
-    latest: Latest = yield Ask(run.store, "latest", run.run_id)
+    latest: Latest = yield from ask(run.store, "latest", run.run_id)
     if latest.point is None or latest.row.info.status == "finished":
         return "", 1
-    fields = latest.point.fields()
+    try:
+        fields = latest.point.fields()
+    except CheckpointCorruptError:
+        # It was passed over; where it led is not known.
+        return "", 1
     node_id = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
     if not isinstance(node_id, str) or node_id == END:
         return "", 1
@@ -451,20 +507,23 @@ def _after_fence(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]
         run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
         takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
     )  # fmt: skip
-    claimed: Claimed = yield Ask(run.store, "claim", claim)
+    claimed: Claimed = yield from ask(run.store, "claim", claim)
     if claimed.outcome != "claimed":
         return (yield from resume(run, wish, nonces))
     assert claimed.token is not None
     run.journal.token = claimed.token
-    yield Ask(run.store, "abandon", claimed.token)
+    yield from ask(run.store, "abandon", claimed.token)
     # From here on the run is this store object's, held by no verb: the ordinary order applies, and claims again.
     try:
         return (yield from resume(run, wish, nonces))
-    except MilepostError as exc:
+    except GeneratorExit:
+        raise
+    except BaseException as exc:
         if run.journal.token is claimed.token:
             status = "interrupted" if latest.row.info.status in {"running", "dead"} else latest.row.info.status
+            release = Release(status, f"taken over, then refused: {describe(exc)}")
             with contextlib.suppress(StoreError):
-                yield Ask(run.store, "release", claimed.token, Release(status, f"taken over, then refused: {exc}"))
+                yield from ask(run.store, "release", claimed.token, release)
         raise
 
 
@@ -485,6 +544,8 @@ def _go(run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None) 
 
 
 def _body(run: Run, found: Found, state: Any) -> Routine[Any]:
+    if _is_ending(run, found.row):
+        raise run.journal.cancelled(found.row.cancel or "")
     next_node = found.next_node
     if next_node is None:
         node_id = (run.options.rename or {}).get(found.point.node_id, found.point.node_id)
@@ -506,6 +567,13 @@ def _ask_again(run: Run, found: Found, node_id: str, state: Any) -> Routine[str]
         next_node = unit.next_node
     else:
         context: Context[Any] = Context(run.scope, node_id, found.point.visit, 1, run.followed_at)
-        next_node = yield from run.ask_router(unit.router, context, state)
+        try:
+            next_node = yield from run.ask_router(unit.router, context, state)
+        except RouterError as error:
+            journal, original = run.journal, error.__cause__ or error
+            error.state = state
+            failure = journal.failure("route", node_id, found.point.visit, 1, original, final=True)
+            yield from journal.finish_failed((failure,), error, original)
+            raise
     yield from run.journal.route(node_id, found.point.visit, next_node, found.iteration)
     return next_node

@@ -251,6 +251,8 @@ class Latest(NamedTuple):
     point: Record | None
     tail: tuple[Record, ...]
     newest: int
+    nodes: tuple[str, ...] = ()
+    """Where asked for: the nodes that have a live checkpoint up to the point, sorted."""
 
 
 class Signal(NamedTuple):
@@ -399,9 +401,10 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def latest(self, run_id: str, *, before: int | None = None) -> Latest:
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
         """Where the run stands, at a cost that does not depend on its history. Raises `RunNotFoundError`.
 
+        `with_nodes` asks for `nodes` too, at a cost that grows with their number but not with their visits.
         `before`: only records below that sequence count for the point and the tail; `newest` stays that of the journal.
         """
 

@@ -19,7 +19,7 @@ import pytest
 
 from milepost import END, Graph, MemoryStore, SQLiteStore, Store
 from milepost.drivers import AsyncDriver, SyncDriver
-from milepost.effects import Effect, Hold, Routine
+from milepost.effects import Effect, Hold
 from milepost.examining import Wish
 from milepost.heartbeat import HeldLease
 from milepost.job import Job
@@ -137,9 +137,9 @@ class Verbs:
         job = Job(graph, store, run_id, options, {}, Wish() if state is None else None)
         tokens: list[Any] = []
         if self.is_async:
-            asyncio.run(_adrive(AsyncDriver(job.options.clock), job.routine(state), tokens))
+            asyncio.run(_adrive(job, state, tokens))
         else:
-            _drive(SyncDriver(job.options.clock), job.routine(state), tokens)
+            _drive(job, state, tokens)
         if isinstance(store, MemoryStore):
             store.abandon(tokens[-1])
         elif isinstance(store.clock, FakeClock):
@@ -154,7 +154,8 @@ def _kept(effect: Effect, tokens: list[Any]) -> HeldLease | None:
     return HeldLease(effect.store, effect.token, effect.lease, effect.store.clock)
 
 
-def _drive(driver: SyncDriver, routine: Routine[Any], tokens: list[Any]) -> None:
+def _drive(job: Job, state: Any, tokens: list[Any]) -> None:
+    driver, routine = SyncDriver(job.options.clock), job.routine(state)
     effect = next(routine)
     while True:
         try:
@@ -168,7 +169,8 @@ def _drive(driver: SyncDriver, routine: Routine[Any], tokens: list[Any]) -> None
             effect = routine.send(answer)
 
 
-async def _adrive(driver: AsyncDriver, routine: Routine[Any], tokens: list[Any]) -> None:
+async def _adrive(job: Job, state: Any, tokens: list[Any]) -> None:
+    driver, routine = AsyncDriver(job.options.clock), job.routine(state)
     effect = next(routine)
     while True:
         try:
@@ -261,9 +263,9 @@ def line(verbs: Verbs, log: list[str]) -> Callable[..., Any]:
         **of_graph: Any,
     ) -> Any:
         graph = Graph(state_type, **of_graph)
-        for id in ids:
-            body = (bodies or {}).get(id, lambda state: dataclasses.replace(state, n=state.n + 1))
-            graph.add_node(id, verbs.node(_logged(id, body, log)), **(options or {}).get(id, {}))
+        for node_id in ids:
+            body = (bodies or {}).get(node_id, lambda state: dataclasses.replace(state, n=state.n + 1))
+            graph.add_node(node_id, verbs.node(_logged(node_id, body, log)), **(options or {}).get(node_id, {}))
         for source, target in zip(ids, [*ids[1:], END], strict=True):
             graph.add_edge(source, target)
         return graph.set_entry(ids[0]).compile(name)

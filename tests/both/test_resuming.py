@@ -65,8 +65,6 @@ class Failing:
         return plus(state)
 
 
-
-
 @pytest.fixture
 def dying(verbs):
     """A body in which the process dies until it is mended."""

@@ -32,6 +32,15 @@ class Count:
     n: int = 0
 
 
+class Opaque:
+    pass
+
+
+@dataclass
+class Odd:
+    thing: Opaque = field(default_factory=Opaque)
+
+
 def plus(state: Count) -> Count:
     return Count(state.n + 1)
 
@@ -261,22 +270,16 @@ def test_a_field_that_contradicts_its_type_is_refused_at_its_node(verbs, store, 
 
 
 def test_a_state_type_that_cannot_be_recorded_is_refused_before_the_first_node(verbs, store, log):
-    class Opaque:
-        pass
-
-    @dataclass
-    class Odd:
-        thing: Opaque = field(default_factory=Opaque)
-
     def a(state: Odd) -> Odd:
         log.append("a")
         return state
 
     graph = Graph(Odd).add_node("a", verbs.node(a)).add_edge("a", END).set_entry("a").compile()
     assert ["field_not_recordable"] == [warning.code for warning in graph.warnings]
-    with pytest.raises(SerializeStateError, match="thing"):
+    with pytest.raises(SerializeStateError, match="Opaque") as caught:
         verbs.run(graph, Odd(), store=store, run_id="r1")
     assert ([], []) == (log, store.list_runs())
+    assert ("r1", "state.thing") == (caught.value.run_id, caught.value.path)
     assert Odd is type(verbs.run(graph, Odd()))
 
 

@@ -129,7 +129,7 @@ def test_a_tag_that_reads_like_the_mark_of_compression_compresses_nothing() -> N
     assert record.envelope().endswith(b',"state":{}}')
 
 
-@pytest.mark.parametrize("header", [b"", b"{", b'{"a":', b"[1", b'{"a":"\xff"', b'{"a":' + b"[" * 100_000])
+@pytest.mark.parametrize("header", [b"", b'{"a":', b"[1", b'{"a":"\xff"', b'{"a":' + b"[" * 100_000])
 def test_a_damaged_header_is_told_as_that(header: bytes) -> None:
     with pytest.raises(CheckpointCorruptError, match="record 3 at node 'work'") as caught:
         checkpoint()._replace(header=header).fields()

@@ -123,7 +123,8 @@ def _tell(exc: BaseException, invocation: Invocation) -> int:
         told: dict[str, Any] = {"type": type(exc).__name__, "message": line, "exit_code": code}
         if isinstance(exc, MilepostError):
             told |= {"run_id": exc.run_id, "node_id": exc.node_id}
-        print(json.dumps({"error": told}, ensure_ascii=False))
+        marked = {"event": "Error"} if invocation.is_live else {}
+        print(json.dumps({**marked, "error": told}, ensure_ascii=False))
     return code
 
 

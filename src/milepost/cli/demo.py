@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ __all__ = ["demo"]
 TARGET = "milepost.demo.weather:graph"
 HELD = "summarise#3"
 """The visit in which the first process is killed: half-way, in the third of four years."""
+CHART = "seattle-rain.svg"
+"""The file that the pipeline writes into its working directory."""
 _PATIENCE = 60.0
 """Seconds after which a child that neither ends nor says anything is given up."""
 
@@ -66,15 +69,15 @@ class Child:
 
     def completed(self) -> list[str]:
         """The visits that it completed."""
-        return [f"{e['node_id']}#{e['visit']}" for e in self.events if e["event"] == "NodeCompleted"]
+        return [f"{e['node_id']}#{e['visit']}" for e in self.events if e.get("event") == "NodeCompleted"]
 
     def started(self) -> list[str]:
         """The visits that it began, an attempt each."""
-        return [f"{e['node_id']}#{e['visit']}" for e in self.events if e["event"] == "NodeStarted"]
+        return [f"{e['node_id']}#{e['visit']}" for e in self.events if e.get("event") == "NodeStarted"]
 
     def state(self) -> Any:
         """The result that it told, or None."""
-        results = [event["state"] for event in self.events if event["event"] == "Result"]
+        results = [event["state"] for event in self.events if event.get("event") == "Result"]
         return results[-1] if results else None
 
 
@@ -90,22 +93,32 @@ def demo(invocation: Invocation, keep: Path | None) -> int:
     resumed by another. Its result is compared with that of a run that nobody disturbed.
     """
     folder = (keep or Path("milepost-demo")).absolute()
-    charts = {name: _folder(folder / name) for name in ("killed", "undisturbed")}
-    url = invocation.store_url or url_for(folder / "runs.db")
-    if file_of(url) is None:
+    charts = {name: _folder(folder / name) / CHART for name in ("killed", "undisturbed")}
+    path = file_of(invocation.store_url) if invocation.store_url else folder / "runs.db"
+    if path is None:
         raise click.UsageError("the demo needs a store in a file, such as --store sqlite:///demo.db: it has to survive")
-    url = url_for(file_of(url) or "")
     run_id = f"demo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    say: Callable[[str], None] = (lambda text: None) if invocation.is_json else _say
+    story = _act(url_for(path), run_id, charts, _silent if invocation.is_json else _say)
+    if invocation.is_json:
+        print(to_json(story.to_dict()))
+    else:
+        tell_story(story)
+    return OK if story.is_good else FAILED
+
+
+def _act(url: str, run_id: str, charts: dict[str, Path], say: Callable[[str], None]) -> Story:
+    """Let it happen: a run that is killed, its resume, and a run that nobody disturbs."""
+    for chart in charts.values():
+        chart.unlink(missing_ok=True)
     say("1. A child process runs a pipeline over Seattle's weather, 2012 to 2015.")
-    killed = _kill_half_way(url, run_id, charts["killed"])
+    killed = _kill_half_way(url, run_id, charts["killed"].parent)
     say(f"2. SIGKILL to process {killed.process.pid}, in the middle of {HELD}. Nothing is left of its memory.")
-    resumed = _run_to_end(["resume", run_id, TARGET], url, charts["killed"])
+    resumed = _run_to_end(["resume", run_id, TARGET], url, charts["killed"].parent)
     say(f"3. Process {resumed.process.pid} resumed the run at once and brought it to its end.")
     with tempfile.TemporaryDirectory(prefix="milepost-demo-") as other:
-        alone = _run_to_end(["run", TARGET], url_for(Path(other, "runs.db")), charts["undisturbed"])
-    say("4. A third process ran the same pipeline undisturbed.")
-    story = Story(
+        alone = _run_to_end(["run", TARGET], url_for(Path(other, "runs.db")), charts["undisturbed"].parent)
+    say(f"4. Process {alone.process.pid} ran the same pipeline undisturbed.")
+    return Story(
         run_id=run_id,
         store=url,
         killed_in=HELD,
@@ -115,15 +128,14 @@ def demo(invocation: Invocation, keep: Path | None) -> int:
         begun_after=tuple(resumed.started()),
         undisturbed=tuple(alone.completed()),
         state=resumed.state(),
-        chart=charts["killed"] / "seattle-rain.svg",
+        chart=charts["killed"],
         is_equal=_is_equal(resumed, alone, charts),
         seconds=(killed.seconds, resumed.seconds, alone.seconds),
     )
-    if invocation.is_json:
-        print(to_json(story.to_dict()))
-    else:
-        tell_story(story)
-    return OK if story.is_good else FAILED
+
+
+def _silent(text: str) -> None:
+    """Under JSON only the document is printed."""
 
 
 def _say(text: str) -> None:
@@ -157,14 +169,18 @@ def _kill_half_way(url: str, run_id: str, folder: Path) -> Child:
     child = _start(["run", TARGET, "--run-id", run_id], url, folder, hold=HELD)
     try:
         is_held = False
-        for event in child.read(until=lambda e: e["event"] == "Emitted" and e["name"] == "held"):
-            is_held = event["event"] == "Emitted"
+        for event in child.read(until=lambda e: e.get("event") == "Emitted" and e["name"] == "held"):
+            is_held = event.get("event") == "Emitted"
         if not is_held:
             raise _failed(child, "ended before it could be killed")
     finally:
         child.process.kill()
         child.wait()
         _close(child)
+    if hasattr(signal, "SIGKILL") and child.process.returncode != -signal.SIGKILL:
+        raise DemoError(
+            f"the demo's child process ended by itself ({child.process.returncode}) instead of being killed"
+        )
     return child
 
 
@@ -197,5 +213,5 @@ def _close(child: Child) -> None:
 
 def _is_equal(resumed: Child, alone: Child, charts: dict[str, Path]) -> bool:
     """Whether both runs came to the same state and drew the same chart."""
-    drawn = {(folder / "seattle-rain.svg").read_bytes() for folder in charts.values()}
+    drawn = {chart.read_bytes() for chart in charts.values()}
     return resumed.state() is not None and resumed.state() == alone.state() and len(drawn) == 1

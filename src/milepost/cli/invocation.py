@@ -19,6 +19,8 @@ class Invocation:
     """As given with `--store`; None: not given."""
     is_json: bool = False
     """Print JSON, and nothing else, on the standard output."""
+    is_live: bool = False
+    """Each line of the standard output is an event."""
     is_debug: bool = False
     """Show tracebacks and the library's log."""
 

@@ -132,6 +132,8 @@ def line_of(event: Event) -> str | None:
                 f"  {clean(event.node_id)}: {clean(event.name)} {short(event.data if event.data is not None else '')}"
             )
         case RunCompleted():
+            if event.result is not None and _is_old(event.result.resumed):
+                return None
             return f"run {clean(event.run_id)!r} {event.status} after {duration(event.total_duration_ms)}"
         case _:
             return None
@@ -157,7 +159,14 @@ def _began(event: RunStarted) -> str:
     told = f"run {clean(event.run_id)!r} of flow {clean(event.flow)!r}"
     if event.resumed is None:
         return f"{told} starts"
+    if _is_old(event.resumed):
+        return f"{told} has finished before: nothing runs, its result stands"
     return "\n".join((f"{told} {_goes_on(event.resumed)}", *(f"  note: {clean(d)}" for d in event.resumed.differences)))
+
+
+def _is_old(info: ResumeInfo | None) -> bool:
+    """Whether the run had finished before this command."""
+    return info is not None and info.already_completed
 
 
 def _goes_on(info: ResumeInfo) -> str:

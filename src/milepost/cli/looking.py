@@ -110,7 +110,7 @@ def show(invocation: Invocation, run_id: str) -> int:
             ("next", _shown_next(following)),
             ("created", ago(info.created_at)),
             ("updated", ago(info.updated_at)),
-            ("records", f"{info.sequence + 1}, the newest state has {size(info.size)}"),
+            ("records", str(info.sequence + 1) + (f", the newest state has {size(info.size)}" if info.size else "")),
             ("crashes", info.crash_count or None),
             ("missed", ", ".join(info.missed)),
             ("tags", " ".join(f"{key}={value}" for key, value in info.tags.items())),

@@ -146,6 +146,7 @@ def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
 
 def _perform(invocation: Invocation, flow: Flow, verb: str, arguments: tuple[Any, ...], **options: Any) -> int:
     """Call a verb, show what happens, then its result."""
+    invocation.is_live = invocation.is_json
     with watching(flow.codec, is_json=invocation.is_json) as watcher:
         result = _call(flow, verb, arguments, full=True, hooks=(watcher,), **options)
     _show_result(invocation, flow, result)
@@ -172,8 +173,6 @@ def _show_result(invocation: Invocation, flow: Flow, result: RunResult[Any]) -> 
     if invocation.is_json:
         print(to_json({"event": "Result", **result.to_dict(), "state": state}, is_line=True))
         return
-    if result.resumed is not None and result.resumed.already_completed:
-        print(f"run {clean(result.run_id)!r} has finished before; nothing ran. Its result:")
     if result.degraded:
         print(f"without a checkpoint: {', '.join(map(clean, result.missed))}", file=sys.stderr)
     print(pretty(state))

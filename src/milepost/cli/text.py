@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
 __all__ = ["ago", "clean", "duration", "iso", "plural", "pretty", "short", "size", "to_json"]
@@ -65,7 +66,19 @@ def plural(count: int, noun: str) -> str:
 def to_json(document: Any, *, is_line: bool = False) -> str:
     """A document as JSON: indented for a terminal, in one line elsewhere or with `is_line`."""
     indent = 2 if sys.stdout.isatty() and not is_line else None
-    return json.dumps(document, ensure_ascii=False, indent=indent, default=clean)
+    try:
+        return json.dumps(document, ensure_ascii=False, indent=indent, default=clean, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), ensure_ascii=False, indent=indent, default=clean)
+
+
+def _finite(value: Any) -> Any:
+    """What a node emitted, with text for the numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def pretty(value: Any) -> str:

@@ -306,7 +306,7 @@ class Journal(Store):
                 run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
             )
 
-    def latest(self, run_id: str, *, before: int | None = None) -> Latest:
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
         check_run_id(run_id)
         with self._read("latest") as tx:
             row = self._row(tx, run_id)
@@ -317,7 +317,9 @@ class Journal(Store):
                 point = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
             after = -1 if point is None else point.sequence
             tail = [] if after == newest else tx.records(run_id, after=after, before=before)
-            return Latest(view, point, tuple(r for r in tail if fence.is_live(r.sequence, row.live)), newest)
+            live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
+            nodes = tx.live_nodes(run_id, row.live, after + 1) if with_nodes else ()
+            return Latest(view, point, live_tail, newest, nodes)
 
     def get_run(self, run_id: str) -> RunRow:
         check_run_id(run_id)

@@ -210,6 +210,9 @@ class _Memory(Transaction):
         run = self._runs[run_id]
         return [Entry(r, run.notes.get(r.sequence)) for r in run.records if r.kind == "checkpoint"]
 
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        return sorted(node_id for node_id, records in self._runs[run_id].by_node.items() if node_id and records)
+
     def remove_node(self, run_id: str, node_id: str) -> int:
         run = self._runs[run_id]
         old, old_nodes = run.records, run.by_node.get(node_id, [])

@@ -51,6 +51,19 @@ _decode_live: Any = msgspec.json.Decoder(Ranges).decode
 _decode_note = msgspec.json.Decoder(dict[str, Any]).decode
 
 
+# One step of the index from each node to the next, however many records a node has. SQLite has no loose index scan.
+# Source: https://www.sqlite.org/lang_with.html
+_NODE_IDS = """
+WITH RECURSIVE nodes (id) AS (
+    SELECT min(node_id) FROM records WHERE run = ? AND node_id <> ''
+    UNION ALL
+    SELECT (SELECT min(node_id) FROM records WHERE run = ? AND node_id > nodes.id AND node_id <> '')
+    FROM nodes WHERE nodes.id IS NOT NULL
+)
+SELECT id FROM nodes WHERE id IS NOT NULL
+"""
+
+
 class SQLTransaction(Transaction):
     """An open transaction of a connection."""
 
@@ -215,6 +228,10 @@ class SQLTransaction(Transaction):
 
     def entries(self, run_id: str) -> builtins.list[Entry]:
         return [_entry(values) for values in self._select(_ENTRY_COLUMNS, self._span(run_id), ("checkpoint",))]
+
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        number = self.number(run_id)
+        return [values[0] for values in self._execute(_NODE_IDS, (number, number)).fetchall()]
 
     def remove_node(self, run_id: str, node_id: str) -> int:
         return self._execute(f"DELETE {_BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount

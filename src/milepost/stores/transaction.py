@@ -163,6 +163,10 @@ class Transaction(abc.ABC):
         """All checkpoints without their payloads, in order."""
 
     @abc.abstractmethod
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        """All nodes that a record is of, sorted; at a cost that grows with their number, not with their visits."""
+
+    @abc.abstractmethod
     def remove_node(self, run_id: str, node_id: str) -> int:
         """Delete all records of a node but its owner records; how many."""
 
@@ -197,6 +201,15 @@ class Transaction(abc.ABC):
             if found:
                 return found[0]
         return None
+
+    def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
+        """The nodes that have a live checkpoint below `before`, sorted."""
+        spans = _spans(live, before)
+        return tuple(
+            node_id
+            for node_id in self.node_ids(run_id)
+            if any(self.newest_checkpoint(run_id, after=after, before=end, node_id=node_id) for after, end in spans)
+        )
 
     def live_entry(self, run_id: str, live: Ranges) -> Entry | None:
         """`live_checkpoint` without its payload."""

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
+from milepost.heartbeat import heartbeat
+
 __all__ = ["FakeClock"]
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,10 +50,10 @@ class FakeClock:
         self._passed = 0
         self._woken = 0  # up to where sleepers were woken: behind `_passed` while hooks run
         self._sleepers: list[_Sleeper] = []
-        self.on_advance: list[Callable[[], None]] = []
+        self.on_advance: list[Callable[[], None]] = [heartbeat.beat]
         """Called by `advance` in order, when time has moved and before anybody wakes.
 
-        A process that lives through the time that passes renews its leases here.
+        A process that lives through the time that passes renews its leases, so only a frozen or dead owner loses them.
         """
 
     def time(self) -> float:

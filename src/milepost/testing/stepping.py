@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from milepost.context import current_context
@@ -84,13 +85,13 @@ class Stepper(Generic[T]):
             self._advance(lambda: self._routine.send(answer))
         return effect
 
-    def perform(self) -> Any:
-        """Perform the pending effect without telling the routine, as if the process died right then; its answer."""
+    def perform(self) -> None:
+        """Perform the pending effect, then drop the routine before it hears of it, as if the process died right then."""
         assert self.pending is not None
-        try:
-            return self._hand.perform(self.pending)
-        finally:
-            self.kill()
+        # What went wrong is lost with the process, like an answer.
+        with suppress(Exception):
+            self._hand.perform(self.pending)
+        self.kill()
 
     def fail(self, error: BaseException) -> Effect:
         """Let the pending effect fail with `error` instead of performing it, and return it."""

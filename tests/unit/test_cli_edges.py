@@ -1,0 +1,285 @@
+"""Exit codes, errors in one line, signals, pipes and terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from cli_calls import Shop, shop
+from test_cli_looking import make_run
+
+from milepost import SQLiteStore
+from milepost.store import Release, Wait
+
+__all__ = ["shop"]
+
+WRONG = [
+    (2, ["blah"]),
+    (2, ["show"]),
+    (2, ["show", "a", "--bad"]),
+    (2, ["runs", "--limit", "0"]),
+    (2, ["runs", "--tag", "novalue"]),
+    (2, ["runs", "--store", "nonsense"]),
+    (2, ["run", "shop"]),
+    (2, ["run", "shop:nothing"]),
+    (2, ["run", "shop:builder"]),
+    (2, ["run", "shop:number"]),
+    (2, ["run", "nowhere:graph"]),
+    (2, ["run", "nowhere.py:graph"]),
+    (2, ["run", "broken.py:graph"]),
+    (2, ["run", "exits.py:graph"]),
+    (2, ["run", "bad_graph.py:graph"]),
+    (2, ["run", "shop:graph", "{"]),
+    (2, ["run", "shop:graph", "[1]"]),
+    (2, ["run", "shop:graph", '{"id": 3}']),
+    (2, ["run", "shop:graph", '{"id": "a", "colour": 1}']),
+    (2, ["run", "shop:graph"]),
+    (2, ["run", "shop:graph", "{}", "-i", "id=a"]),
+    (2, ["run", "shop:graph", "-i", "id"]),
+    (2, ["run", "shop:graph", "-i", "id=a", "-i", "id=b"]),
+    (2, ["run", "shop:graph", "-i", "id=a", "--run-id", " "]),
+    (2, ["run", "shop:graph", "-i", "id=a", "--store", "file:///x"]),
+    (2, ["run", "shop:graph", "-i", "id=a", "--store", "sqlite:///text.db"]),
+    (2, ["resume", "a", "shop:graph", "--visit", "1"]),
+    (2, ["resume", "a", "shop:graph", "--from", "nowhere"]),
+    (2, ["state", "a", "--visit", "1"]),
+    (2, ["demo", "--store", "memory://"]),
+    (1, ["resume", "a", "shop:async_graph"]),
+    (3, ["show", "nobody"]),
+    (3, ["history", "nobody"]),
+    (3, ["state", "nobody"]),
+    (3, ["state", "a", "nowhere"]),
+    (3, ["state", "a", "price", "--visit", "9"]),
+    (3, ["diff", "a", "price", "99"]),
+    (3, ["diff", "a", "price", "price#9"]),
+    (3, ["diff", "a", "price", "5"]),
+    (3, ["export", "nobody"]),
+    (3, ["verify", "nobody"]),
+    (3, ["delete", "nobody", "--yes"]),
+    (3, ["resume", "nobody", "shop:graph"]),
+    (3, ["resume", "nobody", "shop:graph", "--plan"]),
+    (3, ["retry", "nobody", "shop:graph"]),
+    (3, ["runs", "--after", "nobody"]),
+    (3, ["runs", "--store", "sqlite:///nowhere.db"]),
+    (3, ["runs", "--store", "sqlite:///other.db"]),
+]
+
+
+@pytest.fixture
+def mixed(shop: Shop) -> Shop:
+    """A shop with a finished run, and files that are not what a command needs."""
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    (shop.folder / "text.db").write_text("no database, but long enough to be looked at" * 30, encoding="utf-8")
+    (shop.folder / "broken.py").write_text("def (", encoding="utf-8")
+    (shop.folder / "exits.py").write_text("import sys\nsys.exit()", encoding="utf-8")
+    (shop.folder / "bad_graph.py").write_text(
+        "from milepost import Graph\ngraph = Graph(dict).add_node('a', lambda s: s).add_edge('a', 'b').compile('x')",
+        encoding="utf-8",
+    )
+    with closing(sqlite3.connect("other.db")) as connection, connection:
+        connection.execute("CREATE TABLE songs (title TEXT)")
+    return shop
+
+
+@pytest.mark.parametrize(("code", "arguments"), WRONG, ids=[" ".join(arguments) for _, arguments in WRONG])
+def test_what_is_wrong_is_told_in_one_line(mixed: Shop, code: int, arguments: list[str]) -> None:
+    answer = mixed.call(*arguments)
+    assert (code, "") == (answer.code, answer.out)
+    assert 1 == answer.err.count("\n")
+    assert answer.err.startswith("milepost: ")
+    assert "Traceback" not in answer.err
+
+
+def test_an_error_with_json_is_a_document_too(mixed: Shop) -> None:
+    answer = mixed.call("show", "nobody", "--json")
+    error = answer.json["error"]
+    assert ("RunNotFoundError", 3, "nobody") == (error["type"], error["exit_code"], error["run_id"])
+    assert f"milepost: {error['message']}\n" == answer.err
+    assert "UsageError" in mixed.call("run", "shop", "--json").json["error"]["type"]
+
+
+def test_debug_shows_the_traceback(mixed: Shop) -> None:
+    assert "Traceback" in mixed.call("show", "nobody", "--debug").err
+    assert "SyntaxError" in mixed.call("run", "broken.py:graph", "--debug").err
+    answer = mixed.call("--debug", "run", "shop:graph", "-i", "id=x", "-i", "fails=true")
+    assert "Traceback" in answer.err
+    assert "in charge" in answer.err
+
+
+def test_another_database_gets_no_tables_by_being_looked_at(mixed: Shop) -> None:
+    mixed.call("runs", "--store", "sqlite:///other.db")
+    with closing(sqlite3.connect("other.db")) as connection:
+        assert [("songs",)] == connection.execute("SELECT name FROM sqlite_master").fetchall()
+
+
+def test_exit_codes_of_a_real_process(shop: Shop) -> None:
+    assert 0 == shop.call_process("run", "shop:graph", "-i", "id=a", "--run-id", "a").code
+    assert 1 == shop.call_process("run", "shop:graph", "-i", "id=b", "-i", "fails=true").code
+    assert 2 == shop.call_process("run", "shop").code
+    assert 3 == shop.call_process("show", "nobody").code
+
+
+def test_a_run_that_waits_has_exit_code_4(shop: Shop) -> None:
+    url = ("--store", "sqlite:///s.db")
+    with SQLiteStore("s.db") as store:
+        store.release(make_run(store, "w"), Release("waiting", waiting_for=(Wait("w#1", "approval"),), signals=0))
+    assert 4 == shop.call("resume", "w", "shop:graph", *url).code
+    assert 4 == shop.call("resume", "w", "shop:graph", "--plan", *url).code
+
+
+def test_a_run_that_another_owner_executes_has_exit_code_5(shop: Shop) -> None:
+    url = ("--store", "sqlite:///s.db")
+    with SQLiteStore("s.db") as store:
+        make_run(store, "live")
+        answer = shop.call("resume", "live", "shop:graph", *url)
+        assert 5 == answer.code
+        assert "--on-locked wait" in answer.err
+        assert "--takeover" in answer.err
+        assert 5 == shop.call("resume", "live", "shop:graph", "--plan", *url).code
+        assert 5 == shop.call("delete", "live", "--yes", *url).code
+        assert 0 == shop.call("resume", "live", "shop:graph", "--takeover", *url).code
+
+
+def test_a_locked_run_can_be_waited_for(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        token = make_run(store, "live")
+        arguments = ("resume", "live", "shop:graph", "--on-locked", "wait", "--json", "--store", "sqlite:///s.db")
+        with shop.spawn(*arguments) as process:
+            store.release(token, Release("interrupted"))
+            out, _ = process.communicate(timeout=30)
+    assert (0, "Result") == (process.returncode, json.loads(out.splitlines()[-1])["event"])
+
+
+def test_a_cancelled_run_goes_on_only_if_it_is_reopened(shop: Shop) -> None:
+    url = ("--store", "sqlite:///s.db")
+    with SQLiteStore("s.db") as store:
+        store.release(make_run(store, "c"), Release("cancelled", "no money"))
+    answer = shop.call("resume", "c", "shop:graph", *url)
+    assert 1 == answer.code
+    assert "no money" in answer.err
+    assert "--reopen" in answer.err
+    assert 0 == shop.call("resume", "c", "shop:graph", "--reopen", *url).code
+
+
+def test_a_killed_run_is_shown_as_dead_with_what_to_do(shop: Shop) -> None:
+    arguments = ("run", "shop:graph", "-i", "id=a", "-i", "holds=true", "--run-id", "a", "--json")
+    with shop.spawn(*arguments) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if json.loads(line)["event"] == "Emitted")
+        process.kill()
+    shown = shop.call("show", "a", "--json").json
+    assert ("dead", "charge") == (shown["run"]["status"], shown["next_node"])
+    assert shown["why"].startswith(f"process {process.pid} has died or stands still")
+    assert "milepost resume a TARGET goes on at 'charge'" in shown["why"]
+    plan = shop.call("resume", "a", "shop:graph", "--plan", "--json").json
+    assert ("continue", "charge") == (plan["verdict"], plan["next_node"])
+
+
+def test_help_documents_the_exit_codes(shop: Shop) -> None:
+    text = shop.call("--help").out
+    for code, meaning in ((0, "done"), (1, "failed"), (2, "usage"), (3, "not found"), (4, "waiting"), (5, "locked")):
+        assert f"  {code}    {meaning}" in text
+    assert 2 == shop.call().code
+    assert "milepost resume RUN" in shop.call("--help").out
+
+
+def test_control_c_leaves_the_run_interrupted_with_exit_code_130(shop: Shop) -> None:
+    arguments = ("run", "shop:graph", "-i", "id=a", "-i", "holds=true", "--run-id", "a", "--json")
+    with shop.spawn(*arguments) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if json.loads(line)["event"] == "Emitted")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (130, False) == (process.returncode, "Traceback" in err)
+    shown = shop.call("show", "a", "--json").json
+    assert ("interrupted", "charge") == (shown["run"]["status"], shown["next_node"])
+
+
+@pytest.mark.parametrize("arguments", [["history", "a"], ["export", "a"], ["run", "shop:graph", "-i", "id=b"]])
+def test_a_reader_who_goes_away_is_no_error(mixed: Shop, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        with mixed.spawn(*arguments, stdout=writer) as process:
+            _, err = process.communicate(timeout=30)
+    finally:
+        os.close(writer)
+    assert (141, "") == (process.returncode, err)
+
+
+def test_a_run_goes_on_when_its_reader_goes_away(shop: Shop) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with shop.spawn("run", "shop:graph", "-i", "id=b", "--run-id", "b", stdout=writer) as process:
+        os.close(writer)
+        process.communicate(timeout=30)
+    assert "finished" == shop.call("show", "b", "--json").json["run"]["status"]
+
+
+def in_terminal(shop: Shop, *arguments: str) -> str:
+    """What a process prints to a terminal of 120 columns."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    environment.pop("NO_COLOR", None)
+    with shop.spawn(*arguments, stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
+        os.close(slave)
+        told = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # how Linux tells that the other side was closed
+                break
+            if not part:
+                break
+            told += part
+        assert 0 == process.wait(timeout=30)
+    os.close(master)
+    return told.decode()
+
+
+def test_a_terminal_gets_colours_and_a_spinner(shop: Shop) -> None:
+    told = in_terminal(shop, "run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    assert "\x1b[32m  done    charge#2" in told
+    assert "a node prints this" in told
+    assert "\x1b[?25h" in told  # the cursor is back
+    assert "finished" in in_terminal(shop, "runs")
+    assert "\x1b[" in in_terminal(shop, "show", "a")
+    assert '"total"' in in_terminal(shop, "state", "a")
+    assert "/total" in in_terminal(shop, "diff", "a", "0", "charge")
+    json.loads(in_terminal(shop, "show", "a", "--json"))
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("package", ["click", "rich", "jsonpatch"])
+def test_without_the_extra_one_line_says_what_to_install(shop: Shop, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from milepost.cli import main; sys.exit(main(['runs']))"
+    done = run_python(code)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert f"milepost: the command line needs {package}: pip install 'milepost[cli]'\n" == done.stderr
+
+
+def test_json_and_help_do_not_import_rich(shop: Shop) -> None:
+    code = (
+        "import sys; from milepost.cli import main; main(['runs', '--json']); main(['--help']); "
+        "sys.exit('rich' in sys.modules or 'jsonpatch' in sys.modules)"
+    )
+    assert 0 == run_python(code).returncode
+
+
+def test_output_that_has_no_unicode_is_no_error(shop: Shop) -> None:
+    with shop.spawn(
+        "run", "shop:graph", "-i", "id=Żółw", env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    ) as process:  # fmt: skip
+        out, err = process.communicate(timeout=30)
+    assert (0, "") == (process.returncode, err)
+    assert "\\u017b" in out

@@ -1,0 +1,229 @@
+"""runs, show, history, state and diff: they read the store and nothing else."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import pytest
+from cli_calls import Shop, shop
+
+from milepost import Checkpoint, SQLiteStore
+from milepost.cli.looking import why_it_stands
+from milepost.identifiers import new_nonce
+from milepost.record import format_time, make_record
+from milepost.store import NewRun, Release, RunInfo, Token, Wait
+
+__all__ = ["shop"]
+
+
+def make_run(store: SQLiteStore, run_id: str) -> Token:
+    """A run that this process owns, with its input recorded."""
+    record = make_record(
+        run_id,
+        0,
+        format_time(1.8e9),
+        "start",
+        state=b'{"id":"x"}',
+        fields={"flow": "orders", "entry": "price", "epoch": 1},
+    )
+    return store.create(NewRun(run_id, "orders", new_nonce(), record, 30.0, {}))
+
+
+@pytest.fixture
+def done(shop: Shop) -> Shop:
+    """A shop with a run that finished and one that failed; their code is gone."""
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "good", "--tag", "team=red")
+    shop.call("run", "shop:graph", "-i", "id=b", "-i", "fails=true", "--run-id", "bad")
+    (shop.folder / "shop.py").unlink()
+    return shop
+
+
+def test_runs_lists_newest_first_without_the_users_code(done: Shop) -> None:
+    answer = done.call("runs")
+    assert 0 == answer.code
+    header, first, second = answer.out.splitlines()
+    assert ["run", "flow", "status", "next", "records", "updated", "reason"] == header.split()
+    assert ["bad", "orders", "failed", "charge"] == first.split()[:4]
+    assert ["good", "orders", "finished", "(end)"] == second.split()[:4]
+
+
+def test_runs_with_json_has_iso_times_and_a_page(done: Shop) -> None:
+    page = done.call("runs", "--json", "--limit", "1").json
+    assert ["bad"] == [run["run_id"] for run in page["runs"]]
+    assert datetime.fromisoformat(page["runs"][0]["created_at"]).tzinfo is not None
+    page = done.call("runs", "--json", "--limit", "1", "--after", page["after"]).json
+    assert (["good"], None) == ([run["run_id"] for run in page["runs"]], page["after"])
+
+
+def test_runs_says_how_to_see_the_next_page(done: Shop) -> None:
+    assert "more: milepost runs --after bad" == done.call("runs", "--limit", "1").out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--status", "failed"], ["bad"]),
+        (["--status", "failed", "--status", "finished"], ["bad", "good"]),
+        (["--flow", "other"], []),
+        (["--flow", "orders", "--tag", "team=red"], ["good"]),
+    ],
+)
+def test_runs_filters(done: Shop, options: list[str], expected: list[str]) -> None:
+    assert expected == [run["run_id"] for run in done.call("runs", "--json", *options).json["runs"]]
+
+
+def test_runs_without_a_store_is_empty_and_makes_no_file(shop: Shop) -> None:
+    answer = shop.call("runs")
+    assert (0, True) == (answer.code, answer.out.startswith("no runs yet"))
+    assert {"runs": [], "after": None} == shop.call("runs", "--json").json
+    assert ["shop.py"] == [path.name for path in shop.folder.iterdir()]
+
+
+def test_show_says_why_a_failed_run_does_not_move(done: Shop) -> None:
+    answer = done.call("show", "bad")
+    assert 0 == answer.code
+    facts = dict(line.split(None, 1) for line in answer.out.splitlines() if line and not line.startswith(" "))
+    assert "failed" == facts["status"]
+    assert facts["why"].startswith("it failed: node 'charge' of run 'bad' failed: RuntimeError: card refused")
+    assert "charge" == facts["next"]
+
+
+def test_show_with_json_has_a_step_for_each_node(done: Shop) -> None:
+    shown = done.call("show", "good", "--json").json
+    assert ("finished", "it has finished", "__end__") == (shown["run"]["status"], shown["why"], shown["next_node"])
+    assert [("price", 2, 2), ("charge", 2, 2)] == [(s["node_id"], s["visits"], s["attempts"]) for s in shown["steps"]]
+    assert all(step["duration_ms"] >= 0 for step in shown["steps"])
+    failed = done.call("show", "bad", "--json").json["steps"][1]
+    assert ("charge", 0, 1, 1) == (failed["node_id"], failed["visits"], failed["attempts"], failed["failures"])
+
+
+def test_show_of_a_run_that_only_began_says_where_it_goes_on(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        store.release(make_run(store, "begun"), Release("interrupted", "stopped by hand"))
+    shown = shop.call("show", "begun", "--json", "--store", "sqlite:///s.db").json
+    assert ("price", []) == (shown["next_node"], shown["steps"])
+    assert "(stopped by hand)" in shown["why"]
+    assert "resume begun TARGET goes on at 'price'" in shown["why"]
+
+
+def test_show_tells_who_executes_a_run(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        make_run(store, "live")
+        why = shop.call("show", "live", "--json", "--store", "sqlite:///s.db").json["why"]
+    assert why.startswith("it moves: process ")
+
+
+def test_show_tells_what_a_run_waits_for(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        store.release(make_run(store, "w"), Release("waiting", waiting_for=(Wait("w#1", "approval"),), signals=0))
+    assert "it waits for approval" == shop.call("show", "w", "--json", "--store", "sqlite:///s.db").json["why"]
+
+
+@pytest.mark.parametrize("status", ["ready", "dead", "cancelled", "blocked", "interrupted", "failed"])
+def test_why_names_the_next_act_for_every_status_that_stands(status: str) -> None:
+    moment = datetime.fromisoformat("2027-01-01T00:00:00Z")
+    info = RunInfo(
+        run_id="r",
+        flow="f",
+        status=status,
+        reason="",
+        degraded=False,
+        missed=(),
+        created_at=moment,
+        updated_at=moment,
+        sequence=1,
+        next_node="n",
+        size=0,
+        owner="host:boot:12:99",
+        lease_until=moment,
+        wake_at=None,
+        waiting_for=(),
+        crash_count=0,
+        tags={},
+    )
+    why = why_it_stands(info, "n")
+    assert "milepost resume r" in why
+    assert "'n'" in why
+
+
+def test_history_lists_every_record(done: Shop) -> None:
+    answer = done.call("history", "bad")
+    assert 0 == answer.code
+    assert ["start", "checkpoint", "failure", "finish"] == [line.split()[1] for line in answer.out.splitlines()[1:]]
+    assert "RuntimeError: card refused" in answer.out
+
+
+def test_history_with_json_has_visits_and_times(done: Shop) -> None:
+    records = done.call("history", "good", "--json").json["records"]
+    visits = [(r["node_id"], r["visit"]) for r in records if r["kind"] == "checkpoint"]
+    assert [("price", 1), ("charge", 1), ("price", 2), ("charge", 2)] == visits
+    assert all(datetime.fromisoformat(record["timestamp"]).tzinfo is not None for record in records)
+
+
+def test_state_is_the_recorded_json(done: Shop) -> None:
+    answer = done.call("state", "good")
+    assert (0, "25.00") == (answer.code, json.loads(answer.out)["total"])
+    assert "25.00" == json.loads(done.call("state", "good", "price").out)["total"]
+    assert "12.50" == json.loads(done.call("state", "good", "price", "--visit", "1").out)["total"]
+
+
+def test_state_with_json_says_where_it_stands(done: Shop) -> None:
+    document = done.call("state", "good", "charge", "--visit", "1", "--json").json
+    assert (2, "charge", 1) == (document["sequence"], document["node_id"], document["visit"])
+    assert document["state"]["paid"] is False
+
+
+def test_state_of_a_run_that_only_began_is_its_input(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        make_run(store, "begun")
+        assert {"id": "x"} == json.loads(shop.call("state", "begun", "--store", "sqlite:///s.db").out)
+
+
+def test_state_that_was_saved_from_outside_is_shown(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        store.save("out", "here", Checkpoint("out", "here", "next", {"n": 1}).encode())
+        store.save("raw", "here", b"\x00 no envelope")
+    url = ("--store", "sqlite:///s.db")
+    assert {"n": 1} == json.loads(shop.call("state", "out", *url).out)
+    assert "next" == shop.call("show", "out", "--json", *url).json["next_node"]
+    assert 1 == shop.call("state", "raw", *url).code
+    assert "no envelope" in shop.call("history", "raw", *url).out
+
+
+def test_diff_shows_what_changed(done: Shop) -> None:
+    answer = done.call("diff", "good", "0", "charge")
+    assert 0 == answer.code
+    assert [
+        "from the input (record 0) to charge#2 (record 4)",
+        '~ /total  "0" -> "25.00"',
+        "~ /paid  false -> true",
+    ] == answer.out.splitlines()
+
+
+def test_diff_with_json_is_a_json_patch(done: Shop) -> None:
+    document = done.call("diff", "good", "price#1", "price#2", "--json").json
+    assert [{"op": "replace", "path": "/total", "value": "25.00"}] == document["patch"]
+    assert (1, 3) == (document["from"]["sequence"], document["to"]["sequence"])
+
+
+def test_diff_tells_old_values_of_lists_that_shrink_and_grow(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        store.save("r", "a", Checkpoint("r", "a", "b", {"items": [1, 2, 3], "gone": 1}).encode())
+        store.save("r", "b", Checkpoint("r", "b", None, {"items": [1, 3], "new": "x"}).encode())
+    lines = shop.call("diff", "r", "a", "b", "--store", "sqlite:///s.db").out.splitlines()
+    assert {"- /items/1  2", "- /gone  1", '+ /new  "x"'} == set(lines[1:])
+
+
+def test_diff_of_equal_states_says_so(done: Shop) -> None:
+    assert "no difference" == done.call("diff", "good", "charge", "4").out.splitlines()[-1]
+
+
+def test_text_from_the_store_cannot_command_a_terminal(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        store.release(make_run(store, "evil"), Release("failed", "\x1b[2Jgone\u202e"))
+    out = (
+        shop.call("runs", "--store", "sqlite:///s.db").out + shop.call("show", "evil", "--store", "sqlite:///s.db").out
+    )
+    assert "\x1b" not in out
+    assert "\u202e" not in out

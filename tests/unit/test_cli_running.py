@@ -1,0 +1,191 @@
+"""run, resume and retry."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from cli_calls import Shop, shop
+
+__all__ = ["shop"]
+
+
+def last(lines: list[dict]) -> dict:
+    return lines[-1]
+
+
+def test_run_tells_each_node_and_prints_the_result(shop: Shop) -> None:
+    answer = shop.call("run", "shop:graph", '{"id": "a"}', "--run-id", "a")
+    assert 0 == answer.code
+    lines = answer.out.splitlines()
+    assert "run 'a' of flow 'orders' starts" == lines[0]
+    assert "a node prints this" in lines
+    assert any(line.startswith("  done    charge#2") and line.endswith("-> end") for line in lines)
+    result = json.loads("\n".join(lines[lines.index("{") :]))
+    assert {"id": "a", "total": "25.00", "paid": True, "fails": False, "holds": False} == result
+
+
+def test_run_with_json_prints_a_line_for_each_event_and_the_result_last(shop: Shop) -> None:
+    answer = shop.call("run", "shop:graph", '{"id": "a"}', "--run-id", "a", "--json")
+    assert 0 == answer.code
+    events = answer.events
+    assert "RunStarted" == events[0]["event"]
+    assert {"id": "a", "total": "0", "paid": False, "fails": False, "holds": False} == events[0]["input"]
+    assert ["price", "charge", "price", "charge"] == [e["node_id"] for e in events if e["event"] == "NodeCompleted"]
+    assert "Result" == last(events)["event"]
+    assert "25.00" == last(events)["state"]["total"]
+    assert "finished" == last(events)["status"]
+    assert all(event["timestamp"].endswith("Z") for event in events[:-1])
+    assert "a node prints this" in answer.err
+
+
+def test_run_makes_the_default_store_and_no_other_folder(shop: Shop) -> None:
+    assert 0 == shop.call("run", "shop:graph", "-i", "id=a").code
+    assert (shop.folder / ".milepost" / "runs.db").exists()
+    answer = shop.call("run", "shop:graph", "-i", "id=a", "--store", "sqlite:///nowhere/runs.db")
+    assert (2, False) == (answer.code, (shop.folder / "nowhere").exists())
+
+
+def test_fields_are_json_where_they_parse_and_text_elsewhere(shop: Shop) -> None:
+    answer = shop.call("run", "shop:graph", "-i", "id=007x", "-i", "paid=true", "-i", 'total="100"', "--json")
+    assert 0 == answer.code
+    assert "112.50" == last(answer.events)["state"]["total"]
+    assert "007x" == last(answer.events)["state"]["id"]
+
+
+def test_input_is_read_from_the_standard_input(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"id": "piped"}'))
+    answer = shop.call("run", "shop:graph", "-", "--json")
+    assert "piped" == last(answer.events)["state"]["id"]
+
+
+def test_a_target_may_be_a_file(shop: Shop) -> None:
+    (shop.folder / "sub").mkdir()
+    (shop.folder / "shop.py").rename(shop.folder / "sub" / "shop2.py")
+    answer = shop.call("run", "sub/shop2.py:graph", "-i", "id=a", "--json")
+    assert (0, "finished") == (answer.code, last(answer.events)["status"])
+
+
+def test_a_graph_of_coroutines_runs(shop: Shop) -> None:
+    answer = shop.call("run", "shop:async_graph", "-i", "id=a", "--json")
+    assert (0, "finished") == (answer.code, last(answer.events)["status"])
+
+
+def test_tags_are_kept(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--tag", "team=red")
+    shop.call("run", "shop:graph", "-i", "id=b")
+    assert [{"team": "red"}] == [run["tags"] for run in shop.call("runs", "--tag", "team=red", "--json").json["runs"]]
+
+
+def test_a_failed_run_has_exit_code_1_and_one_line(shop: Shop) -> None:
+    answer = shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a")
+    assert 1 == answer.code
+    assert 1 == len([line for line in answer.err.splitlines() if line.startswith("milepost: ")])
+    assert "failed: RuntimeError: card refused" in answer.err
+    assert "Traceback" not in answer.err + answer.out
+    assert "AttemptFailed(" not in answer.err
+
+
+def test_a_failed_run_with_json_ends_with_the_error(shop: Shop) -> None:
+    answer = shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a", "--json")
+    assert "Error" == last(answer.events)["event"]
+    error = last(answer.events)["error"]
+    assert ("NodeError", 1, "a", "charge") == (error["type"], error["exit_code"], error["run_id"], error["node_id"])
+
+
+def test_a_run_id_that_is_taken_is_refused_or_resumed(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    assert 1 == shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a").code
+    answer = shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a", "--if-exists", "resume", "--json")
+    assert (0, True) == (answer.code, last(answer.events)["resumed"]["already_completed"])
+
+
+def test_resume_of_a_finished_run_gives_its_result(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    answer = shop.call("resume", "a", "shop:graph")
+    assert 0 == answer.code
+    assert "run 'a' of flow 'orders' has finished before: nothing runs, its result stands" == answer.out.splitlines()[0]
+    assert "25.00" == json.loads(answer.out.partition("\n")[2])["total"]
+
+
+def test_resume_goes_on_where_the_records_end(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a")
+    source = (shop.folder / "shop.py").read_text(encoding="utf-8")
+    (shop.folder / "shop.py").write_text(source.replace("if order.fails", "if False"), encoding="utf-8")
+    plan = shop.call("resume", "a", "shop:graph", "--plan", "--json").json
+    assert ("continue", "price", "charge") == (plan["verdict"], plan["from_node"], plan["next_node"])
+    answer = shop.call("resume", "a", "shop:graph", "--json")
+    assert 0 == answer.code
+    assert "charge" == next(e["node_id"] for e in answer.events if e["event"] == "NodeStarted")
+
+
+def test_plan_says_what_would_happen_and_runs_nothing(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a")
+    before = shop.call("history", "a", "--json").json
+    answer = shop.call("resume", "a", "shop:graph", "--plan")
+    assert 0 == answer.code
+    assert answer.out.startswith("run 'a': continue: goes on at node 'charge'")
+    assert before == shop.call("history", "a", "--json").json
+
+
+def test_resume_from_a_visit_supersedes_what_came_later(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    answer = shop.call("resume", "a", "shop:graph", "--from", "price", "--visit", "1", "--json")
+    assert 0 == answer.code
+    assert ["charge", "price", "charge"] == [e["node_id"] for e in answer.events if e["event"] == "NodeCompleted"]
+    records = shop.call("history", "a", "--json").json["records"]
+    assert [2, 3, 4] == [r["sequence"] for r in records if r["superseded"]]
+
+
+def test_resume_from_with_rerun_runs_the_node_itself(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    answer = shop.call("resume", "a", "shop:graph", "--from", "charge", "--rerun", "--json")
+    assert ["charge"] == [e["node_id"] for e in answer.events if e["event"] == "NodeCompleted"]
+
+
+def test_retry_runs_again_what_failed(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a")
+    answer = shop.call("retry", "a", "shop:graph", "--json")
+    assert 1 == answer.code
+    assert ["charge"] == [e["node_id"] for e in answer.events if e["event"] == "NodeStarted"]
+
+
+def test_retry_of_a_run_that_did_not_fail_is_refused(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    answer = shop.call("retry", "a", "shop:graph")
+    assert (1, "") == (answer.code, answer.out)
+    assert "retry is for a run that failed" in answer.err
+
+
+def test_an_iteration_limit_can_be_given_and_raised(shop: Shop) -> None:
+    answer = shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a", "--max-iterations", "2")
+    assert 1 == answer.code
+    assert 0 == shop.call("resume", "a", "shop:graph", "--max-iterations", "10").code
+
+
+def test_a_renamed_node_is_mapped(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a")
+    source = (shop.folder / "shop.py").read_text(encoding="utf-8").replace("if order.fails", "if False")
+    (shop.folder / "shop.py").write_text(source.replace('"charge"', '"pay"'), encoding="utf-8")
+    assert 1 == shop.call("resume", "a", "shop:graph").code
+    assert 0 == shop.call("resume", "a", "shop:graph", "--rename", "charge=pay").code
+
+
+def test_a_node_that_exits_has_not_finished_its_run(shop: Shop) -> None:
+    source = (shop.folder / "shop.py").read_text(encoding="utf-8")
+    (shop.folder / "shop.py").write_text(source.replace("raise RuntimeError", "sys.exit"), encoding="utf-8")
+    answer = shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a")
+    assert 1 == answer.code
+    assert "interrupted" == shop.call("show", "a", "--json").json["run"]["status"]
+
+
+def test_the_store_is_named_by_option_or_environment(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILEPOST_STORE", "sqlite:///env.db")
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "in-env")
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "in-option", "--store", "sqlite:///option.db")
+    assert ["in-env"] == [run["run_id"] for run in shop.call("runs", "--json").json["runs"]]
+    named = shop.call("--store", "sqlite:///option.db", "runs", "--json").json["runs"]
+    assert ["in-option"] == [run["run_id"] for run in named]
+    assert not Path(".milepost").exists()
