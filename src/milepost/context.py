@@ -163,15 +163,18 @@ class Context(Generic[DepsT]):
         """The time of the record that this visit follows: the same on a retry and after a crash."""
         return parse_time(self._followed_at)
 
-    def random(self) -> random_module.Random:
-        """Random numbers drawn from run, node and visit: the same sequence on a retry and after a crash."""
+    def random(self) -> float:
+        """The next of the random numbers, 0 to 1, drawn from run, node and visit: the same again on a retry."""
+        return self._source().random()
+
+    def uuid4(self) -> uuid.UUID:
+        """A random UUID from the same source as `random()`: the same again on a retry and after a crash."""
+        return uuid.UUID(int=self._source().getrandbits(128), version=4)
+
+    def _source(self) -> random_module.Random:
         if self._random is None:
             self._random = random_module.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
         return self._random
-
-    def uuid4(self) -> uuid.UUID:
-        """A random UUID from the same source as `random()`."""
-        return uuid.UUID(int=self.random().getrandbits(128), version=4)
 
     def tag(self, key: str, value: str) -> None:
         """Add a tag to the run; it is written with this visit's checkpoint. TypeError unless both are str."""

@@ -117,6 +117,9 @@ class GraphProblem(tuple[str, str, str]):
     def __new__(cls, code: str, where: str, text: str) -> GraphProblem:
         return super().__new__(cls, (code, where, text))
 
+    def __getnewargs__(self) -> tuple[str, str, str]:
+        return self[0], self[1], self[2]
+
     @property
     def code(self) -> str:
         """The stable name of this kind of problem, such as `entry_not_set`."""
