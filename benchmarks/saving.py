@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.flows import Page, loop, page, turn, turn_async
 from benchmarks.raw import TABLES, connect, insert_each, size_on_disk
 from benchmarks.report import Figure, Goal, at_most, compare
-from benchmarks.rounds import Rounds, interleave, seconds
+from benchmarks.rounds import Rounds, busy_seconds, interleave, seconds
 from benchmarks.setting import Setting
 from milepost import END, CompiledGraph, Graph, MemoryStore, SQLiteStore, Store
 from milepost.record import CHECKPOINT, START, Record, format_time, make_record
@@ -47,10 +47,25 @@ def durable(setting: Setting) -> Iterator[Figure]:
 
             return asyncio.run(work()) / times
 
+        def by_hand(place: str = place) -> float:
+            with setting.folder(place) as folder:
+                connection = connect(folder / "raw.db", "rowid")
+                rows, data = itertools.count(), b" " * max(sizes)
+
+                def inserting(state: Page) -> Page:
+                    connection.execute("INSERT INTO records VALUES (?, ?, ?)", (next(rows), _RUN, data))
+                    return turn(state)
+
+                inserted = loop(Page, inserting, times)
+                taken = seconds(lambda: inserted.run(begin, max_iterations=None)) / times
+                connection.close()
+            return taken
+
         found = interleave(
             setting.size.long_rounds,
             {
                 "sync": _on_a_file(setting, place, ours),
+                "by hand": by_hand,
                 **_raw_sides(setting, place, sizes, times),
                 "async": _on_a_file(setting, place, awaited),
             },
@@ -59,6 +74,10 @@ def durable(setting: Setting) -> Iterator[Figure]:
         yield _beside_raw(
             "durable node, 1 KB", found, place, ours="sync", goal=at_most(1.25) if is_disk else None,
             aim=at_most(1.10 if is_disk else 2.5),
+        )  # fmt: skip
+        yield compare(
+            "durable node, 1 KB, beside a node that inserts a row by hand", found, measure="ratio", unit="us",
+            scale=_MICRO, place=place, ours="sync", limit="by hand", limit_is="no store, the node commits a raw insert",
         )  # fmt: skip
         yield _beside_raw("durable node, 1 KB, a lone async run", found, place, ours="async")
 
@@ -168,32 +187,30 @@ def saves(setting: Setting) -> Iterator[Figure]:
     envelope = b'{"version":1,"run_id":"other","node_id":"work","next_node":null,"state":' + state + b"}"
     sizes = [len(records[0].header or b"") + 90 + len(state)]  # the seal is added by the store
 
-    def appended(store: Store) -> float:
+    def appended(store: Store, measured: Callable[..., float] = seconds) -> float:
         token = _begin(store)
-        began = perf_counter()
-        for record in records:
-            store.append((Append(token, (record,)),))
-        return (perf_counter() - began) / times
+        turns = iter(records)
+        return measured(lambda: store.append((Append(token, (next(turns),)),)), times=times)
 
-    def saved(store: Store) -> float:
-        return seconds(lambda: store.save("other", "work", envelope), times=times)
+    def saved(store: Store, measured: Callable[..., float] = seconds) -> float:
+        return measured(lambda: store.save("other", "work", envelope), times=times)
 
-    def loaded(store: Store) -> float:
+    def loaded(store: Store, measured: Callable[..., float] = seconds) -> float:
         store.save("other", "work", envelope)
-        return seconds(lambda: store.load("other", "work"), times=times)
+        return measured(lambda: store.load("other", "work"), times=times)
 
     def in_a_dict() -> float:
         kept: dict[tuple[str, int], bytes] = {}
         numbers = itertools.count()
-        return seconds(lambda: kept.__setitem__(("run", next(numbers)), bytes(state)), times=times)
+        return busy_seconds(lambda: kept.__setitem__(("run", next(numbers)), bytes(state)), times=times)
 
     found = interleave(
         setting.size.rounds,
         {
-            "appended": lambda: appended(MemoryStore()),
+            "appended": lambda: appended(MemoryStore(), busy_seconds),
             "dict": in_a_dict,
-            "saved": lambda: saved(MemoryStore()),
-            "loaded": lambda: loaded(MemoryStore()),
+            "saved": lambda: saved(MemoryStore(), busy_seconds),
+            "loaded": lambda: loaded(MemoryStore(), busy_seconds),
         },
     )
     for name, ours, goal in (

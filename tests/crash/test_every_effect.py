@@ -386,7 +386,6 @@ def test_failures_before_and_after_a_crash_add_up():
     assert [] == store.read("r-1", kinds=(CHECKPOINT,))
 
 
-def test_every_crash_point_is_reached_once():
-    subject = crashing._Subject(line().graph, Tally(), None, 0, None, None, {})
-    places = [scenario.place for scenario in crashing._scenarios(subject, 1)]
-    assert len(places) == len(set(places))
+def test_a_run_can_be_crashed_at_given_effects_alone():
+    report = crashtest(line().graph, Tally(), crashes=[Crash(3, is_after=True), Crash(2), Crash(1000)])
+    assert (1, 2) == (report.scenarios, report.crashes)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from milepost.testing.clock import FakeClock
 from milepost.testing.contexts import context
-from milepost.testing.crashing import CrashReport, crashtest
+from milepost.testing.crashing import Crash, CrashReport, crashtest
 from milepost.testing.running import arun_flow, run_flow
 from milepost.testing.stepping import Stepper
 
 if TYPE_CHECKING:
     from milepost.testing.contract import StoreContract
 
-__all__ = ["CrashReport", "FakeClock", "Stepper", "StoreContract", "arun_flow", "context", "crashtest", "run_flow"]
+__all__ = ["Crash", "CrashReport", "FakeClock", "Stepper", "StoreContract", "arun_flow", "context", "crashtest", "run_flow"]
 
 
 def __getattr__(name: str) -> Any:

@@ -65,7 +65,7 @@ def crashtest(
     input: StateT,
     *,
     store: Callable[[Clock], Store] | None = None,
-    crashes: int = 1,
+    crashes: int | Sequence[Crash] = 1,
     resumes: int = 0,
     resume_from: str | None = None,
     before: Callable[[], object] | None = None,
@@ -75,7 +75,8 @@ def crashtest(
 
     `store` opens the store, with the clock that it is given, at the same place each time: the run's own id is used
     again and again there. None: a `MemoryStore`. `crashes` is how many processes die in one run: with 2 the resume
-    too dies at every effect, which takes the square of the time. `resumes` is how often a run that stops by itself (a
+    too dies at every effect, which takes the square of the time. Where it is a sequence of `Crash`, one run is disturbed,
+    by these; those that come after its end are left out. `resumes` is how often a run that stops by itself (a
     failed node or router, a breakpoint) is resumed until it ends. With `resume_from` the first run is left in peace,
     and what is crashed is a `resume_from` after that node. `before` is called before each run, to put back what nodes
     keep outside the state. `options` are those of every verb; time is a `FakeClock`, which pauses advance.
@@ -88,9 +89,10 @@ def crashtest(
     subject = _Subject(cast("Flow", flow), input, store, resumes, resume_from, before, options)
     plain = subject.play(())
     count = tried = 0
-    for scenario in _scenarios(subject, crashes):
+    disturbed = _scenarios(subject, crashes) if isinstance(crashes, int) else [subject.play(tuple(crashes))]
+    for scenario in disturbed:
         tried += 1
-        count += len(scenario.crashes)
+        count += len(scenario.died)
         scenario.compare(plain)
     calls = tuple(f"{node_id}#{visit}" for node_id, visit in plain.calls)
     return CrashReport(tuple(plain.effects), calls, tried, count)
@@ -123,7 +125,6 @@ class _Scenario:
     """One run over all its processes, and what was seen of it."""
 
     def __init__(self, crashes: tuple[Crash, ...]) -> None:
-        self.crashes = crashes
         self.to_come = list(crashes)
         self.effects: list[str] = []
         """By name, over all processes."""
@@ -170,7 +171,7 @@ class _Scenario:
                 f"crashed {self.place}, the run's history is {self.visits}; undisturbed it is {plain.visits}"
             )
         extra = Counter(self.calls) - Counter(plain.calls)
-        if extra.total() > len(self.crashes):
+        if extra.total() > len(self.died):
             raise AssertionError(
                 f"crashed {self.place}, {dict(extra)} were called more often than undisturbed: at most one call more for "
                 f"each crash is due"

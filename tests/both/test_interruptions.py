@@ -1,0 +1,242 @@
+"""What is no error of a node: Ctrl-C, the end of the interpreter, a cancelled task. Nothing of it counts as done."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from milepost import END, Graph, LeaseLost, Retry, RunCancelled
+
+
+@dataclass
+class Count:
+    n: int = 0
+
+
+def plus(state: Count) -> Count:
+    return Count(state.n + 1)
+
+
+class Interrupting:
+    """A body that raises `error` while there is one."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+        self.__code__ = plus.__code__  # tells that it takes the state alone
+
+    def __call__(self, state: Count) -> Count:
+        if self.error is not None:
+            raise self.error
+        return plus(state)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("options", [{}, {"timeout": 60}])
+def test_an_interrupted_node_is_not_done_and_runs_again_on_resume(verbs, store, line, log, error, options):
+    if error is GeneratorExit and verbs.is_async:
+        pytest.skip("a coroutine that is thrown a GeneratorExit is being closed")
+    b = Interrupting(error())
+    graph = line(Count, "abc", {"b": b}, {"b": {"retry": Retry(3, backoff=0)}})
+    if error is GeneratorExit:
+        b.error = KeyboardInterrupt()
+    with pytest.raises(type(b.error)):
+        verbs.run(graph, Count(), store=store, run_id="r1", **options)
+    info = store.get_run("r1").info
+    assert ("interrupted", True) == (info.status, bool(info.reason))
+    assert ["r1"] == [info.run_id for info in store.list_runs(status="interrupted")]
+    assert ["start", "checkpoint"] == [record.kind for record in store.read("r1")]
+    b.error = None
+    assert Count(3) == verbs.resume(graph, store, "r1")
+    assert ["a", "b", "b", "c"] == log
+    assert 1 == store.list("r1")[1].attempt
+
+
+def test_an_awaited_run_that_is_cancelled_by_a_timeout_is_interrupted(store, log):
+    entered, is_patient = [], [False]
+
+    async def b(state: Count) -> Count:
+        log.append("b")
+        entered.append(state)
+        if not is_patient[0]:
+            await asyncio.Event().wait()
+        return plus(state)
+
+    def logged(name):
+        async def body(state: Count) -> Count:
+            log.append(name)
+            return plus(state)
+
+        return body
+
+    graph = Graph(Count).add_node("a", logged("a")).add_node("b", b).add_node("c", logged("c"))
+    compiled = graph.add_edge("a", "b").add_edge("b", "c").add_edge("c", END).set_entry("a").compile()
+
+    async def main() -> None:
+        running = asyncio.ensure_future(compiled.arun(Count(), store=store, run_id="r1"))
+        while not entered:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(running, 0)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    assert "interrupted" == store.get_run("r1").info.status
+    is_patient[0] = True
+    assert Count(3) == asyncio.run(compiled.aresume(store, "r1"))
+    assert ["a", "b", "b", "c"] == log
+
+
+def test_a_cancelled_run_does_not_wait_for_a_plain_node_that_goes_on(store, log):
+    gate, entered = threading.Event(), threading.Event()
+
+    def stubborn(state: Count) -> Count:
+        log.append("stubborn")
+        entered.set()
+        gate.wait(10)
+        return plus(state)
+
+    graph = Graph(Count).add_node("a", stubborn).add_edge("a", END).set_entry("a").compile()
+
+    async def main() -> None:
+        running = asyncio.ensure_future(graph.arun(Count(), store=store, run_id="r1"))
+        while not entered.is_set():
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert "interrupted" == store.get_run("r1").info.status
+    gate.set()
+    assert Count(1) == graph.resume(store, "r1")
+    assert ["stubborn", "stubborn"] == log
+
+
+def test_a_write_that_has_begun_is_awaited_before_a_cancel_goes_on(medium, log):
+    started, gate = threading.Event(), threading.Event()
+
+    class Slow:
+        is_blocking = True
+
+        def append(self, batch):
+            if any(record.node_id == "a" for append in batch for record in append.records):
+                started.set()
+                assert gate.wait(10)
+            return super().append(batch)
+
+    store = medium.open(Slow)
+
+    async def a(state: Count) -> Count:
+        log.append("a")
+        return plus(state)
+
+    async def b(state: Count) -> Count:
+        log.append("b")
+        return plus(state)
+
+    graph = Graph(Count).add_node("a", a).add_node("b", b).add_edge("a", "b").add_edge("b", END)
+    compiled = graph.set_entry("a").compile()
+
+    async def main() -> None:
+        running = asyncio.ensure_future(compiled.arun(Count(), store=store, run_id="r1"))
+        while not started.is_set():
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.sleep(0)
+        assert not running.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert "interrupted" == store.get_run("r1").info.status
+    assert ["a"] == [info.node_id for info in store.list("r1")]
+    assert Count(2) == asyncio.run(compiled.aresume(store, "r1"))
+    assert ["a", "b"] == log
+
+
+def test_an_interrupted_owner_that_was_overtaken_raises_what_interrupted_it(verbs, medium, line, log):
+    store, other = medium.open(), medium.open()
+    plain = line(Count, "abc") if not verbs.has_coroutines else None
+    is_first = [True]
+
+    def b(state: Count) -> Count:
+        if not is_first[0]:
+            return plus(state)
+        is_first[0] = False
+        if plain is None:
+            take_over(other)
+        else:
+            plain.resume(other, "r1", takeover=True)
+        raise KeyboardInterrupt
+
+    graph = line(Count, "abc", {"b": b})
+    with pytest.raises(KeyboardInterrupt) as caught:
+        verbs.run(graph, Count(), store=store, run_id="r1")
+    assert LeaseLost is type(caught.value.__context__)
+    if plain is not None:
+        assert "finished" == store.get_run("r1").info.status
+
+
+def take_over(store) -> None:
+    async def add(state: Count) -> Count:
+        return plus(state)
+
+    graph = Graph(Count)
+    for node in "abc":
+        graph.add_node(node, add)
+    graph.add_edge("a", "b").add_edge("b", "c").add_edge("c", END).set_entry("a")
+    compiled = graph.compile("line")
+    thread = threading.Thread(target=lambda: asyncio.run(compiled.aresume(store, "r1", takeover=True)))
+    thread.start()
+    thread.join()
+
+
+def test_a_node_that_stops_because_the_run_was_cancelled_ends_it_as_cancelled(verbs, medium, line, log):
+    from milepost.heartbeat import heartbeat
+
+    store = medium.open()
+
+    def b(ctx, state: Count) -> Count:
+        assert False is ctx.cancelled
+        assert "requested" == store.request_cancel("r1", "not needed")
+        heartbeat.beat()
+        assert True is ctx.cancelled
+        try:
+            ctx.check_cancelled()
+        except Exception:
+            log.append("swallowed")
+        return plus(state)
+
+    with pytest.raises(RunCancelled, match="not needed") as caught:
+        verbs.run(line(Count, "abc", {"b": b}), Count(), store=store, run_id="r1")
+    assert ("r1", "not needed", Count(1)) == (caught.value.run_id, caught.value.reason, caught.value.state)
+    assert ["a", "b"] == log
+    info = store.get_run("r1").info
+    assert ("cancelled", "not needed") == (info.status, info.reason)
+    assert "finish" == store.read("r1")[-1].kind
+
+
+def test_a_cancel_before_the_last_checkpoint_keeps_the_work_and_has_one_outcome(verbs, store, line, log):
+    def b(ctx, state: Count) -> Count:
+        ctx.tag("late", "yes")
+        store.request_cancel("r1", "not needed")
+        return plus(state)
+
+    with pytest.raises(RunCancelled):
+        verbs.run(line(Count, "ab", {"b": b}), Count(), store=store, run_id="r1")
+    info = store.get_run("r1").info
+    assert ("cancelled", {"late": "yes"}) == (info.status, info.tags)
+    assert ["start", "checkpoint", "checkpoint", "finish"] == [record.kind for record in store.read("r1")]
+
+
+def test_a_cancel_is_seen_at_the_next_checkpoint(verbs, store, line, log):
+    def a(state: Count) -> Count:
+        store.request_cancel("r1", "not needed")
+        return plus(state)
+
+    with pytest.raises(RunCancelled):
+        verbs.run(line(Count, "abc", {"a": a}), Count(), store=store, run_id="r1")
+    assert (["a"], ["a"]) == (log, [info.node_id for info in store.list("r1")])
