@@ -49,6 +49,7 @@ from milepost.events import AttemptFailed, CheckpointFailed, Event, NodeOverdue,
 from milepost.heartbeat import heartbeat
 from milepost.hooks import Hook, notify, surround
 from milepost.lane import lane_of
+from milepost.telling import sentence
 from milepost.threads import Promise, threads
 
 __all__ = ["AsyncDriver", "SyncDriver", "is_logged"]
@@ -82,7 +83,7 @@ def log(event: Event) -> None:
         level = logging.DEBUG
     if logger.isEnabledFor(level):
         extra = {"run_id": event.run_id, "node_id": getattr(event, "node_id", None)}
-        logger.log(level, "%s", event, extra=extra)
+        logger.log(level, "%s", sentence(event), extra=extra)
 
 
 class Driver:

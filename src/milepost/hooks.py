@@ -18,6 +18,8 @@ __all__ = ["Hook", "notify", "surround"]
 Hook = Callable[[Any], Any]
 
 logger = logging.getLogger("milepost")
+# A program that configures no logging hears nothing from a library; without this, warnings would go to stderr.
+logger.addHandler(logging.NullHandler())
 
 
 def notify(hooks: Sequence[Hook], event: Event) -> list[AbstractContextManager[Any]]:

@@ -28,7 +28,7 @@ from milepost.errors import OptionError
 from milepost.job import Job
 from milepost.record import CHECKPOINT, FAILURE
 from milepost.store import Store, Token
-from milepost.testing import FakeClock, Stepper, crashing, crashtest
+from milepost.testing import Crash, FakeClock, Stepper, crashtest
 
 
 @dataclass

@@ -22,7 +22,17 @@ from milepost.testing.stepping import Stepper
 if TYPE_CHECKING:
     from milepost.testing.contract import StoreContract
 
-__all__ = ["Crash", "CrashReport", "FakeClock", "Stepper", "StoreContract", "arun_flow", "context", "crashtest", "run_flow"]
+__all__ = [
+    "Crash",
+    "CrashReport",
+    "FakeClock",
+    "Stepper",
+    "StoreContract",
+    "arun_flow",
+    "context",
+    "crashtest",
+    "run_flow",
+]
 
 
 def __getattr__(name: str) -> Any:
