@@ -43,6 +43,7 @@ FLOORS: dict[str, tuple[int, int]] = {
     "stores.": (2, 9),
     # -- 3 logic: no I/O ------------------------------------------------------------------------------------------
     "failures": (3, 0),
+    "telling": (3, 1),
     "acceptance": (3, 1),
     "declarations": (3, 1),
     "topology": (3, 1),

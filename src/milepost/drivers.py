@@ -156,12 +156,8 @@ class SyncDriver(Driver):
     """Performs effects in the caller's thread."""
 
     def live(self, event: Event) -> None:
-        """Take an event from inside a running node."""
-        if self.stream_to is not None:
-            # The stream tells it; hooks hear of it there too.
-            self.stream_to(event)
-        else:
-            self.publish(event)
+        """Take an event from inside a running node, in whatever thread it runs."""
+        self.publish(event)
 
     def run(self, routine: Routine[T]) -> T:
         """Drive `routine` to its end."""
@@ -308,6 +304,10 @@ class SyncDriver(Driver):
             self.stream_to = None
             self._abandon(routine)
             raise
+        except BaseException:
+            # The error comes after the events that tell of it.
+            yield from _drain(events)
+            raise
 
     def _call_live(self, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
         """Run a call in a thread and yield what it tells meanwhile; returns its value."""
@@ -324,13 +324,24 @@ class SyncDriver(Driver):
                     raise AttemptTimedOut(call.timeout)
                 return promise.get()
             if item is not None:
-                yield item
-            elif allowed is not None and self.clock.monotonic() - began >= allowed:
+                try:
+                    yield item
+                except GeneratorExit:
+                    self._let_end(call, promise)
+                    raise
+            # A call that tells much must not escape its timeout; one that has ended has kept it, however slow the consumer.
+            if allowed is not None and not promise.done.is_set() and self.clock.monotonic() - began >= allowed:
                 assert call.timeout is not None
                 if allowed > call.timeout:
                     raise AttemptTimedOut(call.timeout, is_running=True)
                 allowed = call.timeout + OVERDUE_GRACE
                 self.mark_overdue(call)
+
+    def _let_end(self, call: Call, promise: Promise) -> None:
+        """Wait for a call that nobody wants any more, so that it does not run beside a resume of its run."""
+        if call.context is not None:
+            call.context._stop = True
+        self.clock.wait(promise.done, OVERDUE_GRACE)
 
     def _abandon(self, routine: Routine[Any]) -> None:
         try:
@@ -588,6 +599,11 @@ class AsyncDriver(Driver):
         except GeneratorExit:
             self.stream_to = None
             await self._abandon(routine)
+            raise
+        except BaseException:
+            # The error comes after the events that tell of it.
+            while events:
+                yield events.popleft()
             raise
 
     def _streamed(self, events: deque[Event]) -> Callable[[Event], None]:

@@ -10,12 +10,18 @@ import logging
 import os
 import threading
 
-from milepost.clock import Clock
+from milepost.clock import SYSTEM, Clock
+from milepost.errors import StoreClosedError
 from milepost.store import Release, Store, Token
 
 __all__ = ["Heartbeat", "HeldLease", "heartbeat"]
 
 logger = logging.getLogger("milepost")
+
+OWED = 30.0
+"""The lease in whose rhythm an owed release is tried again, where no run is held."""
+IDLE = 60.0
+"""Seconds for which the thread sleeps at most."""
 
 
 class HeldLease:
@@ -61,7 +67,8 @@ class Heartbeat:
         self._wake = threading.Event()
         self._held: dict[Token, HeldLease] = {}
         self._owed: dict[Token, tuple[Store, Release]] = {}
-        self._interval = float("inf")
+        self._due = float("inf")
+        """When the next beat is due, in the machine's monotonic seconds: a wake-up must not put it off."""
         self._thread: threading.Thread | None = None
 
     def hold(self, store: Store, token: Token, lease: float, clock: Clock) -> HeldLease:
@@ -78,28 +85,35 @@ class Heartbeat:
             held = self._held.pop(token, None)
             if owed is not None:
                 self._owed[token] = (store, owed)
-                self._beat_within((held.lease if held is not None else 30.0) / 3)
+                self._beat_within((held.lease if held is not None else OWED) / 3)
         # A released token is forgotten by the store; for any other the store must know that nobody uses it now.
         store.abandon(token)
 
     def _beat_within(self, seconds: float) -> None:
+        """Have the next beat at the latest `seconds` from now; the lock is held."""
+        due = SYSTEM.monotonic() + seconds
+        if due >= self._due:
+            return
+        self._due = due
         if self._thread is None:
-            self._interval = seconds
             self._thread = threading.Thread(target=self._run, name="milepost-heartbeat", daemon=True)
             self._thread.start()
-        elif seconds < self._interval:
-            self._interval = seconds
+        else:
             self._wake.set()
 
     def _run(self) -> None:
         while True:
-            if self._wake.wait(self._interval):
+            left = self._due - SYSTEM.monotonic()
+            if left > 0 and self._wake.wait(min(left, IDLE)):
                 self._wake.clear()
+                continue
+            if left > 0:
                 continue
             self.beat()
             with self._lock:
                 leases = [held.lease for held in self._held.values()]
-                self._interval = min(leases, default=30.0 if self._owed else 90.0) / 3
+                pause = min(leases, default=OWED if self._owed else float("inf")) / 3
+                self._due = SYSTEM.monotonic() + pause
 
     def beat(self) -> None:
         """Renew everything now, and try what is owed."""
@@ -113,6 +127,9 @@ class Heartbeat:
         for token, (store, release) in owed:
             try:
                 store.release(token, release)
+            except StoreClosedError:
+                # Nobody can release it through this store any more: the lease ends with its time.
+                logger.debug("release of run %r is given up: its store is closed", token.run_id)
             except Exception as exc:
                 logger.debug("release of run %r is still owed: %r", token.run_id, exc, extra={"run_id": token.run_id})
                 continue
@@ -123,13 +140,12 @@ class Heartbeat:
         store = leases[0].store
         try:
             answers = store.renew([held.token for held in leases])
+            for held, answer in zip(leases, answers, strict=True):
+                held.renewed(answer.outcome, answer.cancel)
         except Exception as exc:
             logger.warning("leases in %s could not be renewed: %s", store.place, exc)
             for held in leases:
                 held.failed()
-            return
-        for held, answer in zip(leases, answers, strict=True):
-            held.renewed(answer.outcome, answer.cancel)
 
 
 heartbeat = Heartbeat()

@@ -30,9 +30,8 @@ Answer = tuple["asyncio.Future[Any]", Any, BaseException | None]
 class Lane:
     """The way of event loops to one store."""
 
-    def __init__(self, store: Store) -> None:
-        # Weak, so that an idle lane does not keep a store that its user has dropped.
-        self._store = weakref.ref(store)
+    def __init__(self) -> None:
+        # It does not know the store, which each request names: an idle lane keeps no store that its user has dropped.
         self._waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = False
@@ -112,7 +111,7 @@ def lane_of(store: Store) -> Lane:
     lane = _lanes.get(store)
     if lane is None:
         with _lock:
-            lane = _lanes.setdefault(store, Lane(store))
+            lane = _lanes.setdefault(store, Lane())
     return lane
 
 

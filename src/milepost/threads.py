@@ -55,9 +55,10 @@ class Threads:
             is_new = self._free == 0
             if not is_new:
                 self._free -= 1
-        self._work.put((fn, promise, then))
         if is_new:
+            # Before the work is handed over: where no thread can be started, nobody must find it later.
             threading.Thread(target=self._run, name="milepost-call", daemon=True).start()
+        self._work.put((fn, promise, then))
         return promise
 
     def _run(self) -> None:

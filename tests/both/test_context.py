@@ -72,7 +72,7 @@ def test_time_randomness_and_uuids_are_repeated_on_a_retry_and_after_a_crash(ver
 
     def drawing(node):
         def body(ctx, state: Count) -> Count:
-            seen[node].append((ctx.now(), ctx.random().random(), ctx.uuid4(), ctx.uuid4()))
+            seen[node].append((ctx.now(), ctx.random(), ctx.uuid4(), ctx.uuid4()))
             clock.advance(1)
             if node == "b" and len(seen[node]) == 1:
                 raise ValueError("no")

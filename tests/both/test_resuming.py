@@ -885,7 +885,7 @@ def test_the_first_event_and_the_log_tell_where_a_resume_goes_on(verbs, store, h
     )
     told = [record for record in caplog.records if record.levelno == logging.INFO]
     assert "r1" == told[0].run_id
-    assert "next_node='c'" in told[0].getMessage()
+    assert "goes on at 'c'" in told[0].getMessage()
 
 
 def test_a_resume_that_finds_the_journal_moved_looks_again(verbs, medium, line, log):

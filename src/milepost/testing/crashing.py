@@ -24,7 +24,7 @@ from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.job import Job
 from milepost.options import RunOptions, merge_options
-from milepost.record import CHECKPOINT
+from milepost.record import CHECKPOINT, ROUTE
 from milepost.store import Store, Token
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
@@ -82,9 +82,9 @@ def crashtest(
     keep outside the state. `options` are those of every verb; time is a `FakeClock`, which pauses advance.
 
     Checked of each crashed run: it ends with the same status and an equal state; no visit whose checkpoint was
-    recorded is called again; there is no more than one call too many for each crash; the visits in its history are
-    those of the undisturbed run; `verify` finds nothing. Nodes must do the same each time, but for
-    what an attempt of their own changes; a node that asks `ctx.now()` gets other times after a crash.
+    recorded is called again, nor a router whose answer was; there is no more than one call too many for each crash; the
+    visits in its history are those of the undisturbed run; `verify` finds nothing. Nodes must do the same each time,
+    but for what an attempt of their own changes; a node that asks `ctx.now()` gets other times after a crash.
     """
     subject = _Subject(cast("Flow", flow), input, store, resumes, resume_from, before, options)
     plain = subject.play(())
@@ -133,6 +133,10 @@ class _Scenario:
         self.died: list[str] = []
         """Where processes died, in words."""
         self.calls: list[Visit] = []
+        self.recorded: set[Visit] = set()
+        """The visits whose checkpoint was written."""
+        self.routed: set[Visit] = set()
+        """Those where the way on from them was written too."""
         self.status = ""
         self.data = b""
         self.visits: list[Visit] = []
@@ -158,6 +162,31 @@ class _Scenario:
         self.since = 0
         self.died.append(f"{'after' if crash.is_after else 'before'} effect {number} ({_told(effect)})")
         return crash
+
+    def check_call(self, call: Call) -> None:
+        """Note a call that comes next; AssertionError if what it gives was recorded already."""
+        if call.context is None:
+            return
+        node_id, visit = call.context.node_id, call.context.visit
+        is_node = call.announce is not None
+        if is_node:
+            self.calls.append((node_id, visit))
+        if (node_id, visit) in (self.recorded if is_node else self.routed):
+            what = (
+                f"visit {visit} of node {node_id!r}"
+                if is_node
+                else f"the router after visit {visit} of node {node_id!r}"
+            )
+            raise AssertionError(f"crashed {self.place}, {what} was called again, though what came of it was recorded")
+
+    def note_write(self, write: Write) -> None:
+        """Note what is recorded from now on."""
+        for record in write.append.records:
+            visit = (record.node_id, record.visit)
+            if record.kind == CHECKPOINT:
+                self.recorded.add(visit)
+            if record.kind in {CHECKPOINT, ROUTE} and record.fields().get("next_node") is not None:
+                self.routed.add(visit)
 
     def compare(self, plain: _Scenario) -> None:
         """AssertionError unless this ended like `plain`, with no more calls than its crashes explain."""
@@ -226,7 +255,7 @@ class _Subject:
         wish = first
         while True:
             process = self._process(world, wish)
-            if self._drive(process, scenario, world.recorded()):
+            if self._drive(process, scenario):
                 world.die(process.tokens, self._lease)
             elif process.error is None:
                 scenario.data = self._flow.codec.encode(process.result.state)
@@ -246,27 +275,21 @@ class _Subject:
         state = None if wish is not None else self._flow.codec.decode(self._input)
         return Stepper(job.routine(state), clock=world.clock, hooks=job.options.hooks)
 
-    def _drive(self, process: Stepper[Any], scenario: _Scenario, recorded: set[Visit]) -> bool:
+    def _drive(self, process: Stepper[Any], scenario: _Scenario) -> bool:
         """Step a process to its end (False) or to its death (True)."""
         while (effect := process.pending) is not None:
             crash = scenario.meet(effect)
             if crash is not None and not crash.is_after:
                 process.kill()
                 return True
-            if isinstance(effect, Call) and effect.announce is not None:
-                visit = (effect.announce.node_id, effect.announce.visit)
-                scenario.calls.append(visit)
-                if visit in recorded:
-                    raise AssertionError(
-                        f"crashed {scenario.place}, visit {visit[1]} of node {visit[0]!r} was called again, though its "
-                        f"checkpoint was recorded"
-                    )
+            if isinstance(effect, Call):
+                scenario.check_call(effect)
+            elif isinstance(effect, Write):
+                scenario.note_write(effect)
             if crash is not None:
                 process.perform()
                 return True
             process.step()
-            if isinstance(effect, Write):
-                recorded.update((r.node_id, r.visit) for r in effect.append.records if r.kind == CHECKPOINT)
         return False
 
 
@@ -287,10 +310,6 @@ class _World:
             return self.store.get_run(RUN_ID).epoch
         except RunNotFoundError:
             return 0
-
-    def recorded(self) -> set[Visit]:
-        """The visits that have a checkpoint."""
-        return {(info.node_id, info.visit) for info in self.store.history(RUN_ID)}
 
     def die(self, tokens: Sequence[Token], lease: float) -> None:
         """Go on as another process than the one that had `tokens` and has just died."""

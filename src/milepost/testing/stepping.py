@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from milepost.branches import Branches
 from milepost.context import current_context
 from milepost.drivers import SyncDriver, invoke
-from milepost.effects import Ask, AttemptTimedOut, Call, Drop, Effect, Hold, Routine, Sleep
+from milepost.effects import Ask, AttemptTimedOut, Call, Drop, Effect, Gather, Hold, Outcome, Routine, Sleep
 from milepost.hooks import Hook, surround
 from milepost.store import Claimed, Token
 from milepost.testing.clock import FakeClock
@@ -161,6 +162,18 @@ class _Hand(SyncDriver):
         if call.timeout is not None and self.clock.monotonic() - began >= call.timeout:
             raise AttemptTimedOut(call.timeout)
         return value
+
+    def _gather(self, gather: Gather) -> dict[str, Outcome]:
+        branches = Branches(gather)
+        while (item := branches.step()) is not None:
+            branch, effect = item
+            try:
+                answer = self.perform(effect)
+            except Exception as exc:
+                branches.fail(branch, exc)
+            else:
+                branches.answer(branch, answer)
+        return branches.outcomes
 
     def _sleep(self, effect: Sleep) -> None:
         self.clock.advance(effect.seconds)

@@ -145,7 +145,7 @@ def test_the_logger_adds_to_what_the_caller_gives(context: Context[Any], caplog:
     (record,) = caplog.records
     facts = {name: record.__dict__[name] for name in ("run_id", "node_id", "attempt", "row")}
     assert {"run_id": "r", "node_id": "a", "attempt": 3, "row": 5} == facts
-    assert ("milepost", "row 5", "test_context.py") == (record.name, record.getMessage(), record.filename)
+    assert ("milepost", "row 5", "test_context_object.py") == (record.name, record.getMessage(), record.filename)
 
 
 class Prefixing(logging.LoggerAdapter[Any]):
@@ -162,7 +162,7 @@ def test_an_adapter_given_as_logger_keeps_its_own_facts_and_ours(
     (record,) = caplog.records
     facts = {name: record.__dict__[name] for name in ("run_id", "node_id", "attempt", "row", "tenant")}
     assert {"run_id": "r", "node_id": "a", "attempt": 1, "row": 5, "tenant": "t-1"} == facts
-    assert ("app", "[mine] hello", "test_context.py") == (record.name, record.getMessage(), record.filename)
+    assert ("app", "[mine] hello", "test_context_object.py") == (record.name, record.getMessage(), record.filename)
 
 
 def test_current_finds_the_context_below_a_node(entered: Context[Any]) -> None:
