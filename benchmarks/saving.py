@@ -139,7 +139,7 @@ def big(setting: Setting) -> Iterator[Figure]:
     """
     times = setting.size.big
     for place in setting.places:
-        for what, states, bound in _megabytes():
+        for what, states, bound in _megabytes(setting.size.big_rows):
             stamps: list[float] = []
             graph = _cycling(states, times, stamps)
             codec = graph.codec
@@ -289,12 +289,16 @@ def _growing(size: int, times: int) -> CompiledGraph[Log]:
     return loop(Log, work, times)
 
 
-def _megabytes() -> Iterator[tuple[str, list[Rows], Goal]]:
+def _megabytes(count: int) -> Iterator[tuple[str, list[Rows], Goal]]:
     def rows(shift: int) -> list[Row]:
-        return [Row(n, f"customer {n + shift} of the shop", (n + shift) / 7, ["new", "paid"]) for n in range(9500)]
+        return [Row(n, f"customer {n + shift} of the shop", (n + shift) / 7, ["new", "paid"]) for n in range(count)]
 
     first, second = rows(0), rows(1)
-    changed = [*first[:5000], replace(first[5000], name="somebody else altogether"), *first[5001:]]
+    changed = [
+        *first[: count // 2],
+        replace(first[count // 2], name="somebody else altogether"),
+        *first[count // 2 + 1 :],
+    ]
     yield "rewritten", [Rows(0, first), Rows(1, second)], at_most(1.2)
     yield "one record changed", [Rows(0, first), Rows(0, changed)], at_most(3)
     yield "untouched", [Rows(0, first)], at_most(0.5)

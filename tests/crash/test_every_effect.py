@@ -389,3 +389,17 @@ def test_failures_before_and_after_a_crash_add_up():
 def test_a_run_can_be_crashed_at_given_effects_alone():
     report = crashtest(line().graph, Tally(), crashes=[Crash(3, is_after=True), Crash(2), Crash(1000)])
     assert (1, 2) == (report.scenarios, report.crashes)
+
+
+@pytest.mark.parametrize("second", range(12))
+def test_crashes_of_one_visit_use_up_no_attempt_of_its_policy(second: int, tmp_path: Path):
+    subject = retried()
+    # The first attempt of the node that fails twice and has three attempts.
+    crashes = [Crash(7), Crash(second), Crash(second)]
+    crashtest(
+        subject.graph,
+        subject.input,
+        store=lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock),
+        crashes=crashes,
+        **subject.options,
+    )

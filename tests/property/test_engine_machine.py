@@ -156,7 +156,7 @@ def test_a_random_run_ends_as_if_undisturbed_wherever_it_dies(plan: Plan, crashe
     check(plan, crashes)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), CRASHES)
 def test_a_random_run_in_a_file_ends_as_if_undisturbed_wherever_it_dies(plan: Plan, crashes: list[Crash]):
     with TemporaryDirectory() as folder:

@@ -1,0 +1,211 @@
+"""An engine binds store, dependencies, hooks and options once; a call's own options win."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from milepost import (
+    END,
+    Engine,
+    Graph,
+    NodeError,
+    NotAuthorizedError,
+    OptionError,
+    Retry,
+    RunStopped,
+    StoreClosedError,
+)
+
+
+@dataclass
+class Count:
+    n: int = 0
+
+
+def plus(state: Count) -> Count:
+    return Count(state.n + 1)
+
+
+def test_every_verb_of_an_engine_works_on_its_store(verbs, store, line, log):
+    graph, engine = line(Count), Engine(store)
+    with pytest.raises(RunStopped):
+        verbs.run(engine, graph, Count(), run_id="r1", stop_after="a")
+    assert "b" == verbs.plan(engine, graph, "r1").next_node
+    assert Count(3) == verbs.resume(engine, graph, "r1")
+    assert Count(3) == verbs.resume_from(engine, graph, "r1", "b")
+    assert Count(3) == verbs.run(engine, graph.bind(Count()), run_id="r2")
+    assert "finished" == verbs.run(engine, graph, Count(), full=True).status
+    assert 8 == len(verbs.stream(engine, graph, Count(), run_id="r3")) - 3
+    assert "finished" == verbs.resume_stream(engine, graph, "r3")[-1].status
+    assert ["a", "b", "c", "c"] == [info.node_id for info in verbs.call(engine, "history", "r1")]
+    assert {"r1", "r2", "r3"} < {info.run_id for info in verbs.call(engine, "list_runs", flow="line")}
+    verbs.call(engine, "delete_run", "r1")
+    assert [] == verbs.call(engine, "history", "r1")
+
+
+def test_retry_by_an_engine_runs_again_what_failed(verbs, store, line):
+    is_broken = [True]
+
+    def b(state: Count) -> Count:
+        if is_broken[0]:
+            raise ValueError("no")
+        return plus(state)
+
+    graph = line(Count, "ab", {"b": b})
+    engine = Engine(store, retry=Retry(1))
+    with pytest.raises(NodeError):
+        verbs.run(engine, graph, Count(), run_id="r1")
+    is_broken[0] = False
+    assert Count(2) == verbs.retry(engine, graph, "r1")
+
+
+def test_the_option_of_a_call_beats_that_of_the_engine(verbs, store, line, log):
+    graph = line(Count)
+    engine = Engine(store, stop_after="a", deps="bound")
+    with pytest.raises(RunStopped):
+        verbs.run(engine, graph, Count())
+    assert Count(3) == verbs.run(engine, graph, Count(), stop_after=())
+    assert ["a", "a", "b", "c"] == log
+
+
+def test_deps_of_the_engine_reach_nodes_unless_a_call_has_its_own(verbs, store, line):
+    seen = []
+
+    def a(ctx, state: Count) -> Count:
+        seen.append(ctx.deps)
+        return state
+
+    graph, engine = line(Count, "a", {"a": a}), Engine(store, deps="bound")
+    verbs.run(engine, graph, Count())
+    verbs.run(engine, graph, Count(), deps="own")
+    assert ["bound", "own"] == seen
+
+
+def test_hooks_add_up_and_tags_merge(verbs, store, line):
+    bound, own = [], []
+    engine = Engine(store, hooks=[bound.append], tags={"app": "shop", "tier": "low"})
+    verbs.run(engine, line(Count), Count(), run_id="r1", hooks=[own.append], tags={"tier": "high"})
+    assert bound == own != []
+    assert {"app": "shop", "tier": "high"} == store.get_run("r1").info.tags
+
+
+def test_options_are_checked_when_the_engine_is_made(store):
+    for wrong in ({"max_iterations": 0}, {"nonsense": 1}, {"lease": -1}):
+        with pytest.raises(OptionError):
+            Engine(store, **wrong)
+    with pytest.raises(OptionError, match="store"):
+        Engine(7)
+
+
+def test_flows_need_names_of_their_own(store, line):
+    with pytest.raises(OptionError, match="name"):
+        Engine(store, flows=[line(Count, name=None)])
+    with pytest.raises(OptionError, match="orders"):
+        Engine(store, flows=[line(Count, name="orders"), line(Count, name="orders")])
+    assert {"a", "b"} == set(Engine(store, flows=[line(Count, name="a"), line(Count, name="b")]).flows)
+
+
+def test_a_flow_with_its_input_bound_takes_no_other(verbs, store, line):
+    graph, engine = line(Count), Engine(store)
+    with pytest.raises(OptionError):
+        verbs.run(engine, graph.bind(Count()), Count(1))
+    with pytest.raises(OptionError):
+        verbs.run(engine, graph)
+    assert [] == store.list_runs()
+
+
+@pytest.mark.parametrize("answer", [False, ValueError("not you")])
+def test_authorize_is_asked_before_resume_override_and_delete(verbs, store, line, log, answer):
+    asked, refused = [], set()
+
+    def authorize(action: str, run_id: str, flow: str):
+        asked.append((action, run_id, flow))
+        if action in refused:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return True
+
+    graph, engine = line(Count), Engine(store, authorize=authorize)
+    with pytest.raises(RunStopped):
+        verbs.run(engine, graph, Count(), run_id="r1", stop_after="a")
+    assert [] == asked
+    refused.add("resume")
+    for verb, more in (("resume", ()), ("retry", ()), ("resume_from", ("a",))):
+        with pytest.raises(NotAuthorizedError) as caught:
+            getattr(verbs, verb)(engine, graph, "r1", *more)
+        assert ("resume", "r1") == (caught.value.action, caught.value.run_id)
+        assert (answer if isinstance(answer, Exception) else None) is caught.value.__cause__
+    with pytest.raises(NotAuthorizedError):
+        verbs.run(engine, graph, Count(), run_id="r1", if_exists="resume")
+    refused.clear()
+    refused.add("override")
+    with pytest.raises(NotAuthorizedError, match="override"):
+        verbs.resume(engine, graph, "r1", state_override=lambda state: state)
+    refused.add("delete")
+    with pytest.raises(NotAuthorizedError, match="delete"):
+        verbs.call(engine, "delete_run", "r1")
+    assert (["a"], "interrupted") == (log, store.get_run("r1").info.status)
+    assert Count(3) == verbs.resume(engine, graph, "r1")
+    assert ("resume", "r1", "line") == asked[-1]
+
+
+def test_a_store_given_stays_open_and_one_made_from_a_url_is_closed(verbs, store, line, tmp_path):
+    with Engine(store) as engine:
+        verbs.run(engine, line(Count), Count(), run_id="r1")
+    assert ["r1"] == [info.run_id for info in store.list_runs()]
+
+    with Engine(f"sqlite:///{tmp_path}/url.db") as engine:
+        verbs.run(engine, line(Count), Count(), run_id="r1")
+        opened = engine.store
+    with pytest.raises(StoreClosedError):
+        opened.list_runs()
+
+    async def main() -> None:
+        async with Engine("memory://") as engine:
+            await engine.alist_runs()
+            opened.append(engine.store)
+
+    opened = []
+    asyncio.run(main())
+    with pytest.raises(StoreClosedError):
+        opened[0].list_runs()
+
+
+def test_an_engine_is_used_from_many_threads_and_event_loops_at_once(verbs, store, line):
+    graph, engine = line(Count), Engine(store)
+    barrier = threading.Barrier(8)
+
+    def work(n: int) -> Count:
+        barrier.wait(10)
+        return verbs.run(engine, graph, Count(n), run_id=f"r{n}")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [Count(n + 3) for n in range(8)] == list(pool.map(work, range(8)))
+    assert {"finished"} == {info.status for info in engine.list_runs()}
+
+
+def test_an_engine_s_clock_is_that_of_its_runs(verbs, medium, clock, line):
+    store, seen = medium.open(clock=clock), []
+    graph = line(Count, "a", {"a": lambda ctx, state: seen.append(ctx.now()) or state})
+    verbs.run(Engine(store, clock=clock), graph, Count(), run_id="r1", hooks=[lambda e: seen.append(e.timestamp)])
+    assert clock.now() in seen
+    assert clock.time() in seen
+
+
+def test_two_flows_share_a_store(verbs, store, line):
+    engine = Engine(store)
+    doubling = (
+        Graph(Count)
+        .add_node("double", verbs.node(lambda state: Count(state.n * 2)))
+        .add_edge("double", END)
+        .set_entry("double")
+        .compile("doubling")
+    )
+    assert (Count(8), Count(3)) == (verbs.run(engine, doubling, Count(4)), verbs.run(engine, line(Count), Count()))
+    assert ["doubling"] == [info.flow for info in engine.list_runs(flow="doubling")]
