@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from milepost import END, Checkpoint, Graph, MaxIterationsError, OptionError, RunStopped, RunTimeoutError
+from milepost import END, Checkpoint, Graph, MaxIterationsError, OptionError, Retry, RunStopped, RunTimeoutError
 
 
 @dataclass
@@ -147,8 +147,6 @@ def test_iterations_go_on_counting_over_resumes(verbs, store, log):
 
 
 def test_failed_attempts_are_no_iterations(verbs, store, line):
-    from milepost import Retry
-
     left = [2]
 
     def b(state: Count) -> Count:

@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from milepost import END, DeserializeStateError, FlowChangedError, Graph, RunStopped, WrongFlowError
+from milepost import (
+    END,
+    DeserializeStateError,
+    FlowChangedError,
+    Graph,
+    NodeError,
+    Retry,
+    RunNotResumableError,
+    RunStopped,
+    WrongFlowError,
+)
 
 
 @dataclass
@@ -70,8 +80,6 @@ def test_a_renamed_entry_is_found_by_a_run_that_crashed_in_it(verbs, timed, line
 
 
 def test_a_renamed_node_keeps_its_spent_attempts(verbs, store, line):
-    from milepost import NodeError, Retry, RunNotResumableError
-
     policy = {"retry": Retry(2, backoff=0)}
     with pytest.raises(NodeError):
         verbs.run(line(Count, "ab", {"b": lambda s: 1 / 0}, {"b": policy}), Count(), store=store, run_id="r1")
@@ -117,7 +125,7 @@ def test_another_graph_is_refused_whatever_its_nodes_are_called(verbs, store, ha
     assert (["a", "b"], before) == (log, untouched(store))
 
 
-def test_a_next_node_that_became_the_end_s_predecessor_is_never_a_silent_success(verbs, store, halted, line, log):
+def test_a_graph_that_lost_what_was_left_is_never_a_silent_success(verbs, store, halted, line, log):
     with pytest.raises(FlowChangedError):
         verbs.resume(line(Count, "ab"), store, "r1")
     assert ("interrupted", ["a", "b"]) == (store.get_run("r1").info.status, log)
@@ -191,8 +199,6 @@ def test_a_renamed_field_is_refused_and_never_dropped_in_silence(verbs, store):
 
 
 def test_a_limit_or_a_policy_given_now_counts_and_not_the_one_of_then(verbs, store, line):
-    from milepost import NodeError, Retry
-
     graph = line(Count, "ab", {"b": lambda state: 1 / 0})
     with pytest.raises(NodeError):
         verbs.run(graph, Count(), store=store, run_id="r1", retry=Retry(2, backoff=0))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from milepost import END, Graph, LeaseLost, Retry, RunCancelled
+from milepost.heartbeat import heartbeat
 
 
 @dataclass
@@ -191,8 +192,6 @@ def take_over(store) -> None:
 
 
 def test_a_node_that_stops_because_the_run_was_cancelled_ends_it_as_cancelled(verbs, medium, line, log):
-    from milepost.heartbeat import heartbeat
-
     store = medium.open()
 
     def b(ctx, state: Count) -> Count:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from milepost import END, Graph, LeaseLost, RunLockedError, RunStopped, StateValidationError
+from milepost import END, Checkpoint, Graph, LeaseLost, RunLockedError, RunStopped, StateValidationError
 from milepost.heartbeat import heartbeat
 
 
@@ -98,8 +98,6 @@ def test_a_takeover_between_an_append_built_and_sent_is_refused_inside_the_write
 
 
 def _n(store, node: str) -> int:
-    from milepost import Checkpoint
-
     return Checkpoint.decode(store.load("r1", node)).state["n"]
 
 

@@ -1,0 +1,147 @@
+"""Faults that drivers once had, each found before a user did."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from milepost import END, Context, Graph, MemoryStore, NodeError, NodeTimeoutError, SQLiteStore
+from milepost.clock import SYSTEM
+from milepost.errors import StoreClosedError
+from milepost.heartbeat import Heartbeat
+from milepost.store import Release, Renewal, Token
+from milepost.threads import Threads
+
+
+def one_node(fn: Any, **options: Any) -> Any:
+    return Graph(dict).add_node("a", fn, **options).add_edge("a", END).set_entry("a").compile("one")
+
+
+def test_the_error_of_a_stream_comes_after_its_last_event():
+    def fail(state: dict[str, Any]) -> dict[str, Any]:
+        raise OSError("no")
+
+    told: list[str] = []
+    with pytest.raises(NodeError):
+        for event in one_node(fail).stream({}, store=MemoryStore()):
+            told.append(type(event).__name__)  # noqa: PERF401 - what was told before the error counts
+    assert ["RunStarted", "NodeStarted", "AttemptFailed", "RunCompleted"] == told
+
+
+def test_a_node_that_tells_much_does_not_escape_its_timeout_in_a_stream():
+    def tell(ctx: Context[Any], state: dict[str, Any]) -> dict[str, Any]:
+        while not ctx.cancelled:
+            ctx.progress(1)
+        return state
+
+    with pytest.raises(NodeTimeoutError):
+        for _ in one_node(tell, timeout=0.2).stream({}, store=MemoryStore()):
+            pass
+
+
+def test_a_stream_that_is_broken_off_leaves_no_call_running():
+    ended = threading.Event()
+
+    def work(ctx: Context[Any], state: dict[str, Any]) -> dict[str, Any]:
+        ctx.progress(1)
+        while not ctx.cancelled:
+            pass
+        ended.set()
+        return state
+
+    store = MemoryStore()
+    events = one_node(work).stream({}, store=store, run_id="r-1")
+    while type(next(events)).__name__ != "Progress":
+        pass
+    events.close()
+    assert ended.is_set()
+    assert "interrupted" == store.get_run("r-1").info.status
+
+
+class Beaten(MemoryStore):
+    """Tells when its leases are renewed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewed = threading.Event()
+
+    def renew(self, tokens: Any) -> list[Renewal]:
+        self.renewed.set()
+        return [Renewal("kept") for _ in tokens]
+
+
+def token(number: int) -> Token:
+    return Token(f"r-{number}", 1, "n", "p")
+
+
+def test_a_new_lease_does_not_put_off_the_renewal_of_the_others():
+    heartbeat, store = Heartbeat(), Beaten()
+    heartbeat.hold(store, token(0), 0.9, SYSTEM)
+    number = 0
+    # Each is a little shorter than the one before it, so each wakes the thread.
+    while not store.renewed.wait(0.02) and number < 100:
+        number += 1
+        heartbeat.hold(store, token(number), 0.9 - number / 1000, SYSTEM)
+    assert store.renewed.is_set()
+    assert number < 40
+
+
+def test_a_store_that_answers_nonsense_does_not_end_the_heartbeat():
+    class Silent(MemoryStore):
+        def renew(self, tokens: Any) -> list[Renewal]:
+            return []
+
+    heartbeat = Heartbeat()
+    held = heartbeat.hold(Silent(), token(0), 30, SYSTEM)
+    heartbeat.beat()
+    assert not held.is_lost
+
+
+def test_what_is_owed_to_a_closed_store_is_given_up():
+    class Closed(MemoryStore):
+        calls = 0
+
+        def release(self, token: Token, release: Release) -> Any:
+            self.calls += 1
+            raise StoreClosedError("closed")
+
+    heartbeat, store = Heartbeat(), Closed()
+    heartbeat.drop(store, token(0), Release("failed"))
+    heartbeat.beat()
+    heartbeat.beat()
+    assert 1 == store.calls
+
+
+def test_work_for_which_no_thread_can_be_started_is_never_done(monkeypatch: pytest.MonkeyPatch):
+    threads, done = Threads(), list[str]()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            threads.submit(lambda: done.append("refused"))
+    threads.submit(lambda: done.append("taken")).done.wait(10)
+    assert ["taken"] == done
+
+
+def test_eight_threads_share_a_store_that_was_made_in_another(tmp_path: Any):
+    def add(state: dict[str, Any]) -> dict[str, Any]:
+        return {"n": state["n"] + 1}
+
+    graph = Graph(dict).add_node("a", add).add_edge("a", "b").add_node("b", add)
+    graph.add_conditional_edge("b", lambda state: "a" if state["n"] < 20 else END, ["a", END])
+    flow = graph.set_entry("a").compile("threads")
+    with SQLiteStore(tmp_path / "runs.db") as store:
+        with ThreadPoolExecutor(8) as pool:
+            states = list(pool.map(lambda n: flow.run({"n": 0}, store=store, run_id=f"r-{n}"), range(8)))
+        assert [{"n": 20}] * 8 == states
+        for number in range(8):
+            assert [(node_id, visit) for visit in range(1, 11) for node_id in "ab"] == [
+                (info.node_id, info.visit) for info in store.history(f"r-{number}")
+            ]
+            assert store.verify(f"r-{number}").ok
