@@ -139,6 +139,9 @@ def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
             with surround(around, call.context.run_id):
                 return call.fn(*call.args)
         return call.fn(*call.args)
+    except GeneratorExit as exc:
+        # Thrown into the core it would mean that nobody performs effects any more.
+        raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
     finally:
         current_context.reset(reset)
 

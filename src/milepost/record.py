@@ -46,6 +46,7 @@ __all__ = [
     "decompress",
     "digest_of",
     "format_time",
+    "make_checkpoint",
     "make_record",
     "parse_time",
 ]
@@ -182,6 +183,75 @@ def make_record(
     return Record(sequence, kind, node_id, visit, size, _encode_json(header)[:-1], payload, packing)
 
 
+class _CheckpointHeader(msgspec.Struct):
+    """The header of a checkpoint in the order in which it is written; what is UNSET is left out."""
+
+    version: int
+    run_id: str
+    node_id: str
+    sequence: int
+    timestamp: str
+    visit: int
+    next_node: str | None
+    attempt: int
+    prev_node_id: str
+    iteration: int
+    duration_ms: float
+    epoch: int
+    missed: tuple[str, ...] | msgspec.UnsetType
+    tags: Mapping[str, str] | msgspec.UnsetType
+    digest: str
+    compressed: bool | msgspec.UnsetType
+    encoding: str
+    size: int | msgspec.UnsetType
+
+
+def make_checkpoint(
+    run_id: str,
+    sequence: int,
+    timestamp: str,
+    node_id: str,
+    visit: int,
+    state: bytes,
+    next_node: str | None,
+    attempt: int,
+    prev_node_id: str,
+    iteration: int,
+    duration_ms: float,
+    epoch: int,
+    missed: tuple[str, ...] = (),
+    tags: Mapping[str, str] | None = None,
+    compressing: bool = False,
+) -> Record:
+    """`make_record` for the one kind that is written after every node, and therefore the fast one."""
+    size = len(state)
+    payload, packing, encoding = state, "", "json"
+    compressed: Any = msgspec.UNSET
+    if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
+        payload, packing, encoding, compressed = compress(state), "zstd", "zstd+base64", True
+    header = _CheckpointHeader(
+        CHECKPOINT_VERSION,
+        run_id,
+        node_id,
+        sequence,
+        timestamp,
+        visit,
+        next_node,
+        attempt,
+        prev_node_id,
+        iteration,
+        duration_ms,
+        epoch,
+        missed or msgspec.UNSET,
+        tags or msgspec.UNSET,
+        digest_of(state),
+        compressed,
+        encoding,
+        size if packing else msgspec.UNSET,
+    )
+    return Record(sequence, CHECKPOINT, node_id, visit, size, _encode_json(header)[:-1], payload, packing)
+
+
 def digest_of(state: bytes) -> str:
     """The digest of an encoded, uncompressed state."""
     return "sha256:" + hashlib.sha256(state).hexdigest()
@@ -219,7 +289,20 @@ def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
 
 def format_time(seconds: float) -> str:
     """A POSIX time as records write it: UTC, six digits, `2025-12-20T15:30:00.000000Z`."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    global _second
+    whole = int(seconds // 1)
+    micros = round((seconds - whole) * 1_000_000)
+    if micros == 1_000_000:
+        whole, micros = whole + 1, 0
+    known, text = _second
+    if whole != known:
+        text = datetime.fromtimestamp(whole, UTC).isoformat()[:-6]
+        _second = (whole, text)
+    return f"{text}.{micros:06d}Z"
+
+
+_second = (0, "1970-01-01T00:00:00")
+"""The second that was written last, and its text: most records of a run are made in the same one."""
 
 
 def parse_time(text: str) -> datetime:

@@ -45,7 +45,7 @@ from milepost.failures import describe, failure_fields
 from milepost.flow import END, Done, Flow, Router, Unit
 from milepost.journal import Journal, ask
 from milepost.options import Options
-from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, Record, format_time
+from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, Record, format_time, make_checkpoint
 from milepost.store import Release, Store
 
 __all__ = ["Run", "Spent"]
@@ -269,7 +269,11 @@ class Run:
     def _visit(self, unit: Unit, state: Any) -> Routine[Done]:
         """Enter a node, run attempts until one succeeds, route, record, tell."""
         node_id = unit.id
-        spent = yield from self._enter(node_id)
+        last = self.visits.get(node_id)
+        if self.spent is None and (last is not None or self.knows_visits):
+            spent = Spent((last or 0) + 1)
+        else:
+            spent = yield from self._enter_resumed(node_id)
         backup = self._kept_for_retry(unit, state)
         clock = self.options.clock
         after: Any
@@ -315,17 +319,14 @@ class Run:
             raise self._stopped("after", node_id)
         return Done(self._fresh(after) if self.options.isolate else after, next_node)
 
-    def _enter(self, node_id: str) -> Routine[Spent]:
-        """What the visit that begins now has used up already; waits out what is left of a back-off."""
-        if self.spent is not None:
-            spent, self.spent = self.spent, None
-            if spent.pause > 0:
-                yield from self._pause(spent.pause)
-            return spent
-        last = self.visits.get(node_id)
-        if last is None:
-            last = 0 if self.knows_visits else (yield from self.last_visit(node_id))
-        return Spent(last + 1)
+    def _enter_resumed(self, node_id: str) -> Routine[Spent]:
+        """What a visit has used up that other processes may know more of; waits out what is left of a back-off."""
+        if self.spent is None:
+            return Spent((yield from self.last_visit(node_id)) + 1)
+        spent, self.spent = self.spent, None
+        if spent.pause > 0:
+            yield from self._pause(spent.pause)
+        return spent
 
     def last_visit(self, node_id: str) -> Routine[int]:
         """The number of the last visit of a node that any record tells of; 0 for none."""
@@ -525,20 +526,24 @@ class Run:
             )
 
     def _checkpoint(self, context: Context[Any], data: bytes, next_node: str | None, duration: float) -> Record:
+        journal = self.journal
         self.followed_at = format_time(self.options.clock.time())
-        return self.journal.make(
-            CHECKPOINT,
+        return make_checkpoint(
+            self.run_id,
+            journal.sequence + 1,
+            self.followed_at,
             context.node_id,
             context.visit,
-            state=data,
-            timestamp=self.followed_at,
-            next_node=next_node,
-            attempt=context.attempt,
-            prev_node_id=self.prev_node_id,
-            iteration=self.iteration,
-            duration_ms=round(duration, 3),
-            missed=self.journal.missed or None,
-            tags=context._tags,
+            data,
+            next_node,
+            context.attempt,
+            self.prev_node_id,
+            self.iteration,
+            round(duration, 3),
+            journal.epoch,
+            journal.missed,
+            context._tags,
+            bool(self.options.compress),
         )
 
     def _unsaved(self, context: Context[Any], op: str, exc: MilepostError) -> Routine[None]:

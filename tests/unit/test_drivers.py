@@ -145,3 +145,14 @@ def test_eight_threads_share_a_store_that_was_made_in_another(tmp_path: Any):
                 (info.node_id, info.visit) for info in store.history(f"r-{number}")
             ]
             assert store.verify(f"r-{number}").ok
+
+
+def test_a_node_that_raises_generatorexit_fails_like_any_other() -> None:
+    def only(state: dict[str, int]) -> dict[str, int]:
+        raise GeneratorExit
+
+    graph = Graph(dict).add_node("only", only).add_edge("only", END).set_entry("only").compile("strange")
+    store = MemoryStore()
+    with pytest.raises(NodeError, match="GeneratorExit"):
+        graph.run({}, store=store, run_id="r")
+    assert "failed" == store.get_run("r").info.status
