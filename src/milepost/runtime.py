@@ -245,7 +245,8 @@ class Run:
     def _may_enter(self, node_id: str, is_resumed: bool) -> None:
         """Raise what keeps the run from entering `node_id`."""
         options = self.options
-        self.journal.check_hold()
+        if self.journal.held is not None:
+            self.journal.check_hold()
         if options.run_timeout is not None:
             self._time_left(None)
         self.check_limit(node_id, self.iteration, self.prev_node_id)
@@ -532,11 +533,11 @@ class Run:
             self.run_id,
             journal.sequence + 1,
             self.followed_at,
-            context.node_id,
-            context.visit,
+            context._node_id,
+            context._visit,
             data,
             next_node,
-            context.attempt,
+            context._attempt,
             self.prev_node_id,
             self.iteration,
             round(duration, 3),

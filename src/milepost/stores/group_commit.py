@@ -59,26 +59,27 @@ class GroupCommit:
         self.lock = threading.Lock()
         self._commit = commit
         self._is_medium_at_fault = is_medium_at_fault
-        self._queue: deque[_Job] = deque()
+        self.queue: deque[_Job] = deque()
+        """Who waits, the first in line first."""
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def is_busy(self) -> bool:
         """Whether others write or wait. Who then took the lock could do so again and again, and starve them."""
-        return bool(self._queue) or self.lock.locked()
+        return bool(self.queue) or self.lock.locked()
 
     def wake_first(self) -> None:
         """Call after each release of the lock."""
-        if self._queue:
+        if self.queue:
             with suppress(IndexError):
-                self._queue[0].wake()
+                self.queue[0].wake()
 
     def append(self, appends: list[Append]) -> list[Verdict]:
         """Have `appends` written with those of others. Raises what `commit` raised."""
         job = _Job(appends)
-        self._queue.append(job)
+        self.queue.append(job)
         try:
             if self.lock.locked() or not self._is_first(job):
                 job.gate.acquire()
@@ -98,14 +99,14 @@ class GroupCommit:
 
     def _is_first(self, job: _Job) -> bool:
         try:
-            return self._queue[0] is job
+            return self.queue[0] is job
         except IndexError:  # a leader has taken it just now
             return False
 
     def _withdraw(self, job: _Job) -> None:
         """Take `job` back, or if it is being written wait for the end of that."""
         try:
-            self._queue.remove(job)
+            self.queue.remove(job)
         except ValueError:
             if not job.is_settled:
                 with self.lock:
@@ -114,8 +115,8 @@ class GroupCommit:
     def _lead(self, mine: _Job) -> None:
         """Commit what waits, and settle all of it. Call with the lock."""
         jobs = []
-        while self._queue:
-            jobs.append(self._queue.popleft())
+        while self.queue:
+            jobs.append(self.queue.popleft())
         groups = [jobs]
         try:
             while groups:
@@ -125,7 +126,7 @@ class GroupCommit:
         except BaseException as exc:
             # This thread is being stopped. What is not settled is not written: the others go on without it.
             mine.error = exc
-            self._queue.extendleft(job for job in reversed(jobs) if not job.is_settled)
+            self.queue.extendleft(job for job in reversed(jobs) if not job.is_settled)
             raise
         finally:
             for job in jobs:

@@ -304,22 +304,25 @@ class SQLiteStore(Runs):
         The same as `append`, with nothing on the way that this case does not need.
         """
         token, records, release, tags = append
-        group = self._group
-        if release is not None or tags is not None or len(records) != 1 or group.is_busy:
+        writer, group = self._writer, self._group
+        if release is not None or tags is not None or len(records) != 1 or writer is None:
             return False
-        record = self._sealed(records[0])
+        record = records[0]
+        header = record[5]
+        if header is None or group.queue or not group.lock.acquire(False):
+            return False
         try:
-            with group.lock:
-                writer = self._open()
-                if not self._insert_current(writer, token, record):
-                    return False
-                self._unmoved += record.size + 4 * _PAGE_BYTES
-                if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
-                    self._move_log(writer)
+            # Nobody closes or replaces the connection while the lock is held.
+            if writer is not self._writer or not self._insert_current(writer, token, record, self.seals.seal(header)):
+                return False
+            self._unmoved += record[4] + 4 * _PAGE_BYTES
+            if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
+                self._move_log(writer)
         except sqlite3.Error as exc:
             raise self._failure("append", exc) from exc
         finally:
-            if group:
+            group.lock.release()
+            if group.queue:
                 group.wake_first()
         return True
 
@@ -328,10 +331,13 @@ class SQLiteStore(Runs):
         token, records, release, tags = append
         if len(records) != 1 or release is not None or tags is not None:
             return False
-        return self._insert_current(writer, token, records[0])
+        return self._insert_current(writer, token, records[0], records[0].header)
 
-    def _insert_current(self, writer: sqlite3.Connection, token: Token, record: Record) -> bool:
-        """Insert the next record of a run whose token is current and which nobody has cancelled, in one statement."""
+    def _insert_current(self, writer: sqlite3.Connection, token: Token, record: Record, header: bytes | None) -> bool:
+        """Insert the next record of a run, with its sealed header, in one statement.
+
+        False, and nothing is inserted, unless the token is current, the number is the next, and no cancel is open.
+        """
         run_id, epoch, nonce, process = token
         if process != this_process().key or not nonce:
             return False
@@ -341,7 +347,7 @@ class SQLiteStore(Runs):
             if found is None:
                 return False
             number = self._run_numbers[run_id] = found[0]
-        sequence, kind, node_id, visit, size, header, payload, packing = record
+        sequence, kind, node_id, visit, size, _, payload, packing = record
         text = None if header is None else (header + b"}").decode()
         cursor = writer.execute(
             _FAST_APPEND,
