@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,6 +113,8 @@ class Shop:
     def spawn(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start `milepost` in a process of its own."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        # A shell's background jobs ignore Ctrl-C, and so would children of tests that run in one.
+        options["preexec_fn"] = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "milepost", *arguments], cwd=self.folder, **options
         )
