@@ -209,7 +209,8 @@ class Teller:
 
     def __call__(self, event: object) -> None:
         if isinstance(event, RunStarted) and event.resumed is not None:
-            print(f"goes on at {event.resumed.next_node!r}", flush=True)
+            is_over = event.resumed.already_completed
+            print("has finished before" if is_over else f"goes on at {event.resumed.next_node!r}", flush=True)
         elif isinstance(event, NodeCompleted):
             print(f"  {event.node_id}#{event.visit}", flush=True)
             time.sleep(self.pause)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import signal
@@ -10,12 +11,15 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from cli_calls import Shop, shop
 from test_cli_looking import make_run
 
 from milepost import SQLiteStore
+from milepost.cli.app import OneLine
+from milepost.cli.invocation import in_options
 from milepost.store import Release, Wait
 
 __all__ = ["shop"]
@@ -69,6 +73,8 @@ WRONG = [
     (3, ["runs", "--after", "nobody"]),
     (3, ["runs", "--store", "sqlite:///nowhere.db"]),
     (3, ["runs", "--store", "sqlite:///other.db"]),
+    (3, ["runs", "--store", "sqlite:///empty.db"]),
+    (3, ["state", "a", "price#9"]),
 ]
 
 
@@ -83,6 +89,7 @@ def mixed(shop: Shop) -> Shop:
         "from milepost import Graph\ngraph = Graph(dict).add_node('a', lambda s: s).add_edge('a', 'b').compile('x')",
         encoding="utf-8",
     )
+    (shop.folder / "empty.db").touch()
     with closing(sqlite3.connect("other.db")) as connection, connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
     return shop
@@ -95,6 +102,59 @@ def test_what_is_wrong_is_told_in_one_line(mixed: Shop, code: int, arguments: li
     assert 1 == answer.err.count("\n")
     assert answer.err.startswith("milepost: ")
     assert "Traceback" not in answer.err
+
+
+def test_an_error_names_options_as_they_are_typed(mixed: Shop) -> None:
+    assert "milepost: --visit goes with a NODE (" in mixed.call("state", "a", "--visit", "1").err
+    assert "milepost: --tag takes key=value, not 'x' (" in mixed.call("runs", "--tag", "x").err
+    assert "; the edge a -> b" in mixed.call("run", "bad_graph.py:graph").err
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("wait for it with on_locked='wait', or fence it off with takeover=True",
+         "wait for it with --on-locked wait, or fence it off with --takeover"),
+        ("resume with a larger max_iterations or None", "resume with a larger --max-iterations"),
+        ("if it was renamed, pass rename={'b': new name}; else resume_from a node before it",
+         "if it was renamed, --rename b=NEW; else resume --from a node before it"),
+        ("choose another run_id, resume() the run as it is, or pass compare_inputs=False",
+         "choose another run id, or resume the run as it is"),
+        ("use resume or resume_from", "use resume or resume --from NODE"),
+        ("see history()", "see milepost history"),
+    ],
+)  # fmt: skip
+def test_advice_of_the_library_is_given_in_options(told: str, expected: str) -> None:
+    assert expected == in_options(told)
+
+
+def test_an_empty_file_is_not_made_a_store_by_being_looked_at(mixed: Shop) -> None:
+    mixed.call("runs", "--store", "sqlite:///empty.db")
+    assert 0 == (mixed.folder / "empty.db").stat().st_size
+
+
+def test_a_failure_that_is_recorded_is_told_without_its_traceback(shop: Shop) -> None:
+    arguments = ("run", "shop:graph", "-i", "id=b", "-i", "fails=true", "--run-id", "b")
+    assert 1 == shop.call(*arguments).code
+    answer = shop.call(*arguments, "--if-exists", "return")
+    assert (1, 1, False) == (answer.code, answer.err.count("\n"), "Traceback" in answer.err)
+    assert "card refused" in answer.err
+    assert "in charge" in shop.call(*arguments, "--if-exists", "return", "--debug").err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_full_disk_behind_the_output_stops_no_run_and_shows_no_traceback(shop: Shop) -> None:
+    arguments = ("run", "shop:graph", "-i", "id=b", "--run-id", "b")
+    with Path("/dev/full").open("w", encoding="utf-8") as full, shop.spawn(*arguments, stdout=full) as process:
+        _, err = process.communicate(timeout=30)
+    assert (1, 1) == (process.returncode, err.count("\n"))
+    assert "finished" == shop.call("show", "b", "--json").json["run"]["status"]
+
+
+def test_an_error_in_the_log_is_one_line() -> None:
+    error = OSError("no space\nleft")
+    record = logging.LogRecord("milepost", logging.ERROR, "", 1, "hook %r failed", ("h",), (OSError, error, None))
+    assert "ERROR: hook 'h' failed: OSError: no space\\nleft (--debug shows where)" == OneLine().format(record)
 
 
 def test_an_error_with_json_is_a_document_too(mixed: Shop) -> None:
@@ -142,7 +202,8 @@ def test_a_run_that_another_owner_executes_has_exit_code_5(shop: Shop) -> None:
         assert 5 == answer.code
         assert "--on-locked wait" in answer.err
         assert "--takeover" in answer.err
-        assert 5 == shop.call("resume", "live", "shop:graph", "--plan", *url).code
+        planned = shop.call("resume", "live", "shop:graph", "--plan", *url)
+        assert (5, True) == (planned.code, "--on-locked wait" in planned.out)
         assert 5 == shop.call("delete", "live", "--yes", *url).code
         assert 0 == shop.call("resume", "live", "shop:graph", "--takeover", *url).code
 
@@ -192,12 +253,19 @@ def test_help_documents_the_exit_codes(shop: Shop) -> None:
 
 def test_control_c_leaves_the_run_interrupted_with_exit_code_130(shop: Shop) -> None:
     arguments = ("run", "shop:graph", "-i", "id=a", "-i", "holds=true", "--run-id", "a", "--json")
-    with shop.spawn(*arguments) as process:
+    # A shell ignores SIGINT for what it runs in the background, and every child inherits that unless it is handled.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = shop.spawn(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout is not None
         next(line for line in process.stdout if json.loads(line)["event"] == "Emitted")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (130, False) == (process.returncode, "Traceback" in err)
+    assert "milepost: interrupted: milepost resume a TARGET goes on\n" in err
     shown = shop.call("show", "a", "--json").json
     assert ("interrupted", "charge") == (shown["run"]["status"], shown["next_node"])
 
@@ -223,11 +291,11 @@ def test_a_run_goes_on_when_its_reader_goes_away(shop: Shop) -> None:
     assert "finished" == shop.call("show", "b", "--json").json["run"]["status"]
 
 
-def in_terminal(shop: Shop, *arguments: str) -> str:
-    """What a process prints to a terminal of 120 columns."""
+def in_terminal(shop: Shop, *arguments: str, columns: int = 120, no_color: str = "") -> str:
+    """What a process prints to a terminal."""
     master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
-    environment.pop("NO_COLOR", None)
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
+    environment |= {"NO_COLOR": no_color}
     with shop.spawn(*arguments, stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
         os.close(slave)
         told = b""
@@ -254,6 +322,23 @@ def test_a_terminal_gets_colours_and_a_spinner(shop: Shop) -> None:
     assert '"total"' in in_terminal(shop, "state", "a")
     assert "/total" in in_terminal(shop, "diff", "a", "0", "charge")
     json.loads(in_terminal(shop, "show", "a", "--json"))
+
+
+def test_no_color_is_respected(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    assert "\x1b[33m" in in_terminal(shop, "diff", "a", "0", "charge")
+    assert "\x1b[" not in in_terminal(shop, "diff", "a", "0", "charge", no_color="1")
+    assert "\x1b[32m" not in in_terminal(shop, "runs", no_color="1")
+
+
+@pytest.mark.parametrize("columns", [60, 100, 160])
+def test_a_table_in_a_narrow_terminal_cuts_nothing_that_is_for_copying(shop: Shop, columns: int) -> None:
+    run_id = "01a21f84-8238-7431-8baa-40e68ffaf213"
+    shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", run_id)
+    told = in_terminal(shop, "runs", columns=columns)
+    assert run_id in told
+    assert "failed" in told
+    assert "…" not in told
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:

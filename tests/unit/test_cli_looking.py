@@ -168,6 +168,16 @@ def test_state_is_the_recorded_json(done: Shop) -> None:
     assert "12.50" == json.loads(done.call("state", "good", "price", "--visit", "1").out)["total"]
 
 
+def test_state_takes_a_visit_as_it_is_written_elsewhere(done: Shop) -> None:
+    assert done.call("state", "a", "price", "--visit", "1").out == done.call("state", "a", "price#1").out
+
+
+def test_an_empty_store_is_named_where_it_is(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    SQLiteStore("named.db").close()
+    monkeypatch.setenv("MILEPOST_STORE", "sqlite:///named.db")
+    assert "no runs yet in sqlite:///named.db: try milepost demo\n" == shop.call("runs").out
+
+
 def test_state_with_json_says_where_it_stands(done: Shop) -> None:
     document = done.call("state", "good", "charge", "--visit", "1", "--json").json
     assert (2, "charge", 1) == (document["sequence"], document["node_id"], document["visit"])

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -18,16 +17,16 @@ from milepost import __version__
 from milepost.cli.checking import doctor, draw_graph
 from milepost.cli.demo import demo
 from milepost.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, code_of
-from milepost.cli.invocation import Invocation, shared_options
+from milepost.cli.invocation import Invocation, in_options, shared_options
 from milepost.cli.keeping import delete, export, verify
 from milepost.cli.looking import history, runs, show
 from milepost.cli.running import resume, retry, run
 from milepost.cli.states import diff, state
-from milepost.cli.text import clean
+from milepost.cli.text import clean, error_text
+from milepost.drivers import log as log_event
 from milepost.errors import MilepostError, RunNotFoundError
-from milepost.events import Event
 
-__all__ = ["cli", "main"]
+__all__ = ["OneLine", "cli", "main"]
 
 BROKEN_PIPE = 141
 """As a shell tells of a process that SIGPIPE ended."""
@@ -113,7 +112,7 @@ def _invoke(arguments: list[str], invocation: Invocation) -> int:
 
 def _tell(exc: BaseException, invocation: Invocation) -> int:
     code = code_of(exc)
-    line = _line_of(exc)
+    line = _line_of(exc, invocation)
     if invocation.is_debug and not isinstance(exc, click.ClickException):
         traceback.print_exception(exc)
     elif invocation.is_debug and exc.__cause__ is not None:
@@ -128,12 +127,13 @@ def _tell(exc: BaseException, invocation: Invocation) -> int:
     return code
 
 
-def _line_of(exc: BaseException) -> str:
+def _line_of(exc: BaseException, invocation: Invocation) -> str:
     """The error in one line."""
+    onwards = f": milepost resume {invocation.run_id} TARGET goes on" if invocation.run_id else ""
     if code_of(exc) == INTERRUPTED:
-        return "interrupted"
+        return clean(f"interrupted{onwards}")
     if isinstance(exc, SystemExit):
-        return f"the code that ran ended with SystemExit({exc.code!r}); the run can be resumed"
+        return clean(f"the code that ran ended with SystemExit({exc.code!r}){onwards}")
     if isinstance(exc, RunNotFoundError):
         return clean(f"no run {exc.run_id!r} in {exc.store}: milepost runs lists what is there")
     if isinstance(exc, click.ClickException):
@@ -141,24 +141,20 @@ def _line_of(exc: BaseException) -> str:
         if isinstance(exc, click.UsageError) and exc.ctx is not None:
             text += f" (see: {exc.ctx.command_path} --help)"
     elif isinstance(exc, (MilepostError, OSError)):
-        text = _in_options(str(exc))
+        # The recorded traceback of a run that failed elsewhere is for --debug, which prints the whole error.
+        text = in_options(str(exc).partition("\nas recorded where it ran:")[0])
     else:
         text = f"unexpected {type(exc).__name__}: {exc} (--debug shows where)"
-    return clean("; ".join(part.strip(" -") for part in text.split("\n") if part.strip())).replace(":;", ":")
-
-
-def _in_options(text: str) -> str:
-    """An error of the library with its keyword arguments as this command line spells them."""
-    text = re.sub(r"(?:pass )?\b(takeover|reopen|reroute|strict|rerun)=True", r"--\1", text)
-    text = re.sub(r"\b(on_locked|on_corrupt|if_exists)='(\w+)'", lambda m: f"--{m[1].replace('_', '-')} {m[2]}", text)
-    return text.replace("run_id", "run id").replace("max_iterations", "--max-iterations")
+    # A list of problems has a line for each, which begins with "- "; an option's own dashes stay.
+    parts = [part.strip().removeprefix("- ") for part in text.split("\n") if part.strip()]
+    return clean("; ".join(parts)).replace(":;", ":")
 
 
 @contextlib.contextmanager
 def _logging(is_debug: bool) -> Iterator[None]:
     """Send the library's log to the standard error: warnings, or everything."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s") if is_debug else OneLine())
     logger = logging.getLogger("milepost")
     if not is_debug:
         handler.addFilter(_is_news)
@@ -174,4 +170,14 @@ def _logging(is_debug: bool) -> Iterator[None]:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether a log record tells what the command does not show already: it shows events itself."""
-    return not (isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Event))
+    return record.pathname != log_event.__code__.co_filename
+
+
+class OneLine(logging.Formatter):
+    """A log record in one line, with its exception but without the traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = f"{record.levelname}: {record.getMessage()}"
+        exc = record.exc_info[1] if record.exc_info else None
+        return line if exc is None else f"{line}: {error_text(exc)} (--debug shows where)"

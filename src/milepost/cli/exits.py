@@ -69,8 +69,8 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED
     if isinstance(error, SystemExit):
-        # A node that exits has not brought its run to the end, whatever code it chose.
-        return error.code if isinstance(error.code, int) and 0 < error.code < 256 else FAILED
+        # A node that exits has not brought its run to the end, and its code could be taken for one of these here.
+        return FAILED
     for kinds, code in _MEANINGS:
         if isinstance(error, kinds):
             return code

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-__all__ = ["Invocation", "command", "shared_options"]
+__all__ = ["Invocation", "command", "in_options", "shared_options"]
+
+_SPELLINGS: tuple[tuple[str, str], ...] = (
+    (r"(?:pass )?\b(takeover|reopen|reroute|strict|rerun)=True", r"--\1"),
+    (r"\bon_(locked|corrupt)='(\w+)'", r"--on-\1 \2"),
+    (r"\bif_exists='(\w+)'", r"--if-exists \1"),
+    (r"(?:pass )?\brename=\{'([^']*)': new name\}", r"--rename \1=NEW"),
+    (r"\bmax_iterations or None\b", "--max-iterations"),
+    (r"\bmax_iterations\b", "--max-iterations"),
+    (r", resume\(\) the run as it is, or pass compare_inputs=False", ", or resume the run as it is"),
+    (r"\bsee history\(\)", "see milepost history"),
+    (r"\bresume_from a node\b", "resume --from a node"),
+    (r"\bresume_from\b", "resume --from NODE"),
+    (r"\brun_id\b", "run id"),
+)
+"""What errors of the library advise, and how this command line says it."""
 
 
 @dataclass(slots=True)
@@ -23,6 +39,8 @@ class Invocation:
     """Each line of the standard output is an event."""
     is_debug: bool = False
     """Show tracebacks and the library's log."""
+    run_id: str | None = None
+    """The run that this call has begun or gone on with; None: none yet."""
 
 
 def shared_options(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,3 +77,10 @@ def command(name: str, *options: Callable[..., Any], **settings: Any) -> Callabl
         return decorate(wrapped)
 
     return make
+
+
+def in_options(text: str) -> str:
+    """An error of the library with its keyword arguments as this command line spells them."""
+    for pattern, spelling in _SPELLINGS:
+        text = re.sub(pattern, spelling, text)
+    return text

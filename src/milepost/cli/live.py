@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO, cast
 
-from milepost.cli.text import clean, duration, iso, short, to_json
+from milepost.cli.text import clean, duration, error_text, iso, short, to_json
 from milepost.events import (
     AttemptFailed,
     CheckpointFailed,
@@ -56,18 +56,18 @@ def watching(codec: Any, *, is_json: bool) -> Iterator[Watcher]:
 
 
 class _Unbroken:
-    """A text stream that goes on quietly when nobody reads it any more."""
+    """A text stream that goes on quietly when nobody reads it any more, or its disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -85,7 +85,7 @@ def _quietly(output: TextIO, tell: Callable[[Event], str | None]) -> Watcher:
             return
         try:
             print(line, file=output, flush=True)
-        except BrokenPipeError:
+        except OSError:
             is_read = False
 
     return show
@@ -142,11 +142,6 @@ def line_of(event: Event) -> str | None:
 def visit_of(event: NodeStarted | NodeCompleted | AttemptFailed) -> str:
     """`node#visit`, padded so that lines stand in columns."""
     return f"{clean(event.node_id)}#{event.visit}".ljust(20)
-
-
-def error_text(error: BaseException) -> str:
-    """Type and message in one line."""
-    return short(f"{type(error).__name__}: {error}", 160)
 
 
 def progress_text(event: Progress) -> str:

@@ -9,7 +9,7 @@ import click
 from milepost.cli.exits import OK
 from milepost.cli.invocation import Invocation, command
 from milepost.cli.journals import Step, next_node, read_entries, steps_of
-from milepost.cli.places import DEFAULT_URL, has_store, open_existing
+from milepost.cli.places import has_store, open_existing, url_of
 from milepost.cli.tables import print_facts, print_table
 from milepost.cli.targets import read_pairs
 from milepost.cli.text import ago, clean, duration, iso, short, size, to_json
@@ -52,11 +52,7 @@ def runs(
         return OK
     if not page:
         is_filtered = bool(flow or status or wanted or after)
-        print(
-            "no runs match"
-            if is_filtered
-            else f"no runs yet in {invocation.store_url or DEFAULT_URL}: try milepost demo"
-        )
+        print("no runs match" if is_filtered else f"no runs yet in {url_of(invocation)}: try milepost demo")
         return OK
     print_table(
         ("run", "flow", "status", "next", "records", "updated", "reason"),

@@ -90,5 +90,6 @@ def _refuse_foreign(path: Path) -> None:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error:
         return  # the store says better what is wrong
-    if tables and not tables & {"runs", "checkpoints"}:
-        raise NotFound(f"{path.absolute()} is a database without runs: give the store's file with --store")
+    if not tables & {"runs", "checkpoints"}:
+        what = "a database without runs" if tables else "empty"
+        raise NotFound(f"{path.absolute()} is {what}: give the store's file with --store")

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from milepost.cli.exits import FAILED, OK, code_of
-from milepost.cli.invocation import Invocation, command
+from milepost.cli.invocation import Invocation, command, in_options
 from milepost.cli.live import recorded, watching
 from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.targets import load_target, read_input, read_pairs
 from milepost.cli.text import clean, plural, pretty, to_json
-from milepost.events import ResumePlan, RunResult
+from milepost.events import Event, ResumePlan, RunResult, RunStarted
 from milepost.graph import CompiledGraph
 
 __all__ = ["resume", "retry", "run"]
@@ -147,8 +147,13 @@ def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
 def _perform(invocation: Invocation, flow: Flow, verb: str, arguments: tuple[Any, ...], **options: Any) -> int:
     """Call a verb, show what happens, then its result."""
     invocation.is_live = invocation.is_json
+
+    def note(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            invocation.run_id = event.run_id
+
     with watching(flow.codec, is_json=invocation.is_json) as watcher:
-        result = _call(flow, verb, arguments, full=True, hooks=(watcher,), **options)
+        result = _call(flow, verb, arguments, full=True, hooks=(note, watcher), **options)
     _show_result(invocation, flow, result)
     return OK if result.status == "finished" else FAILED
 
@@ -183,7 +188,7 @@ def _show_plan(invocation: Invocation, plan: ResumePlan) -> int:
     if invocation.is_json:
         print(to_json(plan.to_dict()))
         return code
-    print(f"run {clean(plan.run_id)!r}: {plan.verdict}: {clean(plan.reason)}")
+    print(f"run {clean(plan.run_id)!r}: {plan.verdict}: {clean(in_options(plan.reason))}")
     if plan.from_node is not None:
         print(f"  from    {clean(plan.from_node)}#{plan.visit} (record {plan.sequence})")
     for title, names in (("skips", plan.skipped), ("runs", plan.repeated), ("missed", plan.missed)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,13 +51,13 @@ class Point:
 def state(invocation: Invocation, run_id: str, node_id: str | None, visit: int | None) -> int:
     """Print a recorded state, as the JSON that it is.
 
-    The newest one, or the one after NODE.
+    The newest one, or the one after NODE, which may be written NODE#VISIT.
     """
     if node_id is None and visit is not None:
         raise click.UsageError("--visit goes with a NODE")
     with open_existing(invocation) as store:
         store.get_run(run_id)
-        point = _newest(store, run_id) if node_id is None else _after_node(store, run_id, node_id, visit)
+        point = _newest(store, run_id) if node_id is None else _named(store, run_id, node_id, visit)
     if invocation.is_json:
         print(to_json({"run_id": run_id, **point.to_dict(), "state": point.state}))
     else:
@@ -97,10 +98,15 @@ def diff(invocation: Invocation, run_id: str, before: str, after: str) -> int:
 def _find(store: Store, run_id: str, text: str) -> Point:
     if text.isdecimal():
         return _numbered(store, run_id, int(text))
-    node_id, mark, visit = text.rpartition("#")
-    if mark and node_id and visit.isdecimal():
-        return _after_node(store, run_id, node_id, int(visit))
-    return _after_node(store, run_id, text, None)
+    return _named(store, run_id, text, None)
+
+
+def _named(store: Store, run_id: str, text: str, visit: int | None) -> Point:
+    """The state after a node that is written as its id, or as id#visit where no other visit is asked for."""
+    node_id, _, number = text.rpartition("#")
+    if visit is None and node_id and number.isdecimal():
+        return _after_node(store, run_id, node_id, int(number))
+    return _after_node(store, run_id, text, visit)
 
 
 def _numbered(store: Store, run_id: str, sequence: int) -> Point:
@@ -131,7 +137,7 @@ def _newest(store: Store, run_id: str) -> Point:
 
 def _point(record: Record) -> Point:
     if record.payload is None:
-        raise NotFound(f"record {record.sequence} is a {record.kind}, which has no state")
+        raise NotFound(f"record {record.sequence} is a {record.kind}, which has no state: name a checkpoint or 0")
     return Point(record.sequence, record.node_id, record.visit if record.kind == CHECKPOINT else 0, state_of(record))
 
 
@@ -162,7 +168,7 @@ def _value(value: Any) -> str:
 
 def _print_change(sign: str, text: str) -> None:
     line = f"{sign} {clean(text)}"
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         line = click.style(line, fg={"+": "green", "-": "red", "~": "yellow"}[sign])
     print(line)
 

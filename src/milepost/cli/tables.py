@@ -21,6 +21,10 @@ STYLES = {
     "cancelled": "dim",
 }
 """What a run's status looks like in a terminal."""
+_WHOLE = 20
+"""Columns of a terminal up to which a table's column is never folded."""
+_FOLDED = 12
+"""Columns of a terminal that a table's column keeps when it is folded."""
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, styles: Sequence[str] = ()) -> None:
@@ -52,10 +56,19 @@ def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequenc
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
+    console = Console(highlight=False)
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    # Ids, statuses and times are for copying and for the eye: they stay whole, and long texts fold beside them. A
+    # terminal too narrow for that breaks the lines itself, as it does with those of any other program.
+    is_whole = [number == 0 or width <= _WHOLE for number, width in enumerate(widths)]
+    needed = sum(width if whole else _FOLDED for width, whole in zip(widths, is_whole, strict=True)) + 3 * len(widths)
+    is_narrow = needed > console.width
+    if is_narrow:
+        console.width = sum(widths) + 3 * len(widths)
+    table = Table(box=None if is_narrow else box.SIMPLE_HEAD, pad_edge=False)
+    for column, whole in zip(columns, is_whole, strict=True):
+        table.add_column(column, overflow="fold", no_wrap=whole or is_narrow)
     for number, row in enumerate(rows):
         style = styles[number] if number < len(styles) else ""
         table.add_row(*(Text(text, style=STYLES.get(text, "")) for text in row), style=style)
-    Console(highlight=False).print(table)
+    console.print(table)

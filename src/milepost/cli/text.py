@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-__all__ = ["ago", "clean", "duration", "iso", "plural", "pretty", "short", "size", "to_json"]
+__all__ = ["ago", "clean", "duration", "error_text", "iso", "plural", "pretty", "short", "size", "to_json"]
 
 
 def clean(text: object) -> str:
@@ -20,6 +20,11 @@ def short(text: object, limit: int = 60) -> str:
     """At most `limit` characters of cleaned text."""
     cleaned = clean(text)
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 3] + "..."
+
+
+def error_text(error: BaseException) -> str:
+    """Type and message of an error in one line."""
+    return short(f"{type(error).__name__}: {error}", 160)
 
 
 def iso(moment: datetime | float | None) -> str | None:
