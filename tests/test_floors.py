@@ -51,7 +51,9 @@ FLOORS: dict[str, tuple[int, int]] = {
     "journal": (3, 1),
     "runtime": (3, 2),
     "examining": (3, 3),
-    "resuming": (3, 4),
+    "taking": (3, 4),
+    "resuming": (3, 5),
+    "starting": (3, 6),
     # -- 4 drivers: perform effects -------------------------------------------------------------------------------
     "branches": (4, 0),
     "threads": (4, 0),
@@ -59,6 +61,7 @@ FLOORS: dict[str, tuple[int, int]] = {
     "heartbeat": (4, 0),
     "drivers": (4, 1),
     # -- 5 verbs: what users call ---------------------------------------------------------------------------------
+    "authorizing": (5, 0),
     "job": (5, 0),
     "verbs": (5, 1),
     "engine": (5, 2),

@@ -56,7 +56,7 @@ class Acceptance:
             if type(returned) is not self._class:
                 self._codec.check(returned)
             return returned
-        raise self._refused(unit, before, returned)
+        raise self._refused(before, returned)
 
     def _reduced(self, state: Any, name: str, update: Any) -> Any:
         assert self._reducers is not None
@@ -68,18 +68,20 @@ class Acceptance:
         start = self._starts.get(name)
         return update if start is None else reducer(start(), update)
 
-    def _refused(self, unit: Unit, before: Any, returned: Any) -> StateTypeError:
+    def _refused(self, before: Any, returned: Any) -> StateTypeError:
         expected, found = self._class.__name__, type(returned).__name__
-        text = f"node {unit.id!r} returned {found} instead of {expected}"
+        text = f"it returned {found} instead of {expected}"
         if returned is None:
-            text = f"node {unit.id!r} returned None: a node must return the state, changed or not"
+            text = "it returned None: a node must return the state, changed or not"
         elif inspect.isawaitable(returned):
             text += ": it gives an awaitable without being a coroutine function; declare it with async def"
         elif isinstance(returned, Mapping):
             if self._is_mapping and isinstance(returned, self._class):
                 lost = ", ".join(repr(key) for key in before if key not in returned)
-                text = f"node {unit.id!r} returned a dict without {lost}, which it was given"
+                text = f"it returned a dict without {lost}, which it was given"
             text += ": return the whole state, or let nodes return changed fields only with Graph(..., partial=True)"
+        elif self._reducers is not None:
+            text += ": a node must return the whole new state, or a mapping of the fields that it changes"
         else:
             text += ": a node must return the whole new state"
         return StateTypeError(text, path="state", expected=expected, found=found)

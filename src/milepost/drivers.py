@@ -24,6 +24,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, TypeVar
 
 from milepost.branches import Branch, Branches, merged
@@ -164,18 +165,23 @@ class SyncDriver(Driver):
 
     def run(self, routine: Routine[T]) -> T:
         """Drive `routine` to its end."""
-        try:
-            effect = next(routine)
-            while True:
+        value: Any = None
+        step: Callable[[Any], Effect] = routine.send
+        while True:
+            try:
+                effect = step(value)
                 try:
-                    answer = self.perform(effect)
+                    value, step = self.perform(effect), routine.send
                 except BaseException as exc:
-                    effect = routine.throw(exc)
-                else:
-                    effect = routine.send(answer)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
+                    value, step = exc, routine.throw
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            except BaseException as exc:
+                if getgeneratorstate(routine) == GEN_CLOSED:
+                    raise
+                # Ctrl-C came between two effects: the routine hears of it like of any other.
+                value, step = exc, routine.throw
 
     def perform(self, effect: Effect) -> Any:
         """The answer of one effect, or raise what went wrong."""
@@ -305,7 +311,7 @@ class SyncDriver(Driver):
             yield from _drain(events)
         except GeneratorExit:
             self.stream_to = None
-            self._abandon(routine)
+            self._abandon(routine, effect)
             raise
         except BaseException:
             # The error comes after the events that tell of it.
@@ -346,9 +352,12 @@ class SyncDriver(Driver):
             call.context._stop = True
         self.clock.wait(promise.done, OVERDUE_GRACE)
 
-    def _abandon(self, routine: Routine[Any]) -> None:
+    def _abandon(self, routine: Routine[Any], pending: Effect) -> None:
+        """Stop a routine that waits for `pending`; one that is leaving already is let go to its end."""
         try:
-            effect = routine.throw(StreamClosed("its stream was closed"))
+            effect: Effect = pending
+            if not isinstance(pending, Drop):
+                effect = routine.throw(StreamClosed("its stream was closed"))
             while True:
                 try:
                     answer = self.perform(effect)
@@ -373,6 +382,7 @@ class AsyncDriver(Driver):
     def __init__(self, clock: Clock, hooks: Sequence[Hook] = ()) -> None:
         super().__init__(clock, hooks)
         self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
         self._wake: asyncio.Event | None = None
 
     def live(self, event: Event) -> None:
@@ -400,6 +410,12 @@ class AsyncDriver(Driver):
         except StopIteration as stop:
             value: T = stop.value
             return value
+
+    def _is_awaited(self) -> bool:
+        try:
+            return self._task is not None and asyncio.current_task() is self._task
+        except RuntimeError:
+            return False
 
     async def perform(self, effect: Effect) -> Any:
         """The answer of one effect, or raise what went wrong."""
@@ -484,6 +500,10 @@ class AsyncDriver(Driver):
                 with surround(around, call.context.run_id):
                     return await call.fn(*call.args)
             return await call.fn(*call.args)
+        except GeneratorExit as exc:
+            if not self._is_awaited():
+                raise  # the coroutine is being closed
+            raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
         finally:
             current_context.reset(reset)
 
@@ -601,7 +621,7 @@ class AsyncDriver(Driver):
                 yield events.popleft()
         except GeneratorExit:
             self.stream_to = None
-            await self._abandon(routine)
+            await self._abandon(routine, effect)
             raise
         except BaseException:
             # The error comes after the events that tell of it.
@@ -627,9 +647,12 @@ class AsyncDriver(Driver):
         finally:
             waiter.cancel()
 
-    async def _abandon(self, routine: Routine[Any]) -> None:
+    async def _abandon(self, routine: Routine[Any], pending: Effect) -> None:
+        """Stop a routine that waits for `pending`; one that is leaving already is let go to its end."""
         try:
-            effect = routine.throw(StreamClosed("its stream was closed"))
+            effect: Effect = pending
+            if not isinstance(pending, Drop):
+                effect = routine.throw(StreamClosed("its stream was closed"))
             while True:
                 try:
                     answer = await self.perform(effect)

@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
+from milepost.authorizing import Authorize, Gate
 from milepost.clock import SYSTEM, Clock
-from milepost.drivers import AsyncDriver
+from milepost.drivers import AsyncDriver, SyncDriver
 from milepost.effects import Ask, Routine
-from milepost.errors import NotAuthorizedError, OptionError
+from milepost.errors import OptionError, RunNotFoundError
 from milepost.events import Event, ResumePlan, RunResult
 from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.hooks import Hook
 from milepost.job import Job
 from milepost.options import EngineOptions, RunOptions, merge_options
-from milepost.store import CheckpointInfo, RunInfo, Store
+from milepost.store import CheckpointInfo, RunInfo, RunRow, Store
 from milepost.stores.opening import open_store
 from milepost.verbs import Bound, Verbs
 
 __all__ = ["Authorize", "Bound", "Engine", "Verbs"]
 
 T = TypeVar("T")
-Authorize = Callable[[str, str, str], Any]
-"""Asked with (action, run_id, flow name) before a resume, override or delete; False or an exception refuses."""
 
 
 class Engine:
@@ -57,15 +56,9 @@ class Engine:
         **options: Unpack[EngineOptions],
     ) -> None:
         self.flows = _by_name(flows)
-        self._authorize = authorize
-        self._bound: dict[str, Any] = {
-            **options,
-            "deps": deps,
-            "hooks": tuple(hooks),
-            "logger": logger,
-            "clock": clock or SYSTEM,
-        }
-        merge_options(self._bound, {})
+        self._gate = Gate(authorize)
+        bound = {**options, "deps": deps, "hooks": hooks, "logger": logger, "clock": SYSTEM if clock is None else clock}
+        self._bound: dict[str, Any] = {**bound, "hooks": merge_options(bound, {}).hooks}
         self._is_owner = isinstance(store, str)
         self.store = open_store(store) if isinstance(store, str) else store
         if not isinstance(self.store, Store):
@@ -94,7 +87,7 @@ class Engine:
     ) -> T | RunResult[T]:
         """Run a flow on `state`, or a bound one; the final state, or with `full` the `RunResult`."""
         job, given = self._start(flow, state, run_id, options)
-        return _answer(job.do(given), full)
+        return _answer(job.do(given, full=full), full)
 
     @overload
     async def arun(
@@ -117,7 +110,7 @@ class Engine:
     ) -> T | RunResult[T]:
         """`run`, awaited."""
         job, given = self._start(flow, state, run_id, options)
-        return _answer(await job.ado(given), full)
+        return _answer(await job.ado(given, full=full), full)
 
     def stream(
         self,
@@ -145,18 +138,44 @@ class Engine:
 
     # -- going on ------------------------------------------------------------------------------------
 
+    @overload
+    def resume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    def resume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> RunResult[T]: ...
     def resume(
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+    ) -> T | RunResult[T]:
         """Go on with a run where its records end; see `Verbs.resume`."""
-        return _answer(self._job(flow, run_id, options, Wish()).do(), full)
+        return _answer(self._job(flow, run_id, options, Wish()).do(full=full), full)
 
+    @overload
+    async def aresume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    async def aresume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> RunResult[T]: ...
     async def aresume(
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+    ) -> T | RunResult[T]:
         """`resume`, awaited."""
-        return _answer(await self._job(flow, run_id, options, Wish()).ado(), full)
+        return _answer(await self._job(flow, run_id, options, Wish()).ado(full=full), full)
 
+    @overload
+    def resume_from(
+        self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[False] = False, **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    def resume_from(
+        self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[True], **options: Unpack[RunOptions],
+    ) -> RunResult[T]: ...  # fmt: skip
     def resume_from(
         self,
         flow: Verbs[T] | Bound[T],
@@ -167,10 +186,20 @@ class Engine:
         rerun: bool = False,
         full: bool = False,
         **options: Unpack[RunOptions],
-    ) -> Any:
+    ) -> T | RunResult[T]:
         """Go on after a node; see `Verbs.resume_from`."""
-        return _answer(self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).do(), full)
+        return _answer(self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).do(full=full), full)
 
+    @overload
+    async def aresume_from(
+        self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[False] = False, **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    async def aresume_from(
+        self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[True], **options: Unpack[RunOptions],
+    ) -> RunResult[T]: ...  # fmt: skip
     async def aresume_from(
         self,
         flow: Verbs[T] | Bound[T],
@@ -181,21 +210,39 @@ class Engine:
         rerun: bool = False,
         full: bool = False,
         **options: Unpack[RunOptions],
-    ) -> Any:
+    ) -> T | RunResult[T]:
         """`resume_from`, awaited."""
-        return _answer(await self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).ado(), full)
+        return _answer(
+            await self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).ado(full=full), full
+        )
 
+    @overload
+    def retry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    def retry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> RunResult[T]: ...
     def retry(
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+    ) -> T | RunResult[T]:
         """Run again what failed; see `Verbs.retry`."""
-        return _answer(self._job(flow, run_id, options, Wish("retry")).do(), full)
+        return _answer(self._job(flow, run_id, options, Wish("retry")).do(full=full), full)
 
+    @overload
+    async def aretry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    async def aretry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> RunResult[T]: ...
     async def aretry(
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+    ) -> T | RunResult[T]:
         """`retry`, awaited."""
-        return _answer(await self._job(flow, run_id, options, Wish("retry")).ado(), full)
+        return _answer(await self._job(flow, run_id, options, Wish("retry")).ado(full=full), full)
 
     def resume_stream(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """`resume` as its events."""
@@ -271,13 +318,11 @@ class Engine:
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         """Delete everything of a run; `RunLockedError` while somebody executes it, unless `force`."""
-        self._ask_leave("delete", run_id, "")
-        self.store.delete_run(run_id, force=force)
+        SyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
 
     async def adelete_run(self, run_id: str, *, force: bool = False) -> None:
         """`delete_run`, awaited."""
-        self._ask_leave("delete", run_id, "")
-        await self._ask("delete_run", run_id, force=force)
+        await AsyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
 
     def close(self) -> None:
         """Close the store if the engine opened it."""
@@ -313,9 +358,9 @@ class Engine:
             raise OptionError(
                 "run needs the state to begin with: run(flow, state) or run(flow.bind(state))", option="state"
             )
-        job = Job(cast("Flow", flow), self.store, run_id, options, self._bound, None)
+        job = Job(_flow(flow), self.store, run_id, options, self._bound, None)
         if job.options.if_exists in {"resume", "retry"} and run_id is not None:
-            self._ask_leave("resume", run_id, job.flow.name)
+            self._ask_to_resume(job, run_id)
         return job, state
 
     def _job(
@@ -328,22 +373,25 @@ class Engine:
         is_asked: bool = True,
     ) -> Job:
         known = flow.flow if isinstance(flow, Bound) else flow
-        job = Job(cast("Flow", known), self.store, run_id, options, self._bound, wish)
+        job = Job(_flow(known), self.store, run_id, options, self._bound, wish)
         if is_asked:
-            self._ask_leave("resume", run_id, job.flow.name)
-            if job.options.state_override is not None:
-                self._ask_leave("override", run_id, job.flow.name)
+            self._ask_to_resume(job, run_id)
         return job
 
-    def _ask_leave(self, action: str, run_id: str, flow: str) -> None:
-        if self._authorize is None:
-            return
-        try:
-            is_allowed = self._authorize(action, run_id, flow)
-        except Exception as exc:
-            raise _not_authorized(action, run_id) from exc
-        if is_allowed is False:
-            raise _not_authorized(action, run_id)
+    def _ask_to_resume(self, job: Job, run_id: str) -> None:
+        self._gate.ask("resume", run_id, job.flow.name)
+        if job.options.state_override is not None:
+            self._gate.ask("override", run_id, job.flow.name)
+
+    def _deletion(self, run_id: str, force: bool) -> Routine[None]:
+        if self._gate.is_guarded:
+            try:
+                row: RunRow = yield Ask(self.store, "get_run", run_id)
+            except RunNotFoundError:
+                self._gate.ask("delete", run_id, "")
+            else:
+                self._gate.ask("delete", run_id, row.info.flow)
+        yield Ask(self.store, "delete_run", run_id, force=force)
 
     async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         def routine() -> Routine[Any]:
@@ -352,16 +400,17 @@ class Engine:
         return await AsyncDriver(self._bound["clock"]).run(routine())
 
 
-def _not_authorized(action: str, run_id: str) -> NotAuthorizedError:
-    return NotAuthorizedError(
-        f"{action} of run {run_id!r} is not allowed: the engine's authorize refused it", action=action, run_id=run_id
-    )
+def _flow(given: Any) -> Flow:
+    """What was given as a flow; `OptionError` for what is none, such as a graph that was not compiled."""
+    if not isinstance(given, Verbs):
+        raise OptionError(f"{given!r} is no flow: give what compile() made, or flow.bind(state)", option="flow")
+    return cast("Flow", given)
 
 
 def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
     named: dict[str, Verbs[Any]] = {}
     for flow in flows:
-        name = cast("Flow", flow).name
+        name = _flow(flow).name
         if not getattr(flow, "is_named", True):
             raise OptionError(
                 f"flow {name!r} was compiled without a name: compile('orders') names it for good", option="flows"

@@ -38,7 +38,7 @@ StateT = TypeVar("StateT")
 def _plain(value: Any) -> Any:
     """`value` made of what JSON has, as far as that is possible without inventing anything."""
     if isinstance(value, BaseException):
-        return f"{type(value).__qualname__}: {value}"
+        return _error_text(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -48,6 +48,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__qualname__}: {error}"
+    except Exception as exc:
+        return f"{type(error).__qualname__}: <its message cannot be shown: {type(exc).__qualname__}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from milepost.checkpoint import read_envelope
 from milepost.errors import (
+    CheckpointCorruptError,
     CheckpointMigrationError,
     DeserializeStateError,
     FlowChangedError,
@@ -26,7 +27,9 @@ from milepost.errors import (
     WrongFlowError,
 )
 from milepost.events import ResumeInfo
+from milepost.failures import place
 from milepost.flow import END
+from milepost.process import describe_owner
 from milepost.record import (
     CHECKPOINT,
     FAILURE,
@@ -47,6 +50,7 @@ __all__ = [
     "is_live",
     "locked",
     "not_resumable",
+    "recorded_ids",
     "refusal_of",
     "refused_by_status",
 ]
@@ -124,12 +128,15 @@ def refusal_of(run: Run, wish: Wish, found: Found) -> MilepostError | None:
                 status,
                 info.reason,
                 f"node {found.next_node!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
+                node_id=found.next_node,
+                state=found.state,
             )
     if options.strict and found.info.differences:
         return FlowChangedError(
             f"the flow of run {run.run_id!r} has changed ({'; '.join(found.info.differences)}): resume without strict "
             f"to go on",
             run_id=run.run_id,
+            state=found.state,
             differences=found.info.differences,
         )
     if found.next_node not in {None, END}:
@@ -141,7 +148,15 @@ def refusal_of(run: Run, wish: Wish, found: Found) -> MilepostError | None:
     return None
 
 
+def recorded_ids(run: Run, node_id: str) -> tuple[str, ...]:
+    """The ids under which a node's records stand: its own, and those that it was renamed from."""
+    renames = run.options.rename or {}
+    own = () if node_id in renames else (node_id,)
+    return (*own, *(old for old, new in renames.items() if new == node_id))
+
+
 def check_flow(run: Run, row: RunRow) -> None:
+    """Raise `WrongFlowError` unless the run is one of this flow."""
     if row.info.flow and row.info.flow != run.flow.name:
         raise WrongFlowError(
             f"run {run.run_id!r} is one of flow {row.info.flow!r}, not of {run.flow.name!r}: resume it with that flow, "
@@ -154,9 +169,10 @@ def check_flow(run: Run, row: RunRow) -> None:
 
 
 def locked(run: Run, row: RunRow) -> RunLockedError:
+    """The error of a run that another owner has, or another verb of this process."""
     until = row.info.lease_until
     told = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
-    who = "another verb of this process" if row.lease == "ours" else f"owner {row.info.owner}"
+    who = "another verb of this process" if row.lease == "ours" else describe_owner(row.info.owner)
     return RunLockedError(
         f"run {run.run_id!r} is being executed by {who}{told}: wait for it with on_locked='wait', or fence it off with "
         f"takeover=True",
@@ -166,10 +182,11 @@ def locked(run: Run, row: RunRow) -> RunLockedError:
     )
 
 
-def not_resumable(run: Run, status: str, reason: str, hint: str) -> RunNotResumableError:
+def not_resumable(run: Run, status: str, reason: str, hint: str, **facts: Any) -> RunNotResumableError:
+    """The error of a run that the verb does not go on with; `hint` says what does."""
     told = f" ({reason})" if reason else ""
     return RunNotResumableError(
-        f"run {run.run_id!r} is {status}{told}: {hint}", run_id=run.run_id, status=status, reason=reason
+        f"run {run.run_id!r} is {status}{told}: {hint}", run_id=run.run_id, status=status, reason=reason, **facts
     )
 
 
@@ -183,15 +200,21 @@ def examine(
     tail: tuple[Record, ...],
     wish: Wish,
     begun: Record | None,
-    passed_over: tuple[str, ...] = (),
+    remarks: tuple[str, ...] = (),
     nodes: tuple[str, ...] = (),
+    *,
+    is_cut: bool = False,
 ) -> Found:
-    """Verify and decode a point, and find where it leads in the flow as it is now."""
+    """Verify and decode a point, and find where it leads in the flow as it is now.
+
+    `tail` is what was recorded after it and still counts, `begun` the start record, `remarks` what was noticed on the
+    way here. `is_cut`: damaged records were passed over, and count no more.
+    """
     assert run.store is not None
     if point is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
     for record in (point, *tail, *((begun,) if begun is not None else ())):
-        run.store.seals.check(run.run_id, record)
+        _check_seal(run, record)
     fields, data = _content(run, point)
     next_node, iteration = _recorded_route(run, point, fields)
     for record in tail:
@@ -199,6 +222,16 @@ def examine(
             next_node = record.fields().get("next_node")
         elif record.kind == OWNER and record.payload is not None:
             data = record.state() or b""
+    try:
+        state = run.flow.codec.decode(data)
+    except DeserializeStateError as exc:
+        exc.run_id, exc.node_id = run.run_id, point.node_id or None
+        place(
+            exc,
+            f"what record {point.sequence} of run {run.run_id!r} holds is no state of flow {run.flow.name!r} as it is now",
+            "lift old states with Graph(..., upgrade=) or let fields go with Graph(..., unknown_fields='drop')",
+        )
+        raise
     renames = run.options.rename or {}
     if next_node is not None:
         next_node = renames.get(next_node, next_node)
@@ -207,8 +240,8 @@ def examine(
     elif run.options.reroute and point.kind == CHECKPOINT:
         next_node = None
     node_id = renames.get(point.node_id, point.node_id)
-    differences = (*passed_over, *_differences(run, point if point.kind == START else begun))
-    _check_nodes(run, point, node_id, next_node, differences)
+    differences = (*remarks, *_differences(run, point if point.kind == START else begun))
+    _check_nodes(run, node_id, next_node, differences, state)
     unit = run.flow.units.get(node_id)
     leads_to = unit.next_node if next_node is None and unit is not None else next_node
     if wish.verb == "resume_from" and leads_to == END and not wish.rerun:
@@ -216,21 +249,18 @@ def examine(
             f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again",
             run_id=run.run_id,
             node_id=wish.node_id,
+            state=state,
         )
-    try:
-        state = run.flow.codec.decode(data)
-    except DeserializeStateError as exc:
-        exc.run_id, exc.node_id = run.run_id, point.node_id or None
-        raise
-    spent = _spent(run, tail, point is latest.point and wish.verb != "resume_from")
+    spent = _spent(run, tail, point is latest.point and wish.verb != "resume_from" and not is_cut)
     missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
     amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
     cut = max((point.sequence, *amended))
     # Where the result itself is damaged there is none that could be given: the run goes on from what is whole.
-    finished = latest.row.info.status == "finished" and wish.verb == "resume" and not passed_over
+    finished = latest.row.info.status == "finished" and wish.verb == "resume" and not is_cut
     source: Any = "finished" if finished else "start" if point.kind == START else "latest"
     if wish.verb == "resume_from":
         source = "node"
+    known = set(nodes)
     info = ResumeInfo(
         run_id=run.run_id,
         source=source,
@@ -238,16 +268,25 @@ def examine(
         sequence=point.sequence,
         visit=point.visit if point.kind == CHECKPOINT else 0,
         next_node=next_node,
-        skipped=tuple(unit for unit in run.flow.units if unit in nodes),
+        skipped=tuple(unit for unit in run.flow.units if not known.isdisjoint(recorded_ids(run, unit))),
         repeated=(next_node,) if next_node not in {None, END} and not finished else (),
         missed=missed,
         differences=differences,
         verified=point.header is not None,
         already_completed=finished,
     )
-    is_superseding = wish.verb == "resume_from" or bool(passed_over)
+    is_superseding = wish.verb == "resume_from" or is_cut
     live = _cut(latest.row.live, cut) if is_superseding else None
     return Found(latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration)
+
+
+def _check_seal(run: Run, record: Record) -> None:
+    assert run.store is not None
+    try:
+        run.store.seals.check(run.run_id, record)
+    except CheckpointCorruptError as exc:
+        exc.run_id, exc.node_id, exc.sequence = run.run_id, record.node_id or None, record.sequence
+        raise
 
 
 def _content(run: Run, point: Record) -> tuple[dict[str, Any], bytes]:
@@ -290,7 +329,7 @@ def _differences(run: Run, begun: Record | None) -> tuple[str, ...]:
     return run.flow.differences(fields.get("shape") or {})
 
 
-def _check_nodes(run: Run, point: Record, node_id: str, next_node: str | None, differences: tuple[str, ...]) -> None:
+def _check_nodes(run: Run, node_id: str, next_node: str | None, differences: tuple[str, ...], state: Any) -> None:
     """Refuse to go on where the flow has no such node any more."""
     gone = node_id if next_node is None else next_node
     if gone == END or gone in run.flow.units:
@@ -301,6 +340,7 @@ def _check_nodes(run: Run, point: Record, node_id: str, next_node: str | None, d
         f"({'; '.join(told)}): if it was renamed, pass rename={{{gone!r}: new name}}; else resume_from a node before it",
         run_id=run.run_id,
         node_id=gone,
+        state=state,
         differences=told,
     )
 
@@ -318,8 +358,7 @@ def _spent(run: Run, tail: tuple[Record, ...], is_continued: bool) -> Spent:
             spent.visit = record.visit
             spent.pause = 0.0
             if "retry_at" in fields:
-                left = parse_time(fields["retry_at"]).timestamp() - run.options.clock.time()
-                spent.pause = max(0.0, min(left, 3600.0))
+                spent.pause = _left_of_pause(fields, run.options.clock.time())
         elif record.kind == OWNER:
             if fields.get("crashed"):
                 spent.attempts += 1
@@ -327,6 +366,13 @@ def _spent(run: Run, tail: tuple[Record, ...], is_continued: bool) -> Spent:
                 spent.failures = 0
                 spent.pause = 0.0
     return spent
+
+
+def _left_of_pause(fields: Mapping[str, Any], now: float) -> float:
+    """Seconds left of the back-off after a failure: never more than the policy chose, whatever clocks say."""
+    ends = parse_time(fields["retry_at"]).timestamp()
+    chosen = ends - parse_time(fields["timestamp"]).timestamp()
+    return max(0.0, min(ends - now, chosen))
 
 
 def _cut(live: Ranges, upto: int) -> Ranges:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from milepost.effects import AttemptTimedOut
 from milepost.errors import MilepostError, NodeError, NodeTimeoutError
 
-__all__ = ["describe", "failure_fields", "message_of", "recorded_error", "type_name"]
+__all__ = ["describe", "failure_fields", "first_line", "message_of", "place", "recorded_error", "shown", "type_name"]
 
 MAX_TEXT = 20_000
+MAX_LINE = 500
 
 
 def type_name(error: BaseException) -> str:
     """The qualified name of an error's type; built-in ones without their module."""
-    kind = type(error)
+    if isinstance(error, AttemptTimedOut):
+        return "TimeoutError"
+    kind: type[BaseException] = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -30,9 +34,29 @@ def message_of(error: BaseException) -> str:
         return f"<its message cannot be shown: {type(exc).__qualname__}>"
 
 
+def place(error: MilepostError, where: str, act: str) -> None:
+    """Begin the message of `error` with where it happened and end it with what to do; its facts stay as they are."""
+    error.args = (f"{where}: {error.args[0] if error.args else ''}; {act}", *error.args[1:])
+
+
+def shown(value: Any, limit: int = 200) -> str:
+    """`repr(value)`, cut at `limit` characters, whatever the value's own `__repr__` does."""
+    try:
+        text: str = _printable(repr(value))
+    except Exception as exc:
+        return f"<{type(value).__qualname__}, whose repr fails: {type(exc).__qualname__}>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, cut at a length that a table can show."""
+    line = message_of(error).partition("\n")[0]
+    return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"
+
+
 def describe(error: BaseException) -> str:
     """One line: type and message."""
-    message = message_of(error).partition("\n")[0]
+    message = first_line(error)
     return f"{type_name(error)}: {message}" if message else type_name(error)
 
 
@@ -47,7 +71,8 @@ def recorded_error(run_id: str, fields: dict[str, Any], node_id: str) -> Milepos
     It has no `__cause__`: type, message and traceback of the original are in its text.
     """
     told = f"{fields.get('error_type', 'error')}: {fields.get('message', '')}"
-    text = f"run {run_id!r} failed at node {node_id!r}: {told}" if node_id else f"run {run_id!r} failed: {told}"
+    where = f" at node {node_id!r}" if node_id else ""
+    text = f"run {run_id!r} failed{where}: {told}; mend the cause, then resume or retry it"
     if fields.get("traceback"):
         text += f"\nas recorded where it ran:\n{fields['traceback']}"
     kind = NodeTimeoutError if fields.get("op") == "timeout" else NodeError

@@ -176,7 +176,7 @@ def claim(
 def _blocked(row: Row, count: int, newest: int, newest_checkpoint: int, now: float) -> Row:
     reason = (
         f"{count} owners in a row died, or blocked their process for longer than the lease, without a checkpoint in "
-        f"between: find out why, then resume the run, which allows it again"
+        f"between: find out why, then resume it with reopen=True"
     )
     if row.cancel is not None:
         reason += "; a cancel was open and was not carried out"

@@ -20,7 +20,7 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.failures import describe, failure_fields
+from milepost.failures import describe, failure_fields, first_line
 from milepost.flow import Codec
 from milepost.options import Options
 from milepost.record import FAILURE, FINISH, ROUTE, Record, format_time, make_record
@@ -203,7 +203,7 @@ class Journal:
         self, before: tuple[Record, ...], error: MilepostError, original: BaseException | None = None
     ) -> Routine[None]:
         """Record that the run failed with `error`, together with `before`."""
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         told = failure_fields(original or error)
         finish = self.make(FINISH, ahead=len(before) + 1, status="failed", reason=reason, **told)
         release = Release("failed", reason, degraded=self.degraded, missed=self.missed)

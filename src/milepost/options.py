@@ -72,7 +72,11 @@ class Options:
     reroute: bool = False
     """Ask the router again instead of taking the recorded route."""
     rename: Mapping[str, str] | None = None
-    """Recorded node ids and what the nodes are called now."""
+    """Recorded node ids and what the nodes are called now, for as long as the run is to go on at a recorded id.
+
+    It serves the node where the run goes on, the node that it goes on after, and `resume_from`. Visits and attempts go
+    on counting; idempotency keys and `ctx.random()` are those of the new id.
+    """
     strict: bool = False
     """Refuse a resume whenever the flow's shape has changed."""
     on_corrupt: str = "error"
@@ -116,7 +120,7 @@ class Options:
     hooks: tuple[Hook, ...] = ()
     """Called with each event."""
     tags: Mapping[str, str] | None = None
-    """Text pairs kept in the run row."""
+    """Text pairs kept in the run row from the start on; a resume adds none, `ctx.tag` does."""
     clock: Clock = SYSTEM
     """Where the time comes from."""
 
@@ -142,17 +146,27 @@ class Options:
         _whole(self, "warn_size", 1, None)
         if self.retry is not None and not isinstance(self.retry, Retry):
             raise OptionError(f"retry must be a Retry, not {self.retry!r}: retry=Retry(max_attempts=3)", option="retry")
+        for name in _FLAGS:
+            if type(getattr(self, name)) is not bool:
+                raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}", option=name)
+        if self.compress is not None and type(self.compress) is not bool:
+            raise OptionError(f"compress must be True, False or None, not {self.compress!r}", option="compress")
+        if not isinstance(self.clock, Clock):
+            raise OptionError(f"clock must be a clock, such as FakeClock(), not {self.clock!r}", option="clock")
+        if self.rename is not None:
+            _check_rename(self.rename)
         for name in ("state_override", "revalidate"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise OptionError(f"{name} must be a function of the state", option=name)
         for name in ("stop_before", "stop_after"):
-            ids = getattr(self, name)
-            object.__setattr__(self, name, frozenset((ids,) if isinstance(ids, str) else ids))
+            object.__setattr__(self, name, _ids(getattr(self, name), name))
         object.__setattr__(self, "hooks", _hooks({"hooks": self.hooks}))
         for key, value in (self.tags or {}).items():
             if type(key) is not str or type(value) is not str:
                 raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
 
+
+_FLAGS = ("compare_inputs", "checkpoint_failure_fatal", "reroute", "strict", "reopen", "takeover", "isolate")
 
 _NAMES = frozenset(f.name for f in fields(Options))
 
@@ -164,7 +178,7 @@ def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
     if unknown:
         raise OptionError(f"no option is called {', '.join(map(repr, unknown))}", option=unknown[0])
     merged["hooks"] = (*_hooks(base), *_hooks(call))
-    merged["tags"] = {**(base.get("tags") or {}), **(call.get("tags") or {})}
+    merged["tags"] = {**_tags(base), **_tags(call)}
     return Options(**merged)
 
 
@@ -173,6 +187,28 @@ def _hooks(options: Mapping[str, Any]) -> tuple[Hook, ...]:
     if not isinstance(given, Sequence) or not all(callable(hook) for hook in given):
         raise OptionError(f"hooks must be a list of functions of one event, not {given!r}", option="hooks")
     return tuple(given)
+
+
+def _tags(options: Mapping[str, Any]) -> Mapping[str, str]:
+    given = options.get("tags") or {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"tags are a mapping of str to str, not {given!r}")
+    return given
+
+
+def _ids(given: Any, name: str) -> frozenset[str]:
+    """Node ids, given as one or as several."""
+    ids = (given,) if isinstance(given, str) else given
+    if not isinstance(ids, Collection) or not all(isinstance(node_id, str) for node_id in ids):
+        raise OptionError(f"{name} must be a node id or several, not {given!r}", option=name)
+    return frozenset(ids)
+
+
+def _check_rename(given: Any) -> None:
+    if not isinstance(given, Mapping) or not all(
+        isinstance(node_id, str) for pair in given.items() for node_id in pair
+    ):
+        raise OptionError(f"rename must map recorded node ids to those of now, not {given!r}", option="rename")
 
 
 def _one_of(options: Options, name: str, allowed: tuple[str, ...]) -> None:

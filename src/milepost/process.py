@@ -12,7 +12,7 @@ import platform
 import secrets
 from pathlib import Path
 
-__all__ = ["Process", "is_gone", "this_process"]
+__all__ = ["Process", "describe_owner", "is_gone", "this_process"]
 
 
 class Process:
@@ -42,6 +42,18 @@ def is_gone(name: str) -> bool:
     found = _start_time(int(rest))
     # Where /proc hides the processes of other users, one that is not found there may live all the same.
     return found != started and (found != "" or not _is_hidden(int(rest)))
+
+
+def describe_owner(name: str) -> str:
+    """The process called `name`, for people: by its pid where that means something on this machine."""
+    host, _, rest = name.rpartition(":")[0].rpartition(":")
+    if not host or not rest.isdecimal():
+        return f"owner {name!r}"
+    if host == (_host() or f"{platform.node()}:"):
+        return f"process {rest} on this machine"
+    if _host() and host.partition(":")[0] == _host().partition(":")[0]:
+        return "a process in another container on this machine"
+    return "a process on another machine"
 
 
 def _host() -> str:

@@ -1,4 +1,4 @@
-"""Where a run begins or goes on: the routines behind run, resume, resume_from, retry and plan_resume.
+"""Where a run goes on: the routines behind resume, resume_from, retry and plan_resume.
 
 Each is the same sequence: look (read where the run stands; status and lease refuse), examine (verify, decode, compare
 with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also records the
@@ -17,19 +17,16 @@ from milepost.context import Context
 from milepost.effects import Call, Routine, Sleep
 from milepost.errors import (
     CheckpointCorruptError,
-    CheckpointWriteError,
-    InputMismatchError,
     InvalidResumeNodeError,
     MilepostError,
     NoCheckpointFoundError,
     RouterError,
-    RunCancelled,
-    RunExistsError,
-    RunNotResumableError,
     RunSuspended,
+    RunTimeoutError,
     SerializeStateError,
     StateTypeError,
     StateValidationError,
+    StoreClosedError,
     StoreError,
 )
 from milepost.events import ResumeInfo, ResumePlan, RunResult
@@ -40,156 +37,22 @@ from milepost.examining import (
     examine,
     is_live,
     locked,
-    not_resumable,
+    recorded_ids,
     refusal_of,
     refused_by_status,
 )
-from milepost.failures import describe, recorded_error
+from milepost.failures import describe, message_of, place
 from milepost.flow import END
 from milepost.journal import ask
-from milepost.record import (
-    CHECKPOINT,
-    FAILURE,
-    FINISH,
-    OWNER,
-    START,
-    Record,
-    format_time,
-    make_record,
-)
+from milepost.record import CHECKPOINT, OWNER, ROUTE, START, Record
 from milepost.runtime import Run
-from milepost.store import Claim, Claimed, Latest, NewRun, Release, RunRow
+from milepost.store import Latest, Release, RunRow, Token
+from milepost.taking import last_visit, take, take_over
 
-__all__ = ["plan", "resume", "start"]
+__all__ = ["await_change", "plan", "resume", "stored"]
 
 POLL = 0.25
 """Seconds between two looks at a run that another owner has."""
-
-
-# -- run -------------------------------------------------------------------------------------------------
-
-
-def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
-    """Begin a run; what becomes of one that exists is `if_exists`."""
-    if run.store is None:
-        return (yield from run.hold(run.walk(state, run.flow.entry), state))
-    flow, options, store = run.flow, run.options, run.store
-    try:
-        data = run.journal.encode(state)
-        if isinstance(data, SerializeStateError):
-            raise data
-    except (SerializeStateError, StateTypeError) as exc:
-        exc.run_id = run.run_id
-        raise
-    inputs_hash = flow.inputs_hash(state)
-    record = make_record(
-        run.run_id,
-        0,
-        run.followed_at,
-        START,
-        state=data,
-        fields={
-            "flow": flow.name,
-            "flow_version": 1,
-            "fingerprint": flow.fingerprint,
-            "shape": flow.shape,
-            "inputs_hash": inputs_hash,
-            "entry": flow.entry,
-            "epoch": 1,
-        },
-        compressing=bool(options.compress),
-    )
-    new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
-    try:
-        run.journal.token = yield from ask(store, "create", new)
-    except RunExistsError as exists:
-        return (yield from _existing(run, exists, data, inputs_hash, nonces))
-    except StoreError as exc:
-        raise CheckpointWriteError(
-            f"the start of run {run.run_id!r} could not be written to {store.place}: {describe(exc)}; nothing has run: "
-            f"mend the store, then run again",
-            run_id=run.run_id,
-            store=store.place,
-            op="create",
-            state=state,
-        ) from exc
-    run.journal.sequence, run.journal.epoch, run.given = 0, 1, data
-    return (yield from run.hold(run.walk(state, flow.entry), state))
-
-
-def _existing(
-    run: Run, exists: RunExistsError, data: bytes, inputs_hash: str, nonces: Callable[[], str]
-) -> Routine[RunResult[Any]]:
-    """What `if_exists` makes of a run that is there."""
-    assert run.store is not None
-    mode = run.options.if_exists
-    row: RunRow = yield from ask(run.store, "get_run", run.run_id)
-    begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
-    mismatch = _input_mismatch(run, begun[0], data, inputs_hash) if begun else None
-    if mode == "error":
-        raise RunExistsError(
-            str(exists) + (f"; {mismatch.args[0]}" if mismatch is not None else ""),
-            run_id=run.run_id,
-            status=exists.status,
-        ) from None
-    check_flow(run, row)
-    if mismatch is not None and run.options.compare_inputs:
-        raise mismatch from None
-    if mode == "return":
-        return (yield from _attach(run))
-    wish = Wish("retry") if mode == "retry" and row.info.status == "failed" else Wish()
-    return (yield from resume(run, wish, nonces))
-
-
-def _input_mismatch(run: Run, begun: Record, data: bytes, inputs_hash: str) -> InputMismatchError | None:
-    recorded = begun.fields().get("inputs_hash")
-    if recorded is None or recorded == inputs_hash:
-        return None
-    shown = []
-    for text in (begun.state() or b"", data):
-        decoded = text.decode("utf-8", "replace")
-        shown.append(decoded if len(decoded) <= 200 else "")
-    detail = f"recorded {shown[0]}, given {shown[1]}" if all(shown) else "the states are too long to show"
-    return InputMismatchError(
-        recorded,
-        inputs_hash,
-        f"{detail}: choose another run_id, resume() the run as it is, or pass compare_inputs=False",
-        run_id=run.run_id,
-        names=("state",),
-    )
-
-
-def _attach(run: Run) -> Routine[RunResult[Any]]:
-    """Wait for the end of a run that somebody executes; changes nothing."""
-    assert run.store is not None
-    while True:
-        latest: Latest = yield from ask(run.store, "latest", run.run_id)
-        info = latest.row.info
-        if info.status == "finished":
-            return (yield from _stored(run, examine(run, latest, latest.point, latest.tail, Wish(), None)))
-        if info.status == "failed":
-            raise _recorded_end(run, latest)
-        if info.status == "cancelled":
-            raise RunCancelled(f"run {run.run_id!r} was cancelled", run_id=run.run_id, reason=info.reason)
-        if info.status == "blocked":
-            raise not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
-        yield Sleep(POLL)
-
-
-def _recorded_end(run: Run, latest: Latest) -> MilepostError:
-    told = [record for record in latest.tail if record.kind in {FAILURE, FINISH}]
-    failure = next((record for record in reversed(told) if record.kind == FAILURE), told[-1] if told else None)
-    if failure is None:
-        return RunNotResumableError(
-            f"run {run.run_id!r} failed: {latest.row.info.reason}",
-            run_id=run.run_id,
-            status="failed",
-            reason=latest.row.info.reason,
-        )
-    return recorded_error(run.run_id, failure.fields(), failure.node_id)
-
-
-# -- resume ----------------------------------------------------------------------------------------------
 
 
 def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
@@ -199,7 +62,10 @@ def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult
         if latest is None:
             continue
         if latest.row.lease in {"live", "ours"}:
-            return (yield from _after_fence(run, wish, latest, nonces))
+            token = yield from take_over(run, wish, latest, nonces)
+            if token is None:
+                continue
+            return (yield from _after_fence(run, wish, latest.row, token, nonces))
         refusal = refused_by_status(run, wish, latest.row)
         if refusal is not None:
             raise refusal
@@ -210,12 +76,11 @@ def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult
         override = None
         if found.info.already_completed:
             yield from _revalidate(run, found, found.state)
-            return (yield from _stored(run, found))
+            return (yield from stored(run, found))
         if not _is_ending(run, latest.row):
             override = yield from _override(run, found)
             yield from _revalidate(run, found, found.state if override is None else override[0])
-        claimed = yield from _fence(run, wish, found, override, nonces)
-        if claimed is not None:
+        if (yield from take(run, wish, found, override, nonces)):
             return (yield from _go(run, wish, found, override))
 
 
@@ -235,7 +100,9 @@ def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
         if refusal is not None:
             return _plan_of(found.info, "refuse", str(refusal), refusal)
     except MilepostError as exc:
-        if isinstance(exc, NoCheckpointFoundError) and refusal is None:
+        if isinstance(exc, (StoreError, StoreClosedError)) or (
+            isinstance(exc, NoCheckpointFoundError) and refusal is None
+        ):
             raise
         refusal = refusal or exc
         nothing = ResumeInfo(
@@ -249,7 +116,8 @@ def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
     elif found.next_node == END:
         reason = "nothing is left to run; the end is recorded"
     else:
-        reason = f"goes on at node {found.next_node!r}, attempt {found.spent.attempts + 1}"
+        attempt = found.spent.attempts + 1 + (found.row.lease == "ended")
+        reason = f"goes on at node {found.next_node!r}, attempt {attempt}"
     return _plan_of(found.info, "continue", reason, None)
 
 
@@ -268,10 +136,43 @@ def _look(run: Run, *, is_planning: bool = False) -> Routine[Latest | None]:
     latest: Latest = yield from ask(run.store, "latest", run.run_id, with_nodes=True)
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:
-            yield Sleep(POLL)
+            yield from await_change(run)
             return None
         raise locked(run, latest.row)
     return latest
+
+
+def await_change(run: Run) -> Routine[None]:
+    """Wait before the next look at a run that is somebody else's; `RunTimeoutError` when the call's own time is over."""
+    pause, limit, clock = POLL, run.options.run_timeout, run.options.clock
+    if limit is not None:
+        pause = min(POLL, limit - (clock.monotonic() - run.started_at))
+        if pause <= 0:
+            raise RunTimeoutError(
+                f"run {run.run_id!r} was still another's after the run_timeout of {limit:g} s: nothing was changed; look "
+                f"at who has it, or wait longer",
+                run_id=run.run_id,
+                timeout=limit,
+            )
+    yield Sleep(pause)
+
+
+def _after_fence(
+    run: Run, wish: Wish, before: RunRow, token: Token, nonces: Callable[[], str]
+) -> Routine[RunResult[Any]]:
+    """Go on with a run that was taken over; a refusal gives it back as it was."""
+    assert run.store is not None
+    try:
+        return (yield from resume(run, wish, nonces))
+    except GeneratorExit:
+        raise
+    except BaseException as exc:
+        if run.journal.token is token:
+            status = "interrupted" if before.info.status in {"running", "dead"} else before.info.status
+            release = Release(status, f"taken over, then refused: {describe(exc)}")
+            with contextlib.suppress(StoreError):
+                yield from ask(run.store, "release", token, release)
+        raise
 
 
 def _is_ending(run: Run, row: RunRow) -> bool:
@@ -283,28 +184,53 @@ def _find(run: Run, wish: Wish, latest: Latest) -> Routine[Found]:
     """Examine the point that the verb goes on from: the newest, the wished one, or the newest that is whole."""
     assert run.store is not None
     check_flow(run, latest.row)
-    point, tail, begun = latest.point, latest.tail, None
+    point, tail = latest.point, latest.tail
     if wish.verb == "resume_from":
         point, tail = yield from _wished_point(run, wish, latest)
+    is_lenient = run.options.on_corrupt == "previous" and wish.verb != "resume_from"
+    remarks: list[str] = []
+    begun = None
+    if point is not None and point.sequence > 0:
+        begun = yield from _beginning(run, remarks, is_lenient=run.options.on_corrupt == "previous")
     passed_over: list[str] = []
     while True:
-        if point is not None and point.sequence > 0 and begun is None:
-            start_records = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
-            begun = start_records[0] if start_records else None
         nodes = latest.nodes
         if point is not None and point is not latest.point:
             upto: Latest = yield from ask(run.store, "latest", run.run_id, before=point.sequence + 1, with_nodes=True)
             nodes = upto.nodes
         try:
-            return examine(run, latest, point, tail, wish, begun, tuple(passed_over), nodes)
-        except CheckpointCorruptError:
-            if run.options.on_corrupt != "previous" or point is None or wish.verb == "resume_from":
+            told = (*remarks, *passed_over)
+            return examine(run, latest, point, tail, wish, begun, told, nodes, is_cut=bool(passed_over))
+        except CheckpointCorruptError as exc:
+            if not is_lenient or point is None:
                 raise
+            whole = tuple(record for record in tail if exc.sequence is not None and record.sequence < exc.sequence)
+            if len(whole) < len(tail) and exc.sequence != point.sequence:
+                # The point itself is good; what was recorded since, and led on from it, is not.
+                passed_over.append(f"record {exc.sequence} is damaged and was passed over, with what followed it")
+                tail = whole
+                continue
             passed_over.append(f"record {point.sequence} at node {point.node_id!r} is damaged and was passed over")
             older: Latest = yield from ask(run.store, "latest", run.run_id, before=point.sequence)
             if older.point is None:
                 raise
             point, tail = older.point, older.tail
+
+
+def _beginning(run: Run, remarks: list[str], *, is_lenient: bool) -> Routine[Record | None]:
+    """The start record, which tells the shape that the flow had; None where there is none that is whole."""
+    assert run.store is not None
+    records: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+    if not records:
+        return None
+    try:
+        run.store.seals.check(run.run_id, records[0])
+    except CheckpointCorruptError:
+        if not is_lenient:
+            raise
+        remarks.append("the start record is damaged: how the flow has changed since then is not known")
+        return None
+    return records[0]
 
 
 def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record, tuple[Record, ...]]]:
@@ -318,37 +244,66 @@ def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record,
             node_id=node_id,
             known=tuple(run.flow.units),
         )
-    recorded = {new: old for old, new in (run.options.rename or {}).items()}.get(node_id, node_id)
-    before: int | None = None
-    while True:
-        found: list[Record] = yield from ask(
-            run.store,
-            "read",
-            run.run_id,
-            kinds=(CHECKPOINT,),
-            node_id=recorded,
-            before=before,
-            newest=True,
-            limit=1,
+    record: Record | None = None
+    for recorded in recorded_ids(run, node_id):
+        found = yield from _newest_live(run, CHECKPOINT, recorded, wish.visit, latest)
+        if found is not None and (record is None or found.sequence > record.sequence):
+            record = found
+    if record is None:
+        visit = f" visit {wish.visit} of" if wish.visit is not None else ""
+        raise NoCheckpointFoundError(
+            run.run_id, node_id, f"there is none for{visit} this node that was not superseded; see history()"
         )
-        if not found:
-            visit = f" visit {wish.visit} of" if wish.visit is not None else ""
-            raise NoCheckpointFoundError(
-                run.run_id, node_id, f"there is none for{visit} this node that was not superseded; see history()"
-            )
-        record = found[0]
-        if is_live(record.sequence, latest.row.live) and wish.visit in {None, record.visit}:
-            break
-        before = record.sequence
     if not wish.rerun:
-        return record, ()
+        return record, (yield from _late_answer(run, record, node_id, latest))
     older: Latest = yield from ask(run.store, "latest", run.run_id, before=record.sequence)
     if older.point is None:
         raise NoCheckpointFoundError(run.run_id, node_id, "what the node was given was not recorded")
     return older.point, older.tail
 
 
-def _stored(run: Run, found: Found) -> Routine[RunResult[Any]]:
+def _newest_live(
+    run: Run, kind: str, node_id: str, visit: int | None, latest: Latest, after: int = -1
+) -> Routine[Record | None]:
+    """The newest record of that kind, node and visit (None: any) that was not superseded."""
+    assert run.store is not None
+    before: int | None = None
+    while True:
+        found: list[Record] = yield from ask(
+            run.store,
+            "read",
+            run.run_id,
+            kinds=(kind,),
+            node_id=node_id,
+            after=after,
+            before=before,
+            newest=True,
+            limit=1,
+        )
+        if not found or (is_live(found[0].sequence, latest.row.live) and visit in {None, found[0].visit}):
+            return found[0] if found else None
+        before = found[0].sequence
+
+
+def _late_answer(run: Run, record: Record, node_id: str, latest: Latest) -> Routine[tuple[Record, ...]]:
+    """What the router of a checkpoint answered when it was asked again, about the same state; () for nothing."""
+    assert run.store is not None
+    if record.header is None or record.fields().get("next_node") is not None:
+        return ()
+    for asked in {record.node_id, node_id}:
+        route = yield from _newest_live(run, ROUTE, asked, record.visit, latest, record.sequence)
+        if route is None:
+            continue
+        owners: list[Record] = yield from ask(
+            run.store, "read", run.run_id, kinds=(OWNER,), after=record.sequence, before=route.sequence
+        )
+        if all(owner.payload is None for owner in owners):
+            return (route,)
+    return ()
+
+
+def stored(run: Run, found: Found) -> Routine[RunResult[Any]]:
+    """The result of a run that has finished; nothing runs and nothing is written."""
     run.info = found.info
     run.iteration = found.iteration
     run.journal.degraded = found.row.info.degraded
@@ -367,13 +322,17 @@ def _override(run: Run, found: Found) -> Routine[tuple[Any, bytes] | None]:
         return None
     state = yield Call(override, (found.state,), None, iscoroutinefunction(override))
     try:
-        return state, run.flow.codec.encode(state)
+        data = run.journal.encode(state)
+        if isinstance(data, SerializeStateError):
+            raise data
     except (StateTypeError, SerializeStateError) as exc:
         # The override may have changed what it was given.
         exc.run_id, exc.node_id, exc.state = run.run_id, found.info.from_node, run.flow.codec.decode(found.data)
         if isinstance(exc, StateTypeError):
             exc.op = "override"
+        place(exc, f"what state_override gave for run {run.run_id!r} is refused", "return a state of the declared type")
         raise
+    return state, data
 
 
 def _revalidate(run: Run, found: Found, state: Any) -> Routine[None]:
@@ -386,10 +345,10 @@ def _revalidate(run: Run, found: Found, state: Any) -> Routine[None]:
     try:
         answer = yield Call(check, (state,), None, iscoroutinefunction(check))
     except Exception as exc:
-        told, cause = str(exc) or type(exc).__qualname__, exc
+        told, cause = message_of(exc) or type(exc).__qualname__, exc
     else:
         if isinstance(answer, BaseException):
-            told, cause = str(answer) or type(answer).__qualname__, answer
+            told, cause = message_of(answer) or type(answer).__qualname__, answer
         elif answer is False:
             told = "revalidate returned False"
         elif isinstance(answer, str):
@@ -403,128 +362,7 @@ def _revalidate(run: Run, found: Found, state: Any) -> Routine[None]:
         ) from cause
 
 
-# -- fence and go ------------------------------------------------------------------------------------------
-
-
-def _fence(
-    run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None, nonces: Callable[[], str]
-) -> Routine[Claimed | None]:
-    """Take the run; None if it has moved meanwhile. The owner record carries the override."""
-    assert run.store is not None
-    row, options = found.row, run.options
-    crashed = row.lease == "ended"
-    epoch, sequence = row.epoch + 1, found.newest + 1
-    live = (*found.live, ("", sequence, None)) if found.live is not None else None
-    entered = yield from _entered(run, found) if found.live is not None else _nothing()
-    record = make_record(
-        run.run_id,
-        sequence,
-        format_time(options.clock.time()),
-        OWNER,
-        *entered,
-        state=None if override is None else override[1],
-        fields={
-            "verb": wish.verb,
-            "from": found.point.sequence,
-            "epoch": epoch,
-            "crashed": crashed or None,
-            "live": None if live is None else [list(r) for r in live],
-            "reason": "the owner before it was gone" if crashed else None,
-        },
-        compressing=bool(options.compress),
-    )
-    claim = Claim(
-        run.run_id,
-        found.newest,
-        epoch,
-        nonces(),
-        record,
-        options.lease,
-        crashed=crashed,
-        takeover=options.takeover,
-        reopen=options.reopen,
-        max_crashes=options.max_crashes,
-        live=live,
-    )
-    claimed: Claimed = yield from ask(run.store, "claim", claim)
-    if claimed.outcome == "blocked":
-        raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
-    if claimed.outcome == "locked":
-        if options.on_locked == "wait":
-            return None
-        raise locked(run, claimed.row)
-    if claimed.outcome == "moved":
-        return None
-    run.journal.token = claimed.token
-    run.journal.epoch, run.journal.sequence = epoch, sequence
-    if crashed and live is None:
-        found.spent.attempts += 1
-    return claimed
-
-
-def _nothing() -> Routine[tuple[str, int]]:
-    return ("", 1)
-    yield  # the marker of a generator: it never asks for anything
-
-
-def _entered(run: Run, found: Found) -> Routine[tuple[str, int]]:
-    """The visit that may have begun before it is superseded: its number is not used again."""
-    assert run.store is not None
-    latest: Latest = yield from ask(run.store, "latest", run.run_id)
-    if latest.point is None or latest.row.info.status == "finished":
-        return "", 1
-    try:
-        fields = latest.point.fields()
-    except CheckpointCorruptError:
-        # It was passed over; where it led is not known.
-        return "", 1
-    node_id = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
-    if not isinstance(node_id, str) or node_id == END:
-        return "", 1
-    last = yield from _last_number(run, node_id, latest)
-    return node_id, last
-
-
-def _last_number(run: Run, node_id: str, latest: Latest) -> Routine[int]:
-    failed = [record for record in latest.tail if record.kind == FAILURE and record.node_id == node_id]
-    if failed:
-        return failed[-1].visit
-    return (yield from run.last_visit(node_id)) + 1
-
-
-def _after_fence(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
-    """Take the run from a live owner first, so that it stands still; a later refusal gives it back as it was."""
-    assert run.store is not None
-    epoch, sequence = latest.row.epoch + 1, latest.newest + 1
-    record = make_record(
-        run.run_id,
-        sequence,
-        format_time(run.options.clock.time()),
-        OWNER,
-        fields={"verb": wish.verb, "from": latest.newest, "epoch": epoch, "reason": "taken over by request"},
-    )
-    claim = Claim(
-        run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
-        takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
-    )  # fmt: skip
-    claimed: Claimed = yield from ask(run.store, "claim", claim)
-    if claimed.outcome != "claimed":
-        return (yield from resume(run, wish, nonces))
-    assert claimed.token is not None
-    run.journal.token = claimed.token
-    yield from ask(run.store, "abandon", claimed.token)
-    # From here on the run is this store object's, held by no verb: the ordinary order applies, and claims again.
-    try:
-        return (yield from resume(run, wish, nonces))
-    except GeneratorExit:
-        raise
-    except BaseException as exc:
-        if run.journal.token is claimed.token:
-            status = "interrupted" if latest.row.info.status in {"running", "dead"} else latest.row.info.status
-            release = Release(status, f"taken over, then refused: {describe(exc)}")
-            with contextlib.suppress(StoreError):
-                yield from ask(run.store, "release", claimed.token, release)
-        raise
+# -- go ---------------------------------------------------------------------------------------------------
 
 
 def _go(run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None) -> Routine[RunResult[Any]]:
@@ -536,6 +374,9 @@ def _go(run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None) 
     run.journal.missed = tuple(found.fields.get("missed", ()))
     run.journal.degraded = bool(run.journal.missed)
     run.knows_visits = False
+    for node_id in set((run.options.rename or {}).values()):
+        # The core counts the visits of a node under the id that it has now.
+        run.visits[node_id] = yield from last_visit(run, node_id)
     run.info = found.info
     if wish.verb == "retry":
         found.spent.failures = 0
@@ -554,7 +395,7 @@ def _body(run: Run, found: Found, state: Any) -> Routine[Any]:
         yield from run.journal.finish(found.point.sequence)
         return state
     if found.spent.visit == 0:
-        found.spent.visit = (yield from run.last_visit(next_node)) + 1
+        found.spent.visit = (yield from last_visit(run, next_node)) + 1
     run.spent = found.spent
     return (yield from run.walk(state, next_node))
 

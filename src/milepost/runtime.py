@@ -41,11 +41,12 @@ from milepost.events import (
     RunResult,
     RunStarted,
 )
-from milepost.failures import describe, failure_fields
+from milepost.failures import describe, failure_fields, first_line, place, shown
 from milepost.flow import END, Done, Flow, Router, Unit
 from milepost.journal import Journal, ask
 from milepost.options import Options
 from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, Record, format_time, make_checkpoint
+from milepost.retry import Retry
 from milepost.store import Release, Store
 
 __all__ = ["Run", "Spent"]
@@ -178,7 +179,7 @@ class Run:
             self.status, reason = "interrupted", f"its verb was interrupted by {describe(exc)}"
         else:
             self.status = "failed"
-            reason = str(exc).partition("\n")[0] if isinstance(exc, MilepostError) else describe(exc)
+            reason = first_line(exc) if isinstance(exc, MilepostError) else describe(exc)
             records = (journal.make(FINISH, status="failed", reason=reason, **failure_fields(exc)),)
         if journal.is_released or journal.token is None or journal.owed is not None:
             return exc
@@ -289,14 +290,18 @@ class Run:
             args = (context, state) if unit.takes_context else (state,)
             announce = self._announced(context) if self.is_listening else None
             began = clock.monotonic()
+            is_judging = False
             try:
                 returned = yield Call(unit.fn, args, context, unit.is_async, timeout, announce)
+                is_judging = True
                 after = self.flow.accept(unit, state, returned)
                 data = None if self.store is None else self.journal.encode(after)
             except Exception as exc:
                 if isinstance(exc, AttemptTimedOut) and timeout != own:
                     raise self._out_of_time() from exc
-                yield from self._failed(unit, context, spent, exc, backup)
+                # A StateTypeError that user code raises, a nested run's say, is an error like any other.
+                is_ours = is_judging and isinstance(exc, StateTypeError)
+                yield from self._failed(unit, context, spent, exc, backup, is_ours=is_ours)
                 state = self._fresh(backup)
                 continue
             break
@@ -355,7 +360,9 @@ class Run:
     def _last_good(self) -> Any:
         return self.flow.codec.decode(self.given) if self.given is not None else self.state
 
-    def _failed(self, unit: Unit, context: Context[Any], spent: Spent, exc: Exception, state: Any) -> Routine[None]:
+    def _failed(
+        self, unit: Unit, context: Context[Any], spent: Spent, exc: Exception, state: Any, *, is_ours: bool
+    ) -> Routine[None]:
         """Record a failed attempt; pause where the policy allows another, else raise the node's error."""
         policy = unit.retry or self.options.retry
         spent.failures += 1
@@ -366,7 +373,11 @@ class Run:
         if policy is not None and policy.allows(spent.failures, exc) and not is_running:
             pause = policy.delay(spent.failures, self.run_id, unit.id, spent.visit)
         op = "timeout" if isinstance(exc, AttemptTimedOut) else "execute"
-        error = None if pause is not None else self._node_error(context, op, exc, spent, state)
+        error: MilepostError | None = None
+        if pause is None and is_ours and isinstance(exc, StateTypeError):
+            error = self._no_state(context, exc, spent, state)
+        elif pause is None:
+            error = self._node_error(context, op, exc, spent, state, policy)
         if self.store is not None:
             yield from self._record_failure(context, op, exc, error, pause)
         yield Emit(
@@ -404,25 +415,17 @@ class Run:
             # Losing the record of a failed attempt must not hide why the node failed.
             if error is not None:
                 error.add_note(f"the failure itself could not be recorded: {describe(failed)}")
-                reason = str(error).partition("\n")[0]
+                reason = first_line(error)
                 journal.owe(Release("failed", reason, degraded=journal.degraded, missed=journal.missed), failed)
             elif self.options.checkpoint_failure_fatal:
                 raise
 
-    def _node_error(self, context: Context[Any], op: str, exc: Exception, spent: Spent, state: Any) -> MilepostError:
-        node_id = context.node_id
-        facts = {
-            "run_id": self.run_id,
-            "node_id": node_id,
-            "visit": context.visit,
-            "attempt": context.attempt,
-            "state": self._last_good() if self.given is not None else state,
-        }
+    def _node_error(
+        self, context: Context[Any], op: str, exc: Exception, spent: Spent, state: Any, policy: Retry | None
+    ) -> MilepostError:
+        node_id, facts = context.node_id, self._facts(context, state)
         error: NodeError
-        if isinstance(exc, StateTypeError):
-            complete(exc, **facts)
-            error = exc
-        elif isinstance(exc, AttemptTimedOut):
+        if isinstance(exc, AttemptTimedOut):
             more = f", and still runs {OVERDUE_GRACE:g} s later" if exc.is_running else ""
             error = NodeTimeoutError(
                 f"node {node_id!r} of run {self.run_id!r} took longer than its timeout of {exc.timeout:g} s{more}: give it "
@@ -432,7 +435,8 @@ class Run:
             )
         else:
             times = f" after {spent.failures} failed attempts" if spent.failures > 1 else ""
-            verb = "retry to run it again with fresh attempts" if spent.failures > 1 else "resume to run it again"
+            is_used_up = policy is not None and spent.failures >= policy.max_attempts
+            verb = "retry to run it again with fresh attempts" if is_used_up else "resume to run it again"
             advice = f"; mend the cause, then {verb}" if self.store is not None else ""
             error = NodeError(
                 f"node {node_id!r} of run {self.run_id!r} failed{times}: {describe(exc)}{advice}", op=op, **facts
@@ -440,6 +444,24 @@ class Run:
         for note in spent.notes:
             error.add_note(note)
         return error
+
+    def _no_state(self, context: Context[Any], exc: StateTypeError, spent: Spent, state: Any) -> StateTypeError:
+        """`exc`, which tells why what a node returned is no state of its graph, with where and what to do."""
+        complete(exc, **self._facts(context, state))
+        act = "return a state of the declared type" + ("" if self.store is None else ", then resume")
+        place(exc, f"node {context.node_id!r} of run {self.run_id!r}", act)
+        for note in spent.notes:
+            exc.add_note(note)
+        return exc
+
+    def _facts(self, context: Context[Any], state: Any) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "node_id": context.node_id,
+            "visit": context.visit,
+            "attempt": context.attempt,
+            "state": self._last_good() if self.given is not None else state,
+        }
 
     def _pause(self, seconds: float) -> Routine[None]:
         """Sleep, but not past the call's own time, and not on when the run is lost or cancelled."""
@@ -496,7 +518,8 @@ class Run:
         if not isinstance(target, str) or (target != END and target not in router.known):
             allowed = router.targets if router.targets is not None else (*sorted(router.known), END)
             raise RouterError(
-                f"{who} answered {answer!r}, which is none of {', '.join(map(repr, allowed))}: mend the router, then resume",
+                f"{who} answered {shown(answer)}, which is none of {', '.join(map(repr, allowed))}: mend the router, then "
+                f"resume",
                 returned=answer,
                 **facts,
             )
@@ -551,6 +574,9 @@ class Run:
         """What a checkpoint that could not be saved means: the end, or a degraded run."""
         node_id, journal = context.node_id, self.journal
         complete(exc, run_id=self.run_id, node_id=node_id, state=self._last_good())
+        if op == "encode":
+            where = f"the state after node {node_id!r} of run {self.run_id!r} cannot be recorded"
+            place(exc, where, "what was saved before is kept: mend the node, then resume")
         now = self.options.clock.time()
         yield Emit(CheckpointFailed(run_id=self.run_id, timestamp=now, node_id=node_id, op=op, error=exc))
         if not self.options.checkpoint_failure_fatal:

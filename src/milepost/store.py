@@ -493,17 +493,24 @@ class Store(abc.ABC):
         """A page of runs by creation, newest first; `after` is the run id of the last one seen.
 
         `status` is one or several, `dead` included; `tags` must all match. [] after an id that is not there. ValueError
-        if `limit` is below 1.
-        No state is read, and nothing stays locked or open on return.
+        if `limit` is below 1, TypeError for a value of another type.
+        A run whose row is damaged hides no other: it comes with a `reason` that says so. No state is read, and nothing
+        stays locked or open on return.
         """
 
     @abc.abstractmethod
     def export(self, run_id: str) -> bytes:
-        """One JSON object a line: the run, its records in order as envelopes, its signals. `RunNotFoundError`."""
+        """One JSON object a line: the run, its records in order as envelopes, its signals. `RunNotFoundError`.
+
+        What is no JSON (bytes saved from outside, a signal's payload) stands in `data` as base64.
+        """
 
     @abc.abstractmethod
     def verify(self, run_id: str) -> VerifyReport:
-        """Check every digest, seal, number and gap of a run, changing nothing. `RunNotFoundError`."""
+        """Check every digest, seal, number and gap of a run, changing nothing. `RunNotFoundError`.
+
+        Saves from outside are checked against what was saved, whatever that was.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -34,8 +34,9 @@ class Bound(Generic[StateT]):
 class Verbs(Generic[StateT]):
     """The verbs of a flow by itself. Options are those of `milepost.options.Options`.
 
-    Every verb that runs something gives the final state, or with `full=True` a `RunResult`; a run that fails raises
-    all the same. Errors carry `run_id`, `node_id` where one is known, and `state`, the last good one.
+    Every verb that runs something gives the final state, or with `full=True` a `RunResult`, also where a breakpoint
+    stopped the run; a run that fails raises all the same. Errors carry `run_id`, `node_id` where one is known, and
+    `state`, the last good one.
     """
 
     def _job(
@@ -71,7 +72,7 @@ class Verbs(Generic[StateT]):
         Without a store nothing is saved. With one the run is recorded under `run_id` (made where None is given, and
         told in every event, result and error), and every node that completed stays done.
         """
-        return _answer(self._job(store, run_id, options).do(state), full)
+        return _answer(self._job(store, run_id, options).do(state, full=full), full)
 
     @overload
     async def arun(
@@ -93,7 +94,7 @@ class Verbs(Generic[StateT]):
         **options: Unpack[RunOptions],
     ) -> StateT | RunResult[StateT]:
         """`run`, awaited: coroutine nodes run in this task, others in worker threads."""
-        return _answer(await self._job(store, run_id, options).ado(state), full)
+        return _answer(await self._job(store, run_id, options).ado(state, full=full), full)
 
     @overload
     def resume(
@@ -111,7 +112,7 @@ class Verbs(Generic[StateT]):
         A finished run gives its stored result. Raises `RunNotFoundError`, `RunLockedError` while another owner has the
         run, `RunNotResumableError`, `FlowChangedError` where the code has changed too much, and what decoding raises.
         """
-        return _answer(self._job(store, run_id, options, Wish()).do(), full)
+        return _answer(self._job(store, run_id, options, Wish()).do(full=full), full)
 
     @overload
     async def aresume(
@@ -125,7 +126,7 @@ class Verbs(Generic[StateT]):
         self, store: Store, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> StateT | RunResult[StateT]:
         """`resume`, awaited."""
-        return _answer(await self._job(store, run_id, options, Wish()).ado(), full)
+        return _answer(await self._job(store, run_id, options, Wish()).ado(full=full), full)
 
     @overload
     def resume_from(
@@ -155,7 +156,7 @@ class Verbs(Generic[StateT]):
         raises.
         """
         wish = Wish("resume_from", node_id, visit, rerun)
-        return _answer(self._job(store, run_id, options, wish).do(), full)
+        return _answer(self._job(store, run_id, options, wish).do(full=full), full)
 
     @overload
     async def aresume_from(
@@ -180,7 +181,7 @@ class Verbs(Generic[StateT]):
     ) -> StateT | RunResult[StateT]:
         """`resume_from`, awaited."""
         wish = Wish("resume_from", node_id, visit, rerun)
-        return _answer(await self._job(store, run_id, options, wish).ado(), full)
+        return _answer(await self._job(store, run_id, options, wish).ado(full=full), full)
 
     @overload
     def retry(
@@ -194,7 +195,7 @@ class Verbs(Generic[StateT]):
         self, store: Store, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> StateT | RunResult[StateT]:
         """Run again what failed, with fresh attempts; completed work is kept. `RunNotResumableError` if nothing did."""
-        return _answer(self._job(store, run_id, options, Wish("retry")).do(), full)
+        return _answer(self._job(store, run_id, options, Wish("retry")).do(full=full), full)
 
     @overload
     async def aretry(
@@ -208,7 +209,7 @@ class Verbs(Generic[StateT]):
         self, store: Store, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> StateT | RunResult[StateT]:
         """`retry`, awaited."""
-        return _answer(await self._job(store, run_id, options, Wish("retry")).ado(), full)
+        return _answer(await self._job(store, run_id, options, Wish("retry")).ado(full=full), full)
 
     def stream(
         self, state: StateT, *, store: Store | None = None, run_id: str | None = None, **options: Unpack[RunOptions]
@@ -245,7 +246,8 @@ class Verbs(Generic[StateT]):
     ) -> ResumePlan:
         """Tell what `resume` (with `node_id`: `resume_from`) would do and why. Runs nothing, writes nothing.
 
-        Raises `RunNotFoundError` or `NoCheckpointFoundError`; every other refusal is the plan's verdict.
+        Raises `RunNotFoundError` or `NoCheckpointFoundError`, and `StoreError` where the store fails; every other
+        refusal is the plan's verdict.
         """
         return self._job(store, run_id, options, Wish.of(node_id, visit, rerun)).plan()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -88,7 +89,6 @@ def test_a_breakpoint_in_a_loop_stops_at_every_visit(verbs, store, log):
     assert Count(3) == verbs.resume(graph, store, "r1", stop_before="b")
 
 
-@pytest.mark.xfail(strict=True, raises=RunStopped, reason="the verbs do not tell the core that a result is wanted")
 def test_with_full_a_breakpoint_gives_a_result_instead_of_an_error(verbs, store, line):
     graph = line(Count)
     result = verbs.run(graph, Count(), store=store, run_id="r1", stop_after="b", full=True)
@@ -172,6 +172,33 @@ def test_the_time_of_a_call_may_be_a_timedelta(verbs, medium, clock, line):
     with pytest.raises(RunTimeoutError) as caught:
         verbs.run(line(Count, "ab", {"a": a}), Count(), store=store, run_timeout=timedelta(seconds=2), clock=clock)
     assert 2.0 == caught.value.timeout
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_the_time_of_a_stream_begins_with_its_first_event(verbs, medium, clock, line, has_store):
+    store = medium.open(clock=clock)
+    options = {"run_timeout": 5, "clock": clock, **({"store": store, "run_id": "r1"} if has_store else {})}
+    graph = line(Count)
+    stream = graph.astream(Count(), **options) if verbs.is_async else graph.stream(Count(), **options)
+    clock.advance(100)
+
+    async def collect():
+        return [event async for event in stream]
+
+    events = asyncio.run(collect()) if verbs.is_async else list(stream)
+    assert ("finished", 0) == (events[-1].status, events[-1].total_duration_ms)
+    if has_store:
+        assert clock.time() == store.get_run("r1").info.created_at.timestamp()
+        assert store.read("r1")[0].fields()["timestamp"] == store.read("r1")[1].fields()["timestamp"]
+
+
+def test_no_limit_lets_a_loop_run_a_hundred_thousand_times(verbs, log):
+    graph = Graph(Count).add_node("b", plus)
+    graph.add_conditional_edge("b", lambda state: "b" if state.n < 100_000 else END, ["b", END])
+    compiled = graph.set_entry("b").compile()
+    if verbs.is_async:
+        pytest.skip("a thread for each call takes its time, and the loop is the same code")
+    assert Count(100_000) == compiled.run(Count(), max_iterations=None)
 
 
 @pytest.mark.parametrize("with_store", [True, False])

@@ -209,3 +209,108 @@ def test_two_flows_share_a_store(verbs, store, line):
     )
     assert (Count(8), Count(3)) == (verbs.run(engine, doubling, Count(4)), verbs.run(engine, line(Count), Count()))
     assert ["doubling"] == [info.flow for info in engine.list_runs(flow="doubling")]
+
+
+def test_an_override_by_if_exists_needs_leave_too(verbs, store, line):
+    graph, asked = line(Count), []
+    engine = Engine(store, authorize=lambda *what: asked.append(what))
+    with pytest.raises(RunStopped):
+        verbs.run(engine, graph, Count(), run_id="r1", stop_after="a")
+    override = {"if_exists": "resume", "state_override": lambda state: Count(5)}
+    assert Count(7) == verbs.run(engine, graph, Count(), run_id="r1", **override)
+    verbs.call(engine, "delete_run", "r1")
+    verbs.call(engine, "delete_run", "r1")
+    deletes = [("delete", "r1", "line"), ("delete", "r1", "")]
+    assert [("resume", "r1", "line"), ("override", "r1", "line"), *deletes] == asked
+
+
+def test_leave_that_nobody_awaits_is_never_given(verbs, store, line):
+    async def later(*what: str) -> bool:
+        return False
+
+    for authorize in (later, "yes"):
+        with pytest.raises(OptionError, match="authorize"):
+            Engine(store, authorize=authorize)
+
+    class Promise:
+        def __await__(self):
+            yield
+
+    engine = Engine(store, authorize=lambda *what: Promise())
+    with pytest.raises(NotAuthorizedError):
+        verbs.resume(engine, line(Count), "r1")
+
+
+def test_what_is_no_flow_is_refused_by_name(verbs, store):
+    for flow in (Graph(Count), plus, None):
+        with pytest.raises(OptionError, match="compile"):
+            verbs.run(Engine(store), flow, Count())
+        with pytest.raises(OptionError, match="compile"):
+            verbs.resume(Engine(store), flow, "r1")
+    with pytest.raises(OptionError, match="compile"):
+        Engine(store, flows=[Graph(Count)])
+
+
+def test_a_breakpoint_gives_a_result_from_every_verb_with_full(verbs, store, line):
+    graph, engine = line(Count, "abcde"), Engine(store)
+    told = [
+        verbs.run(engine, graph, Count(), run_id="r1", stop_after="a", full=True),
+        verbs.resume(engine, graph, "r1", stop_after="b", full=True),
+        verbs.resume_from(engine, graph, "r1", "a", stop_before="c", full=True),
+        verbs.run(graph, Count(), store=store, run_id="r1", if_exists="resume", stop_after="c", full=True),
+        verbs.resume(graph, store, "r1", full=True),
+    ]
+    assert [1, 2, 2, 3, 5] == [result.state.n for result in told]
+    assert ["interrupted"] * 4 + ["finished"] == [result.status for result in told]
+    assert [None, "a", "a", "b", "c"] == [result.resumed and result.resumed.from_node for result in told]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoint_failure_fatal": "no"},
+        {"reroute": "b"},
+        {"strict": 1},
+        {"takeover": "yes"},
+        {"compare_inputs": None},
+        {"compress": "zstd"},
+        {"stop_before": 5},
+        {"stop_after": [3]},
+        {"stop_after": None},
+        {"max_iterations": True},
+        {"max_iterations": 100_001},
+        {"lease": None},
+        {"timeout": float("nan")},
+        {"hooks": 5},
+        {"hooks": print},
+        {"clock": 3},
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused_by_calls_and_engines_alike(verbs, store, line, options):
+    with pytest.raises(OptionError, match=next(iter(options))):
+        verbs.run(line(Count), Count(), store=store, **options)
+    with pytest.raises(OptionError, match=next(iter(options))):
+        Engine(store, **options)
+    assert [] == store.list_runs()
+
+
+@pytest.mark.parametrize("tags", [["a"], "a", {"a": 1}])
+def test_tags_that_are_no_texts_are_a_type_error(verbs, store, line, tags):
+    with pytest.raises(TypeError, match="tags"):
+        verbs.run(line(Count), Count(), store=store, tags=tags)
+    with pytest.raises(TypeError, match="tags"):
+        Engine(store, tags=tags)
+
+
+def test_two_engines_with_hooks_and_deps_of_their_own_share_a_run(verbs, medium, line):
+    graph, seen = line(Count), {"one": [], "two": []}
+    engines = {name: Engine(medium.open(), hooks=[seen[name].append], deps=name) for name in seen}
+    with pytest.raises(RunStopped):
+        verbs.run(engines["one"], graph, Count(), run_id="r1", stop_after="a")
+    assert Count(3) == verbs.resume(engines["two"], graph, "r1")
+    nodes = {
+        name: [event.node_id for event in events if type(event).__name__ == "NodeStarted"]
+        for name, events in seen.items()
+    }
+    assert {"one": ["a"], "two": ["b", "c"]} == nodes

@@ -329,3 +329,24 @@ def test_the_log_has_one_record_for_each_event_by_its_weight(verbs, store, line,
     assert ["INFO", "DEBUG", "WARNING", "DEBUG", "DEBUG", "DEBUG", "INFO"] == [record.levelname for record in told]
     assert [None, "a", "a", "a", "a", "a", None] == [record.node_id for record in told]
     assert {"r1"} == {record.run_id for record in told}
+
+
+@pytest.mark.parametrize("stop", range(10))
+def test_a_stream_broken_off_at_any_event_is_resumed_without_running_anything_twice(verbs, store, line, log, stop):
+    graph, told = line(Count), []
+    verbs.stream(graph, Count(), store=store, run_id="r1", seen=told, until=lambda event: len(told) > stop)
+    status, again = store.get_run("r1").info.status, []
+    assert status in {"interrupted", "finished"}
+    recorded = [info.node_id for info in store.list("r1")]
+    verbs.resume_stream(graph, store, "r1", seen=again, until=lambda event: len(again) > 1)
+    assert Count(3) == verbs.resume(graph, store, "r1")
+    assert list("abc") == [info.node_id for info in store.list("r1")]
+    assert all(1 == log.count(node) for node in recorded)
+    assert store.verify("r1").ok
+
+
+def test_the_state_of_an_event_is_there_after_the_store_was_closed(verbs, medium, line):
+    store, events = medium.open(), []
+    verbs.run(line(Count), Count(), store=store, hooks=[events.append])
+    store.close()
+    assert [1, 2, 3] == [event.state.n for event in events if type(event).__name__ == "NodeCompleted"]

@@ -143,6 +143,7 @@ def test_return_raises_the_error_of_a_run_that_failed_as_it_was_recorded(verbs, 
     with pytest.raises(NodeError, match="ZeroDivisionError") as caught:
         verbs.run(graph, Count(), store=store, run_id="r1", if_exists="return")
     assert ("r1", "b", None) == (caught.value.run_id, caught.value.node_id, caught.value.__cause__)
+    assert (Count(1), 1) == (caught.value.state, caught.value.visit)
     assert before == untouched(store)
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
 
-from milepost import END, Checkpoint, Graph, LeaseLost, RunLockedError, RunStopped, StateValidationError
+from milepost import (
+    END,
+    Checkpoint,
+    Graph,
+    LeaseLost,
+    RunLockedError,
+    RunStopped,
+    RunTimeoutError,
+    StateValidationError,
+)
 from milepost.heartbeat import heartbeat
+from milepost.process import describe_owner, this_process
 
 
 @dataclass
@@ -290,3 +301,57 @@ def test_a_store_made_in_one_thread_is_used_by_many(verbs, medium, line):
         results = list(pool.map(lambda n: verbs.run(graph, Count(n), store=store, run_id=f"r{n}"), range(8)))
     assert [Count(n + 3) for n in range(8)] == results
     assert all(5 == len(store.read(f"r{n}")) and store.verify(f"r{n}").ok for n in range(8))
+
+
+def test_who_has_a_run_is_told_in_words(verbs, medium, line):
+    store, other, errors = medium.open(), medium.open(), []
+
+    def b(state: Count) -> Count:
+        with ThreadPoolExecutor(1) as pool:
+            errors.append(pool.submit(verbs.resume, graph, other, "r1").exception(10))
+            errors.append(pool.submit(other.delete_run, "r1").exception(10))
+        return plus(state)
+
+    graph = line(Count, "ab", {"b": b})
+    verbs.run(graph, Count(), store=store, run_id="r1")
+    assert [RunLockedError] * 2 == [type(error) for error in errors]
+    assert this_process().name == errors[0].owner
+    for error in errors:
+        assert error.owner not in str(error)
+        assert f"process {os.getpid()} on this machine" in str(error) or "this process" in str(error)
+
+
+def test_owners_elsewhere_are_told_apart_from_those_here():
+    boot, namespace, pid, started = this_process().name.split(":")
+    told = [
+        describe_owner(":".join(parts))
+        for parts in (
+            (boot, namespace, pid, started),
+            (boot, "1", pid, started),
+            ("another-boot", namespace, pid, started),
+            ("host", "", pid, ""),
+        )
+    ]
+    here = [f"process {pid} on this machine", "a process in another container on this machine"]
+    assert [*here, "a process on another machine", "a process on another machine"] == told
+    assert "owner 'worker-1'" == describe_owner("worker-1")
+
+
+@pytest.mark.parametrize("options", [{"on_locked": "wait"}, {"if_exists": "return"}])
+def test_waiting_for_another_owner_is_part_of_the_time_of_a_call(verbs, medium, jumping, line, options):
+    store, errors = medium.open(), []
+    again = {**options, "run_timeout": 2, "clock": jumping}
+
+    def b(state: Count) -> Count:
+        with ThreadPoolExecutor(1) as pool:
+            if "on_locked" in options:
+                ended = pool.submit(verbs.resume, graph, store, "r1", **again)
+            else:
+                ended = pool.submit(verbs.run, graph, Count(), store=store, run_id="r1", **again)
+            errors.append(ended.exception(10))
+        return plus(state)
+
+    graph = line(Count, "ab", {"b": b})
+    assert Count(2) == verbs.run(graph, Count(), store=store, run_id="r1")
+    assert [(RunTimeoutError, "r1", 2.0)] == [(type(error), error.run_id, error.timeout) for error in errors]
+    assert 2.0 == pytest.approx(sum(jumping.waits))

@@ -915,3 +915,108 @@ def test_order_is_by_sequence_and_never_by_the_clock(verbs, timed, clock, line, 
     assert Count(4) == verbs.resume(graph, timed, "r1", clock=clock)
     assert ["a", "b", "c", "d"] == [info.node_id for info in timed.history("r1")]
     assert ["a", "b", "c", "d"] == log
+
+
+def test_resume_from_takes_the_late_answer_of_a_router_and_asks_again_only_when_told_to(verbs, store):
+    asked, is_broken = [], [True]
+
+    def router(state: Count) -> str:
+        asked.append(state.n)
+        if is_broken[0]:
+            raise ValueError("no")
+        return "c"
+
+    graph = Graph(Count).add_node("b", verbs.node(plus)).add_node("c", verbs.node(plus))
+    compiled = graph.add_conditional_edge("b", router, ["c", END]).add_edge("c", END).set_entry("b").compile("late")
+    with pytest.raises(RouterError):
+        verbs.run(compiled, Count(), store=store, run_id="r1")
+    is_broken[0] = False
+    assert Count(2) == verbs.resume(compiled, store, "r1")
+    assert Count(2) == verbs.resume_from(compiled, store, "r1", "b")
+    assert [1, 1] == asked
+    assert Count(2) == verbs.resume_from(compiled, store, "r1", "b", reroute=True)
+    assert Count(2) == verbs.resume_from(compiled, store, "r1", "b")
+    assert [1, 1, 1] == asked
+
+
+def test_an_answer_about_an_overridden_state_is_not_taken_for_one_about_the_recorded_state(verbs, store):
+    asked, is_broken = [], [True]
+
+    def router(state: Count) -> str:
+        asked.append(state.n)
+        if is_broken[0]:
+            raise ValueError("no")
+        return "c" if state.n < 50 else END
+
+    graph = Graph(Count).add_node("b", verbs.node(plus)).add_node("c", verbs.node(plus))
+    compiled = graph.add_conditional_edge("b", router, ["c", END]).add_edge("c", END).set_entry("b").compile("late")
+    with pytest.raises(RouterError):
+        verbs.run(compiled, Count(), store=store, run_id="r1")
+    is_broken[0] = False
+    assert Count(90) == verbs.resume(compiled, store, "r1", state_override=lambda state: Count(90))
+    assert Count(90) == verbs.resume(compiled, store, "r1")
+    assert Count(2) == verbs.resume_from(compiled, store, "r1", "b")
+    assert [1, 90, 1] == asked
+
+
+def test_resume_from_a_visit_twice_in_a_row_keeps_counting(verbs, store, log):
+    def b(state: Count) -> Count:
+        log.append(state.n)
+        return plus(state)
+
+    graph = Graph(Count).add_node("b", verbs.node(b))
+    graph.add_conditional_edge("b", lambda state: "b" if state.n < 5 else END, ["b", END])
+    loop = graph.set_entry("b").compile("loop")
+
+    def live() -> list[int]:
+        return [info.visit for info in store.history("r1") if not info.superseded]
+
+    verbs.run(loop, Count(), store=store, run_id="r1")
+    assert Count(5) == verbs.resume_from(loop, store, "r1", "b", visit=2)
+    assert [1, 2, 6, 7, 8] == live()
+    assert Count(5) == verbs.resume_from(loop, store, "r1", "b", visit=6)
+    assert [1, 2, 6, 9, 10] == live()
+    for superseded in (4, 7):
+        with pytest.raises(NoCheckpointFoundError):
+            verbs.resume_from(loop, store, "r1", "b", visit=superseded)
+    assert Count(5) == verbs.resume_from(loop, store, "r1", "b", visit=1, rerun=True)
+    assert [11, 12, 13, 14, 15] == live()
+    assert [0, 1, 2, 3, 4, 2, 3, 4, 3, 4, 0, 1, 2, 3, 4] == log
+    assert store.verify("r1").ok
+
+
+def test_a_plan_tells_the_attempt_that_follows_a_crash(verbs, timed, medium, line):
+    if not medium.has_lease_end:
+        pytest.skip("a lease without an end is never over by a crash")
+    dying, attempts = [True], []
+
+    def b(ctx, state: Count) -> Count:
+        attempts.append(ctx.attempt)
+        if dying[0]:
+            raise verbs.Killed
+        return plus(state)
+
+    graph = line(Count, "ab", {"b": b})
+    verbs.crash(graph, timed, "r1", Count())
+    dying[0] = False
+    assert "attempt 2" in verbs.plan(graph, timed, "r1").reason
+    assert Count(2) == verbs.resume(graph, timed, "r1")
+    assert [1, 2] == attempts
+
+
+def test_a_refusal_carries_the_last_good_state(verbs, store, line):
+    def c(state: Count) -> Count:
+        raise ValueError("no")
+
+    graph = line(Count, "abc", {"c": c}, {"c": {"retry": Retry(1)}})
+    with pytest.raises(NodeError):
+        verbs.run(graph, Count(), store=store, run_id="r1")
+    for other, options, error in (
+        (graph, {}, RunNotResumableError),
+        (line(Count, "abd"), {}, FlowChangedError),
+        (line(Count, "abcd"), {"strict": True}, FlowChangedError),
+        (line(Count, "abc"), {"max_iterations": 2}, MaxIterationsError),
+    ):
+        with pytest.raises(error) as caught:
+            verbs.resume(other, store, "r1", **options)
+        assert ("r1", Count(2)) == (caught.value.run_id, caught.value.state)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import threading
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 
@@ -21,6 +22,8 @@ from milepost import (
     RouterError,
     RunTimeoutError,
 )
+from milepost.record import parse_time
+from milepost.testing import FakeClock
 
 
 @dataclass
@@ -48,6 +51,16 @@ def failing(times: int, then=plus, error=ValueError):
         return then(state)
 
     return body
+
+
+class Interrupting(FakeClock):
+    """A clock on which waiting is interrupted."""
+
+    def wait(self, wake: threading.Event, seconds: float) -> bool:
+        raise KeyboardInterrupt
+
+    async def sleep(self, seconds: float) -> None:
+        raise KeyboardInterrupt
 
 
 def failures(store, run_id: str = "r1") -> list[dict]:
@@ -181,20 +194,28 @@ def test_a_resume_waits_out_what_is_left_of_a_back_off(verbs, medium, jumping, l
     policy = Retry(3, backoff=50, factor=1, jitter=False)
     graph = line(Count, "a", {"a": failing(1)}, {"a": {"retry": policy}})
 
-    class Interrupting(type(jumping)):
-        def wait(self, wake, seconds):
-            raise KeyboardInterrupt
-
-        async def sleep(self, seconds):
-            raise KeyboardInterrupt
-
-    impatient = Interrupting()
     with pytest.raises(KeyboardInterrupt):
-        verbs.run(graph, Count(), store=store, run_id="r1", clock=impatient)
+        verbs.run(graph, Count(), store=store, run_id="r1", clock=Interrupting())
     assert "interrupted" == store.get_run("r1").info.status
     jumping.advance(30)
     assert Count(1) == verbs.resume(graph, store, "r1", clock=jumping)
     assert 20 == pytest.approx(sum(wait for wait in jumping.waits if wait > 0))
+
+
+@pytest.mark.parametrize(("passed", "left"), [(3600, 3600.0), (-3600, 7200.0), (9000, 0.0)])
+def test_what_is_left_of_a_long_back_off_is_bounded_by_what_the_policy_chose(
+    verbs, medium, jumping, line, passed, left
+):
+    store = medium.open(clock=jumping)
+    policy = Retry(3, backoff=7200, max_delay=7200, jitter=False)
+    graph = line(Count, "ab", {"b": failing(1)}, {"b": {"retry": policy}})
+    with pytest.raises(KeyboardInterrupt):
+        verbs.run(graph, Count(), store=store, run_id="r1", clock=Interrupting())
+    began = parse_time(failures(store)[0]["timestamp"]).timestamp()
+    jumping.set(datetime.fromtimestamp(began + passed, UTC))
+    jumping.waits.clear()
+    assert Count(2) == verbs.resume(graph, store, "r1", clock=jumping)
+    assert left == pytest.approx(sum(jumping.waits))
 
 
 def test_a_cancel_ends_a_back_off(verbs, medium, jumping, line, log):

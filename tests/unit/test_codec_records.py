@@ -7,7 +7,7 @@ import sys
 import threading
 import typing
 from abc import ABC, abstractmethod
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -996,3 +996,126 @@ def test_an_enum_base_class_takes_members_of_known_enums() -> None:
     assert codec.decode(codec.encode([Level.LOW])) == [Level.LOW]
     with pytest.raises(SerializeStateError):
         Codec(list[Enum]).encode([Level.LOW])
+
+
+@dataclass
+class Renamed:
+    new: str = "x"
+
+
+def test_as_many_defaults_as_unknown_fields_are_no_full_match() -> None:
+    with pytest.raises(DeserializeStateError) as raised:
+        Codec(Renamed).decode(b'{"old":"precious"}')
+    assert "state.old" == raised.value.path
+    with pytest.raises(DeserializeStateError):
+        Codec(list[Renamed]).decode(b'[{"old":"precious"}]')
+    assert Renamed() == Codec(Renamed, unknown_fields="drop").decode(b'{"old":"precious"}')
+
+
+def test_typed_dicts_in_a_column_keep_the_order_of_their_keys() -> None:
+    movies: list[Movie] = [
+        {"released": date(2024, 2, 29), "title": "b"},
+        {"title": "a", "rating": Decimal(1), "released": date(2024, 3, 1)},
+        {"rating": Decimal(1), "released": date(2024, 3, 1), "title": "c"},
+    ]
+    for some in (movies, movies[2:], movies[:1]):
+        back = Codec(list[Movie]).decode(Codec(list[Movie]).encode(some))
+        assert [list(movie) for movie in some] == [list(movie) for movie in back]
+
+
+def test_a_root_model_has_nothing_beside_its_value() -> None:
+    back = Codec(Root).decode(Codec(Root).encode(Root([date(2024, 2, 29)])))
+    assert vars(Root([date(2024, 2, 29)])) == vars(back)
+
+
+class Grown(pydantic.BaseModel, extra="allow"):
+    x: int = 1
+    y: int = 2
+    _count: int = pydantic.PrivateAttr(default=5)
+    _log: list[int] = pydantic.PrivateAttr(default_factory=list)
+
+
+def test_a_model_that_has_grown_takes_its_defaults_and_does_not_call_them_set() -> None:
+    model = Codec(Grown).decode(b'{"x":7,"$private":{"_count":6}}')
+    assert (7, 2, 6, []) == (model.x, model.y, model._count, model._log)
+    assert {"x"} == model.model_fields_set
+    assert [] == Codec(Grown).decode(b'{"x":7,"y":8}')._log
+    assert {"x", "y"} == Codec(Grown).decode(b'{"x":7,"y":8}').model_fields_set
+
+
+@pytest.mark.parametrize("beside", ['"$private":{"_gone":1}', '"$extra":{"y":9}', '"$extra":{"y":9,"z":1}'])
+def test_what_stands_beside_a_model_and_has_no_place_is_an_error_or_dropped(beside: str) -> None:
+    data = b'{"x":7,%s}' % beside.encode()
+    with pytest.raises(DeserializeStateError):
+        Codec(Grown).decode(data)
+    kept = Codec(Grown, unknown_fields="drop").decode(data)
+    assert (2, 5) == (kept.y, kept._count)
+    assert "y" not in (kept.__pydantic_extra__ or {})
+
+
+def test_dropped_fields_of_a_model_are_not_among_those_that_were_set() -> None:
+    dropped = Codec(Model, unknown_fields="drop").decode(b'{"title":"A","old":1,"$set":["title","old"]}')
+    assert {"title"} == dropped.model_fields_set
+
+
+def test_a_deleted_private_attribute_is_refused() -> None:
+    model = Grown()
+    del model._count
+    with pytest.raises(SerializeStateError, match="_count"):
+        Codec(Grown).encode(model)
+
+
+class Doubled(pydantic.BaseModel):
+    a: int
+    b: int = pydantic.Field(default_factory=lambda values: values["a"] * 2)
+
+
+@attrs.define
+class Derived:
+    a: int
+    b: int = attrs.field(default=attrs.Factory(lambda self: self.a + 1, takes_self=True))
+    c: int = attrs.field(default=attrs.Factory(lambda self: self.b + 1, takes_self=True))
+
+
+def test_a_default_that_is_made_of_other_fields_is_made_of_what_was_recorded() -> None:
+    assert Doubled(a=4, b=8) == Codec(Doubled).decode(b'{"a":4}')
+    assert Derived(4, 5, 6) == Codec(Derived).decode(b'{"a":4}')
+    assert [Derived(1, 9, 10), Derived(2, 3, 7)] == Codec(list[Derived]).decode(b'[{"a":1,"b":9},{"a":2,"c":7}]')
+
+
+class Failing:
+    def __get__(self, owner: Any, cls: Any = None) -> Any:
+        if owner is None:
+            return 5
+        raise KeyError("not today")
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        if value == 13:
+            raise RuntimeError("unlucky")
+
+
+@dataclass
+class Guarded:
+    x: int = Failing()  # type: ignore[assignment]
+
+
+def test_a_property_that_fails_is_a_typed_error_with_the_cause() -> None:
+    for type_, value in ((Guarded, Guarded(1)), (list[Guarded], [Guarded(1)])):
+        with pytest.raises(SerializeStateError, match="not today") as refused:
+            Codec(type_).encode(value)
+        assert isinstance(refused.value.__cause__, KeyError)
+    for type_, data in ((Guarded, b'{"x":13}'), (list[Guarded], b'[{"x":13}]')):
+        with pytest.raises(DeserializeStateError, match="unlucky"):
+            Codec(type_).decode(data)
+
+
+@dataclass
+class Ranked:
+    places: OrderedDict[str, int]
+
+
+def test_the_order_of_an_ordered_dict_counts_in_canonical_where_its_type_is_declared_too() -> None:
+    one, other = Ranked(OrderedDict(a=1, b=2)), Ranked(OrderedDict(b=2, a=1))
+    assert canonical(one, [Ranked]) != canonical(other, [Ranked])
+    assert canonical(one, [Ranked]) == canonical(Ranked(OrderedDict(a=1, b=2)), [Ranked])
+    assert Codec(Ranked).canonical(one) != Codec(Ranked).canonical(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,8 +11,14 @@ import pytest
 
 from milepost import END, Context, Graph, MemoryStore, NodeError, NodeTimeoutError, SQLiteStore
 from milepost.clock import SYSTEM
+from milepost.drivers import SyncDriver
+from milepost.effects import Write
 from milepost.errors import StoreClosedError
-from milepost.heartbeat import Heartbeat
+from milepost.heartbeat import Heartbeat, heartbeat
+from milepost.identifiers import new_nonce
+from milepost.options import Options
+from milepost.runtime import Run
+from milepost.starting import start
 from milepost.store import Release, Renewal, Token
 from milepost.threads import Threads
 
@@ -156,3 +163,59 @@ def test_a_node_that_raises_generatorexit_fails_like_any_other() -> None:
     with pytest.raises(NodeError, match="GeneratorExit"):
         graph.run({}, store=store, run_id="r")
     assert "failed" == store.get_run("r").info.status
+
+
+def test_a_stream_that_is_broken_off_at_its_last_event_keeps_no_lease():
+    graph = one_node(lambda state: state)
+    with SQLiteStore(":memory:") as store:
+        before = len(heartbeat._held)
+        for event in graph.stream({}, store=store, run_id="r"):
+            if type(event).__name__ == "NodeCompleted":
+                break
+        assert before == len(heartbeat._held)
+        assert "finished" == store.get_run("r").info.status
+
+
+def test_an_async_node_that_raises_generatorexit_fails_like_any_other():
+    async def only(state: dict[str, int]) -> dict[str, int]:
+        raise GeneratorExit
+
+    store = MemoryStore()
+    with pytest.raises(NodeError, match="GeneratorExit"):
+        asyncio.run(one_node(only).arun({}, store=store, run_id="r"))
+    assert "failed" == store.get_run("r").info.status
+
+
+def test_control_c_between_two_effects_interrupts_the_run():
+    class Interrupting(SyncDriver):
+        """Is interrupted once, after an effect was performed and before its answer is sent."""
+
+        is_due = True
+
+        def perform(self, effect: Any) -> Any:
+            answer = super().perform(effect)
+            if isinstance(effect, Write) and self.is_due:
+                self.is_due = False
+                raise KeyboardInterrupt
+            return answer
+
+    graph = Graph(dict).add_node("a", lambda s: s).add_node("b", lambda s: s).add_edge("a", "b").add_edge("b", END)
+    flow: Any = graph.set_entry("a").compile("two")
+    store = MemoryStore()
+    run = Run(flow, store, "r", Options(), is_listening=False)
+    with pytest.raises(KeyboardInterrupt):
+        Interrupting(SYSTEM).run(start(run, {}, new_nonce))
+    assert "interrupted" == store.get_run("r").info.status
+    assert {} == flow.resume(store, "r")
+
+
+def test_an_error_of_a_nested_run_is_an_error_of_the_outer_node():
+    inner = one_node(lambda state: None)
+
+    def outer(state: dict[str, int]) -> dict[str, int]:
+        return inner.run(state, store=MemoryStore(), run_id="inner")  # type: ignore[no-any-return]
+
+    with pytest.raises(NodeError) as caught:
+        one_node(outer).run({}, store=MemoryStore(), run_id="outer")
+    assert ("outer", "a") == (caught.value.run_id, caught.value.node_id)
+    assert "inner" == caught.value.__cause__.run_id  # type: ignore[union-attr]

@@ -99,7 +99,7 @@ def test_an_instance_of_a_subclass_is_looked_at_by_the_codec() -> None:
 @pytest.mark.parametrize("state_type", [Order, Point, Chat, dict])
 def test_none_is_refused_with_the_hint_that_the_state_must_be_returned(state_type: type, partial: bool) -> None:
     error = refused(compiled(state_type, partial=partial), {}, None)
-    assert "node 'a' returned None: a node must return the state, changed or not" == str(error)
+    assert "it returned None: a node must return the state, changed or not" == str(error)
     assert ("state", "NoneType") == (error.path, error.found)
 
 

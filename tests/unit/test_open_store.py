@@ -85,3 +85,8 @@ def test_a_url_is_a_str(url: Any) -> None:
 def test_a_store_that_cannot_be_opened_says_where(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=str(tmp_path / "no" / "x.db")):
         open_store(f"sqlite:///{tmp_path}/no/x.db")
+
+
+def test_a_url_that_no_file_can_have_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        open_store(f"sqlite:///{tmp_path}/\ud800.db")

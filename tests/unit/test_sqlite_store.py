@@ -470,3 +470,46 @@ def test_memory_does_not_reach_a_forked_child() -> None:
 
         assert 0 == in_child(work)
         assert b"1" == store.load("r", "a")
+
+
+def test_odd_rows_of_the_first_form_are_taken_over_as_far_as_that_is_possible(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(
+        "CREATE TABLE Checkpoints (run_id TEXT, node_id TEXT, sequence INTEGER, timestamp TEXT, data BLOB)"
+    )
+    connection.executemany(
+        "INSERT INTO Checkpoints VALUES (?, ?, ?, ?, ?)",
+        [
+            ("r", "later", 2, "2025-12-20 15:30:00", 5),
+            ("r", "first", 2, 1_766_244_600, None),
+            ("r", "zero", None, None, 1.5),
+            ("r", "text", "x", b"\xff", "ü"),
+            (None, "a", 1, "2025-12-20T15:29:00Z", b"1"),
+            (b"\xff", "a", 1, "2025-12-20T15:29:00Z", b"1"),
+            ("", "a", 1, "2025-12-20T15:29:00Z", b"1"),
+            ("r", "x" * 600, 1, "2025-12-20T15:29:00Z", b"1"),
+        ],
+    )
+    connection.close()
+    with SQLiteStore(path) as store:
+        assert ["zero", "later", "first", "text"] == [info.node_id for info in store.history("r")]
+        assert [b"1.5", b"5", b"", "ü".encode()] == [store.load("r", i.node_id) for i in store.history("r")]
+        assert 1 == len({info.timestamp for info in store.history("r")[1:3]})
+        assert ["r"] == [info.run_id for info in store.list_runs()]
+        assert store.verify("r").ok
+    assert "4 rows" in caplog.text
+    assert [(8,)] == shell(path, "SELECT count(*) FROM checkpoints_v0")
+
+
+def test_a_table_of_the_first_form_may_be_without_rowid(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(
+        "CREATE TABLE checkpoints (run_id TEXT, node_id TEXT, sequence INTEGER, timestamp TEXT, data BLOB, "
+        "PRIMARY KEY (run_id, node_id)) WITHOUT ROWID"
+    )
+    connection.execute("INSERT INTO checkpoints VALUES ('r', 'a', 1, '2025-12-20T15:29:00Z', 'data')")
+    connection.close()
+    with SQLiteStore(path) as store:
+        assert b"data" == store.load("r", "a")

@@ -1,4 +1,4 @@
-"""Plans of containers: list, tuple, the sets, deque, and the dicts.
+"""Plans of containers whose elements are of one type: list, tuple, the sets, deque, and the dicts.
 
 A container is matched by its exact class; its content goes through the plans of its elements. Where the
 declared type says which container it is, a JSON array or object is written; a dict whose keys are no text
@@ -7,7 +7,7 @@ becomes a list of pairs. Sets are sorted by the encoding of their elements, so t
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -17,7 +17,6 @@ import msgspec
 from .plan import (
     MARK,
     MAX_DEPTH,
-    Contradicted,
     NotCarried,
     Plan,
     Refusal,
@@ -31,7 +30,7 @@ from .plan import (
 )
 from .scalars import IntPlan, StrPlan, int_text, is_text, read_int
 
-__all__ = ["DictPlan", "FixedTuplePlan", "ListPlan", "SequencePlan", "encode_sorted"]
+__all__ = ["DictPlan", "ListPlan", "SequencePlan", "encode_sorted"]
 
 encode_sorted: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 
@@ -124,9 +123,12 @@ class SequencePlan(Tagged):
                 raise self.unreadable(maxlen)
             return deque(items, maxlen)
         try:
-            return self.cls(items)
-        except TypeError as exc:
-            raise self.unreadable(v, "an element of the set is not hashable") from exc
+            made = self.cls(items)
+        except Exception as exc:  # `__hash__` and `__eq__` of a user
+            raise self.unreadable(v, f"an element of the set cannot be hashed: {exc!r}") from exc
+        if self._is_set and len(made) != len(items):
+            raise self.unreadable(v, "two elements of the set are equal")
+        return made
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         if self.cls is not tuple or depth >= MAX_DEPTH or {*map(type, values)} != {tuple}:
@@ -151,58 +153,6 @@ class SequencePlan(Tagged):
             refusal.steps.append(f"[{place}]")
             raise
         return list(map(tuple, raws if loaded is flat else chunks(loaded, raws)))
-
-
-class FixedTuplePlan(Tagged):
-    """The plan of a tuple with one declared type for each place."""
-
-    tag = "tuple"
-    types = (tuple,)
-    bare = frozenset({"list"})
-
-    def __init__(self, items: tuple[Plan, ...]) -> None:
-        self.items = items
-        self.expected = f"tuple[{', '.join(item.expected for item in items) or '()'}]"
-
-    def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
-        if type(value) is not tuple:
-            raise self.contradicted(value)
-        if len(value) != len(self.items):
-            raise Contradicted("", expected=self.expected, found=f"a tuple of {len(value)}", type_name="tuple")
-        if depth >= MAX_DEPTH:
-            raise too_deep(value)
-        out: list[Any] = []
-        try:
-            for plan, item in zip(self.items, value, strict=True):
-                out.append(plan.dump(item, depth + 1))
-        except Refusal as refusal:
-            refusal.steps.append(f"[{len(out)}]")
-            raise
-        return out, None
-
-    def make(self, v: Any, extra: dict[str, Any], bare: bool) -> Any:
-        if type(v) is not list or len(v) != len(self.items):
-            raise self.unreadable(v)
-        out: list[Any] = []
-        try:
-            for plan, item in zip(self.items, v, strict=True):
-                out.append(plan.load(item, bare))
-        except Refusal as refusal:
-            refusal.steps.append(f"[{len(out)}]")
-            raise
-        return tuple(out)
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if not raws or {*map(type, raws)} != {list} or {*map(len, raws)} != {len(self.items)} or not self.items:
-            return super().load_all(raws, bare)
-        columns: list[list[Any]] = []
-        try:
-            for plan, column in zip(self.items, zip(*raws, strict=True), strict=True):
-                columns.append(plan.load_all(list(column), bare))  # its length is the path
-        except Refusal as refusal:
-            refusal.steps.append(f"[{len(columns)}]")
-            raise
-        return list(zip(*columns, strict=True))
 
 
 def dump_items(item: Plan, values: list[Any], depth: int) -> list[Any]:
@@ -246,13 +196,14 @@ class DictPlan(Tagged):
         self.types = (cls,)
         self.plain = cls is dict and key.plain and not isinstance(key, IntPlan)
         self.expected = f"{cls.__name__}[{key.expected}, {value.expected}]"
+        self._object: Any = OrderedDict if cls is OrderedDict else dict  # tells `canonical` that the order counts
         self._key_is_int = isinstance(key, IntPlan)
         self._key_is_str = isinstance(key, StrPlan)
         self.is_native = cls is dict and self._key_is_str and value.is_native
 
     def dump(self, value: Any, depth: int) -> Any:
         v, extra = self.parts(value, depth)
-        if extra is None and type(v) is dict:
+        if extra is None and isinstance(v, dict):
             return v
         return {MARK: self.tag, "v": v, **(extra or {})}
 
@@ -267,10 +218,10 @@ class DictPlan(Tagged):
         extra = None
         if self.cls is defaultdict:
             extra = {"f": _factory_name(value)}
-        elif self.cls is not dict and vars(value):
-            raise NotCarried(
-                f"it has an attribute {next(iter(vars(value)))!r} of its own", type_name=qualified(self.cls)
-            )
+        elif self.cls is not dict:
+            for name in vars(value):
+                if name != "__orig_class__":  # of one that was made as `Counter[str](...)`
+                    raise NotCarried(f"it has an attribute {name!r} of its own", type_name=qualified(self.cls))
         keys, values = list(value), list(value.values())
         texts = self._dump_keys(keys, depth)
         try:
@@ -279,7 +230,7 @@ class DictPlan(Tagged):
             refusal.steps.append(key_step(keys[refusal.row]))
             raise
         if {*map(type, texts)} <= {str}:
-            body = dict(zip(texts, dumped, strict=True))
+            body = self._object(zip(texts, dumped, strict=True))
             if len(body) == len(keys) and MARK not in body:
                 return body, extra
         pairs = texts if not self._key_is_int else [self.key.dump(key, depth) for key in keys]
@@ -353,12 +304,17 @@ class DictPlan(Tagged):
 
     def _pair(self, keys: list[Any], raws: list[Any], bare: bool) -> dict[Any, Any]:
         try:
-            return dict(zip(keys, self.value.load_all(raws, bare) if raws else raws, strict=True))
+            values = self.value.load_all(raws, bare) if raws else raws
         except Refusal as refusal:
             refusal.steps.append(key_step(keys[refusal.row]))
             raise
-        except TypeError as exc:
-            raise self.unreadable({}, "a key is not hashable") from exc
+        try:
+            made = dict(zip(keys, values, strict=True))
+        except Exception as exc:  # `__hash__` and `__eq__` of a user
+            raise self.unreadable({}, f"a key cannot be hashed: {exc!r}") from exc
+        if len(made) != len(keys):
+            raise self.unreadable({}, "two of its keys are equal")
+        return made
 
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
         if not (bare and self.cls is dict and self._key_is_str and {*map(type, raws)} == {dict}):

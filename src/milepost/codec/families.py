@@ -6,17 +6,19 @@ msgspec is imported; the others are known by the attributes that they leave on a
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, get_origin, is_typeddict
+from typing import Any, NamedTuple, get_origin, is_typeddict
 
 import msgspec
 
 from .family import ATTRS_HASH, Family, FieldSpec, columns_of, constant, pydantic_default, rows_of
+from .plan import NotCarried, qualified
 
 __all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
 
@@ -24,6 +26,12 @@ __all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
 FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 
 _set = object.__setattr__
+
+
+class _OfSelf(NamedTuple):
+    """Stands for a default that is made of the object, or of its other fields, once those are there."""
+
+    factory: Callable[[Any], Any]
 
 
 class AttrsFamily(Family):
@@ -38,13 +46,17 @@ class AttrsFamily(Family):
             if attribute.default is sys.modules["attr"].NOTHING:
                 default = None
             elif hasattr(attribute.default, "factory"):
-                default = None if attribute.default.takes_self else attribute.default.factory
+                factory = attribute.default.factory
+                default = constant(_OfSelf(factory)) if attribute.default.takes_self else factory
             else:
                 default = constant(attribute.default)
             yield FieldSpec(attribute.name, default=default)
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
-        made = super().build(values)
+        made = super().build({name: value for name, value in values.items() if type(value) is not _OfSelf})
+        for name, value in values.items():
+            if type(value) is _OfSelf:
+                _set(made, name, value.factory(made))
         if hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ()):
             _set(made, ATTRS_HASH, None)
         return made
@@ -173,7 +185,10 @@ class PydanticFamily(Family):
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for name, field in self.cls.__pydantic_fields__.items():
-            yield FieldSpec(name, field.annotation, pydantic_default(field), metadata=tuple(field.metadata))
+            default = pydantic_default(field)
+            if getattr(field, "default_factory_takes_validated_data", False):
+                default = constant(_OfSelf(field.default_factory))
+            yield FieldSpec(name, field.annotation, default, metadata=tuple(field.metadata))
 
     def read(self, value: Any) -> Iterable[Any]:
         attributes = vars(value)
@@ -189,26 +204,85 @@ class PydanticFamily(Family):
             sides[FIELDS_SET] = sorted(fields_set)
         if value.__pydantic_extra__:
             sides[EXTRA] = value.__pydantic_extra__
-        if value.__pydantic_private__:
-            sides[PRIVATE] = value.__pydantic_private__
+        private = value.__pydantic_private__
+        if private is not None and private.keys() != self._private_defaults.keys():
+            self._check_private(private)
+        if private:
+            sides[PRIVATE] = private
         return sides
+
+    def _check_private(self, private: dict[str, Any]) -> None:
+        """Refuse private attributes that would not come back, or would come back although they were deleted."""
+        for name in private:
+            if name not in self.cls.__private_attributes__:
+                raise NotCarried(
+                    f"it has a private attribute {name!r} that its class does not have", type_name=qualified(self.cls)
+                )
+        for name in self._private_defaults:
+            if name not in private:
+                raise NotCarried(f"its private attribute {name!r} has no value", type_name=qualified(self.cls))
+
+    @cached_property
+    def _private_defaults(self) -> dict[str, Any]:
+        """The private attributes that have a value from the start."""
+        undefined = sys.modules["pydantic_core"].PydanticUndefined
+        attributes = self.cls.__private_attributes__.items()
+        return {
+            name: attribute
+            for name, attribute in attributes
+            if attribute.default is not undefined or attribute.default_factory is not None
+        }
+
+    def side_names(self, key: str) -> Collection[str] | None:
+        if key == PRIVATE:
+            return self.cls.__private_attributes__  # type: ignore[no-any-return]
+        return None if self.cls.model_config.get("extra") == "allow" else ()
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         sides = sides or {}
+        for name in self._made_of_others:
+            if type(values[name]) is _OfSelf:
+                values[name] = values[name].factory({n: v for n, v in values.items() if type(v) is not _OfSelf})
         made = object.__new__(self.cls)
         private = sides.get(PRIVATE)
-        if private is None and self.cls.__private_attributes__:
-            pairs = ((name, attribute.get_default()) for name, attribute in self.cls.__private_attributes__.items())
-            undefined = sys.modules["pydantic_core"].PydanticUndefined
-            private = {name: value for name, value in pairs if value is not undefined}
+        if self.cls.__private_attributes__:
+            private = self._whole_private(values, private or {})
         extra = sides.get(EXTRA)
         if extra is None and self.cls.model_config.get("extra") == "allow":
             extra = {}
         _set(made, "__dict__", values)
-        _set(made, "__pydantic_extra__", extra)
         _set(made, "__pydantic_fields_set__", set(sides.get(FIELDS_SET, self.names)))
-        _set(made, "__pydantic_private__", private)
+        if not self._is_root:
+            _set(made, "__pydantic_extra__", extra)
+        if private is not None or not self._is_root:
+            _set(made, "__pydantic_private__", private)
         return made
+
+    @cached_property
+    def _made_of_others(self) -> tuple[str, ...]:
+        """The fields whose default is made of the others' values."""
+        fields = self.cls.__pydantic_fields__.items()
+        return tuple(n for n, field in fields if getattr(field, "default_factory_takes_validated_data", False))
+
+    def _whole_private(self, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Give the private attributes, those that a record lacks at their defaults."""
+        private: dict[str, Any] = {}
+        for name, attribute in self._private_defaults.items():
+            factory = attribute.default_factory
+            if name in given:
+                private[name] = given[name]
+            elif factory is None:
+                private[name] = copy.deepcopy(attribute.default)
+            elif getattr(attribute, "default_factory_takes_validated_data", False):
+                private[name] = factory({**values, **private})
+            else:
+                private[name] = factory()
+        return private | given
+
+    @cached_property
+    def _is_root(self) -> bool:
+        """Whether the model is one of a single value, whose class says that there is nothing beside it."""
+        return bool(getattr(self.cls, "__pydantic_root_model__", False))
 
     def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
         return list(map(self.build, rows_of(self.names, columns)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter, itemgetter
@@ -151,7 +151,7 @@ class Family:
             return None
         try:
             return [list(map(attrgetter(name), values)) for name in self.names]
-        except AttributeError:
+        except Exception:  # a property of a user: the way by rows says which
             return None
 
     def attribute_beyond(self, value: Any) -> str | None:
@@ -188,6 +188,10 @@ class Family:
     def sides(self, value: Any) -> dict[str, Any]:
         """Give what is to be recorded beside the fields, by its key."""
         return {}
+
+    def side_names(self, key: str) -> Collection[str] | None:
+        """Give the names that may stand beside the fields under a key; None: any."""
+        return ()
 
     def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
         """Make an object like `value` with these values; `changed` are the fields that were set anew."""

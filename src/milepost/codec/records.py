@@ -91,6 +91,8 @@ class RecordPlan(Plan):
             values = self.family.read(value)
         except AttributeError as exc:
             raise self._unset(value) from exc
+        except Exception as exc:  # a property of a user
+            raise NotCarried(f"its fields cannot be read: {exc!r}", type_name=qualified(self.cls)) from exc
         out: dict[str, Any] = {}
         name = ""
         try:
@@ -197,6 +199,8 @@ class RecordPlan(Plan):
         if self.family.is_native and all(map(is_, dumped, columns)):
             return values
         out = rows_of(names, dumped)
+        if self.family.is_mapping:  # keeps the order of the keys
+            return [{key: row[key] for key in value} for value, row in zip(values, out, strict=True)]
         if self.family.has_sides:
             for row, (value, written) in enumerate(zip(values, out, strict=True)):
                 try:
@@ -230,6 +234,7 @@ class RecordPlan(Plan):
 
     def _load_fields(self, raw: dict[str, Any], bare: bool) -> Any:
         values: dict[str, Any] = {}
+        has_defaults = False
         for name, plan in self.plans.items():
             item = raw.get(name, _ABSENT)
             try:
@@ -237,13 +242,14 @@ class RecordPlan(Plan):
                     values[name] = plan.load(item, bare)
                 elif not self._specs[name].optional:
                     values[name] = self._default(name, plan)
+                    has_defaults = True
             except Refusal as refusal:
                 refusal.steps.append(self.step(name))
                 raise
         sides = None
-        if len(values) != len(raw) or self.family.is_mapping:
+        if has_defaults or len(values) != len(raw) or self.family.is_mapping:
             unknown = [name for name in raw if name not in self.plans]
-            if unknown and self.family.has_sides:
+            if self.family.has_sides:
                 sides, unknown = self._load_sides(raw, unknown)
             if unknown and not self._drop_unknown:
                 stray = Unreadable(
@@ -258,8 +264,8 @@ class RecordPlan(Plan):
                 values = {name: values[name] for name in raw if name in values}
         try:
             return self.family.build(values, sides)
-        except (TypeError, ValueError, AttributeError) as exc:
-            raise self.unreadable(raw, f"the object cannot be built: {exc}") from exc
+        except Exception as exc:  # a property's setter, or a default that looks at the object: code of a user
+            raise self.unreadable(raw, f"the object cannot be built: {exc!r}") from exc
 
     def _default(self, name: str, plan: Plan) -> Any:
         default = self._specs[name].default
@@ -271,23 +277,30 @@ class RecordPlan(Plan):
             raise Unreadable(f"its default failed: {exc!r}", expected=plan.expected, found="nothing") from exc
 
     def _load_sides(self, raw: dict[str, Any], unknown: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """Read what stands beside the fields; give also what of it the class does not have any more."""
         sides: dict[str, Any] = {}
-        for key in (FIELDS_SET, EXTRA, PRIVATE):
+        for key in (EXTRA, PRIVATE):
             if key not in unknown:
                 continue
             unknown.remove(key)
             side = raw[key]
-            if key == FIELDS_SET:
-                if type(side) is not list or not all(type(name) is str for name in side):
-                    raise self.unreadable(side)
-                sides[key] = side
-            else:
-                if type(side) is not dict:
-                    raise self.unreadable(side)
-                sides[key] = {name: self._untyped.load(item, False) for name, item in side.items()}
-        if EXTRA in sides and self.cls.model_config.get("extra") != "allow":
-            unknown = [*unknown, EXTRA]
-            del sides[EXTRA]
+            if type(side) is not dict:
+                raise self.unreadable(side)
+            places = self.family.side_names(key)
+            strays = [] if places is None else [name for name in side if name not in places]
+            if key == EXTRA:
+                strays += [name for name in side if name in self.plans and name not in raw]
+            unknown += [key] if strays else []
+            sides[key] = {name: self._untyped.load(item, False) for name, item in side.items() if name not in strays}
+        fields_set = [name for name in self.family.names if name in raw]
+        if FIELDS_SET in unknown:
+            unknown.remove(FIELDS_SET)
+            fields_set = raw[FIELDS_SET]
+            if type(fields_set) is not list or not all(type(name) is str for name in fields_set):
+                raise self.unreadable(fields_set)
+            if self._drop_unknown:
+                fields_set = [name for name in fields_set if name in self.plans or name in sides.get(EXTRA, ())]
+        sides[FIELDS_SET] = fields_set
         return sides, unknown
 
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
@@ -313,8 +326,8 @@ class RecordPlan(Plan):
             return super().load_all(raws, bare)  # keeps the order of the keys
         try:
             return self.family.build_all(loaded, len(raws))
-        except (TypeError, ValueError, AttributeError) as exc:
-            raise self.unreadable(raws[0], f"the object cannot be built: {exc}") from exc
+        except Exception as exc:  # as in `_load_fields`
+            raise self.unreadable(raws[0], f"the object cannot be built: {exc!r}") from exc
 
     # -- the state as a whole ------------------------------------------------------------------------
 

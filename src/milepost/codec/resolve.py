@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
-from .containers import DictPlan, FixedTuplePlan, ListPlan, SequencePlan
+from .containers import DictPlan, ListPlan, SequencePlan
 from .enums import EnumPlan, LiteralPlan
 from .families import family_of
 from .family import Family
@@ -21,6 +21,7 @@ from .records import RecordPlan
 from .registry import find_by_type
 from .scalars import IntPlan, NonePlan, PathPlan, StrPlan, scalar_plans
 from .times import time_plans
+from .tuples import FixedTuplePlan
 from .unions import OptionalPlan, UnionPlan
 from .untyped import LaterPlan, OpaquePlan, RegisteredPlan, UntypedPlan
 
@@ -127,9 +128,7 @@ class Resolver:
         if cls is list:
             return ListPlan(inner(0, "[*]"))
         if cls is tuple and arguments != () and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            if any(get_origin(a) is typing.Unpack or getattr(a, "__unpacked__", False) for a in arguments):
-                return SequencePlan(tuple, self.untyped)
-            return FixedTuplePlan(tuple(inner(index, f"[{index}]") for index in range(len(arguments))))
+            return self._tuple(arguments, path, variables)
         if cls is tuple and arguments == () and annotation is not tuple and annotation is not typing.Tuple:  # noqa: UP006
             return FixedTuplePlan(())
         if cls in _BUILTIN_SEQUENCES:
@@ -148,6 +147,28 @@ class Resolver:
                 members += [self._simple[bytes]] if item is self.untyped or isinstance(item, IntPlan) else []
             return self._union(members, type_text(annotation))
         return None
+
+    def _tuple(self, arguments: tuple[Any, ...], path: str, variables: dict[Any, Any]) -> Plan:
+        items: list[Plan] = []
+        repeated: tuple[int, Plan] | None = None
+        for argument in arguments:
+            unpacked = get_args(argument)[0] if get_origin(argument) is typing.Unpack else argument
+            if unpacked is argument and not getattr(argument, "__unpacked__", False):
+                items.append(self.plan(argument, f"{path}[{len(items)}]", variables))
+                continue
+            parts = get_args(unpacked)
+            if get_origin(unpacked) is not tuple:  # a TypeVarTuple: anything
+                return SequencePlan(tuple, self.untyped)
+            if len(parts) == 2 and parts[1] is Ellipsis:
+                repeated = len(items), self.plan(parts[0], f"{path}[*]", variables)
+                continue
+            inner = self._tuple(parts, path, variables)
+            if not isinstance(inner, FixedTuplePlan):
+                return inner
+            if inner.repeated is not None:
+                repeated = len(items) + inner.repeated[0], inner.repeated[1]
+            items += inner.items
+        return FixedTuplePlan(tuple(items), repeated)
 
     def _enum(self, cls: type[enum.Enum]) -> EnumPlan:
         plan = self._enums.get(cls)

@@ -21,7 +21,7 @@ from .plan import MARK, NotCarried, Plan, Tagged, qualified, read_mark
 __all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan", "TextPlan", "scalar_plans"]
 
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what fits 64 bits, signed or not
-_NON_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+_NON_FINITE = frozenset({"nan", "inf", "-inf"})
 # Python refuses to turn longer ints into decimal text (sys.set_int_max_str_digits allows 640 digits at least)
 _DECIMAL_BITS = 2000
 
@@ -138,7 +138,7 @@ class FloatPlan(Plan):
         if not bare and type(raw) is dict and read_mark(raw)[0] == "float":
             text = raw.get("v")
             if type(text) is str and text in _NON_FINITE:
-                return _NON_FINITE[text]
+                return float(text)  # a new object each time: two NaN are two keys of a dict, one NaN twice is one
         raise self.unreadable(raw)
 
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
@@ -287,20 +288,17 @@ def _table_of(types: tuple[Any, ...]) -> Plan:
     return resolver.untyped
 
 
-_KEEPS_ORDER = "ordereddict"
-
-
 def _sort_pairs(raw: Any) -> Any:
     """Sort the pairs of every dict whose keys are no text; the keys of objects are sorted when written."""
     if type(raw) is list:
         return [_sort_pairs(item) for item in raw]
+    if type(raw) is OrderedDict:  # its order counts
+        return [[key, _sort_pairs(item)] for key, item in raw.items()]
     if type(raw) is not dict:
         return raw
     out = {key: _sort_pairs(item) for key, item in raw.items()}
     if out.get(MARK) in ("dict", "defaultdict", "counter") and type(out.get("v")) is list:
         out["v"].sort(key=encode_sorted)
-    elif out.get(MARK) == _KEEPS_ORDER and type(out.get("v")) is dict:
-        out["v"] = [[key, item] for key, item in out["v"].items()]
     return out
 
 

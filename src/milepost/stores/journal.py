@@ -24,7 +24,7 @@ from milepost.errors import (
     StoreClosedError,
 )
 from milepost.fence import Held, Row
-from milepost.process import is_gone, this_process
+from milepost.process import describe_owner, is_gone, this_process
 from milepost.record import Record, format_time, make_record
 from milepost.store import (
     Append,
@@ -377,7 +377,8 @@ class Journal(Store):
             until = None if row.lease_until is None else _moment(row.lease_until)
             end = "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
             raise RunLockedError(
-                f"run {row.run_id!r} is owned by {row.owner}{end} and can't be {deed}: wait for it to end, or stop it",
+                f"run {row.run_id!r} is owned by {describe_owner(row.owner)}{end} and can't be {deed}: wait for it to end, "
+                f"or stop it",
                 run_id=row.run_id,
                 owner=row.owner,
                 lease_until=until,

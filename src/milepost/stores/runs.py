@@ -21,6 +21,7 @@ from milepost.errors import (
     DeserializeStateError,
     RunNotResumableError,
     SignalRefusedError,
+    StoreError,
 )
 from milepost.fence import Row
 from milepost.process import is_gone
@@ -35,12 +36,14 @@ from milepost.store import (
     check_id,
     check_run_id,
 )
-from milepost.stores.journal import Journal
-from milepost.stores.transaction import Transaction, note_of
+from milepost.stores.journal import Journal, check_tags
+from milepost.stores.transaction import Note, Transaction, note_of, seal_of
 
 __all__ = ["Runs"]
 
 _PAGE = 256
+_MOST = 1 << 40
+"""More runs than any store has; what a caller may give as a limit has no bound."""
 _encode_line = msgspec.json.Encoder().encode
 
 
@@ -138,8 +141,17 @@ class Runs(Journal):
         limit: int = 100,
         after: str | None = None,
     ) -> builtins.list[RunInfo]:
+        if not isinstance(limit, int):
+            raise TypeError(f"limit must be an int, not {limit!r}")
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit}")
+        for name, moment in (("updated_before", updated_before), ("updated_after", updated_after)):
+            if moment is not None and not isinstance(moment, datetime):
+                raise TypeError(f"{name} must be a datetime, not {moment!r}")
+        if after is not None:
+            check_run_id(after)
+        check_tags(tags or {})
+        limit = min(limit, _MOST)
         wanted = None if status is None else {status} if isinstance(status, str) else set(status)
         # Whether a running run is dead is not in its row: it is asked of each.
         statuses = None if wanted is None else {"running" if s == "dead" else s for s in wanted}
@@ -249,26 +261,35 @@ class Runs(Journal):
 
     def verify(self, run_id: str) -> VerifyReport:
         check_run_id(run_id)
-        with self._read("verify") as tx:
-            row = self._row(tx, run_id)
         problems: builtins.list[str] = []
+        with self._read("verify") as tx:
+            row: Row | None = None
+            try:
+                row = self._row(tx, run_id)
+            except StoreError as exc:  # the row is damaged: the records may be whole all the same
+                problems.append(str(exc))
         missing: builtins.list[tuple[int, int]] = []
         removed = 0
-        expected = 0 if row.flow else 1
+        expected = 1 if row is not None and not row.flow else 0
         for record in self._all(run_id):
             if record.sequence > expected:
                 missing.append((expected, record.sequence - 1))
             expected = record.sequence + 1
             try:
                 self.seals.check(run_id, record)
-                fields = record.fields()
+                fields, state = record.fields(), record.state()
             except DeserializeStateError as exc:
                 problems.append(str(exc))
                 continue
             if record.kind == "owner" and fields.get("verb") == "delete":
                 removed += fields.get("removed", 0)
-            if record.is_foreign and len(record.payload or b"") != record.size:
-                problems.append(f"record {record.sequence} was saved with {record.size} bytes and has others now")
+            note = self._note(run_id, record.sequence) if record.is_foreign else None
+            if len(state or b"") != record.size:
+                problems.append(f"record {record.sequence} had {record.size} bytes and has {len(state or b'')} now")
+            elif note is not None and note.seal != seal_of(run_id, record):
+                problems.append(
+                    f"record {record.sequence} at node {record.node_id!r} was saved from outside and was changed after that"
+                )
         if sum(last - first + 1 for first, last in missing) > removed:
             problems += [
                 f"record {first} is missing, without a deletion that says so"
@@ -276,12 +297,17 @@ class Runs(Journal):
                 else f"records {first} to {last} are missing, without a deletion that says so"
                 for first, last in missing
             ]
-        if expected <= row.sequence:
+        if row is not None and expected <= row.sequence:
             problems.append(
                 f"the journal ends at record {expected - 1}, but the run had record {row.sequence} when it became "
                 f"{row.status}"
             )
         return VerifyReport(not problems, tuple(problems))
+
+    def _note(self, run_id: str, sequence: int) -> Note | None:
+        with self._read("verify") as tx:
+            entry = tx.newest_checkpoint(run_id, after=sequence - 1, before=sequence + 1)
+        return None if entry is None else entry.note
 
     def _all(self, run_id: str) -> Iterator[Record]:
         """All records in order, a page at a time, so that memory stays small and nobody waits for long."""
@@ -306,10 +332,14 @@ def save_from_outside(
     record = Record(sequence, "checkpoint", node_id, visit, len(data), None, data)
     new = fence.intruded(row, sequence, timestamp)
     tx.put_row(replace(new, status="interrupted", reason="") if row.status in ENDED else new)
-    tx.insert(run_id, (record,), note_of(data, timestamp))
+    tx.insert(run_id, (record,), note_of(run_id, record, timestamp))
 
 
 def _signal_fields(signal: Signal) -> dict[str, Any]:
     fields = signal._asdict()
-    fields["payload"] = None if signal.payload is None else msgspec.Raw(signal.payload)
+    if signal.payload is not None:
+        try:
+            fields["payload"] = msgspec.Raw(_encode_line(msgspec.json.decode(signal.payload)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a store takes any bytes
+            fields["payload"], fields["data"] = None, base64.b64encode(signal.payload).decode()
     return fields

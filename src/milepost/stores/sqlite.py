@@ -17,14 +17,15 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from milepost.clock import SYSTEM, Clock
-from milepost.errors import OptionError, StoreError
+from milepost.errors import InvalidIDError, OptionError, StoreError
 from milepost.process import this_process
-from milepost.record import Record, parse_time
-from milepost.store import Append, Token, Verdict
+from milepost.record import Record
+from milepost.store import Append, Token, Verdict, check_id, check_run_id
 from milepost.stores import sqlite_schema
 from milepost.stores.group_commit import GroupCommit
 from milepost.stores.runs import Runs, save_from_outside
@@ -108,6 +109,8 @@ class SQLiteStore(Runs):
         )
         try:
             connection.execute("PRAGMA wal_autocheckpoint = 0")
+            # A log that grew while a reader was in the way gives its space back when it starts anew.
+            connection.execute(f"PRAGMA journal_size_limit = {2 * _CHECKPOINT_BYTES}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         except BaseException:
             connection.close()
@@ -186,7 +189,7 @@ class SQLiteStore(Runs):
     def _failing_as(self, op: str) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as exc:
+        except (sqlite3.Error, UnicodeDecodeError) as exc:  # the latter: what SQLite says of a file quotes its bytes
             raise self._failure(op, exc) from exc
 
     def _failure(self, op: str, exc: BaseException) -> StoreError:
@@ -366,17 +369,31 @@ class SQLiteStore(Runs):
     def _take_over(self, connection: sqlite3.Connection) -> None:
         """Make saves from outside of the rows that `checkpoints_v0` has."""
         tx = SQLTransaction(connection)
-        rows = connection.execute(
-            "SELECT run_id, node_id, timestamp, data FROM checkpoints_v0 ORDER BY run_id, sequence, rowid"
-        )
-        for run_id, node_id, timestamp, data in rows.fetchall():
-            saved = data.encode() if isinstance(data, str) else bytes(data or b"")
-            save_from_outside(tx, run_id, node_id, saved, self._parse(timestamp), tx.row(run_id))
+        left: builtins.list[object] = []
+        for run_id, node_id, timestamp, data in sqlite_schema.first_rows(connection):
+            try:
+                check_run_id(run_id)
+                check_id(node_id)
+            except (TypeError, InvalidIDError):
+                left.append((run_id, node_id))
+                continue
+            save_from_outside(tx, run_id, node_id, data, self._parse(timestamp), tx.row(run_id))
+        if left:
+            _logger.warning(
+                "%d rows of %s stay in its table checkpoints_v0, for no run can have their ids: the first is %.200r",
+                len(left),
+                self.place,
+                left[0],
+            )
 
     def _parse(self, timestamp: Any) -> float:
+        """The time of a row; what SQLite itself writes has no zone and is UTC. Now, if it can't be read."""
         try:
-            return parse_time(timestamp).timestamp()
-        except (TypeError, ValueError):
+            if isinstance(timestamp, str) and not timestamp.replace(".", "").isdigit():
+                moment = datetime.fromisoformat(timestamp)
+                return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)).timestamp()
+            return datetime.fromtimestamp(float(timestamp), UTC).timestamp()
+        except (TypeError, ValueError, OverflowError, OSError):
             return self.clock.time()
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from milepost.errors import StoreError, StoreVersionError
 
@@ -121,9 +122,10 @@ def create_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         pass
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # the latter: a path that no file can have
         raise StoreError(
-            f"can't make the store {path}: {exc.strerror or exc}: make its folder first, or choose another place",
+            f"can't make the store {str(path)!r}: {getattr(exc, 'strerror', None) or exc}: make its folder first, or choose "
+            f"another place",
             store=str(path),
             op="open",
         ) from exc
@@ -133,17 +135,16 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
     """Bring the database to this version, whoever else does so at the same time.
 
     `take_over` makes runs of the rows of `checkpoints_v0`, in the same transaction. Raises `StoreVersionError` for
-    tables of a newer release.
+    tables of a newer release, `StoreError` for a file of another program, of which nothing is changed.
     """
-    _use_wal(connection)
+    _patiently(lambda c: _refuse_foreign(c, place), connection)
+    _patiently(_use_wal, connection)
     if _version(connection, place) == VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
         if _version(connection, place) < VERSION:
-            is_old = connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'checkpoints'"
-            ).fetchone()
+            is_old = "checkpoints" in _tables(connection)
             if is_old:
                 connection.execute("ALTER TABLE checkpoints RENAME TO checkpoints_v0")
             has_strict = sqlite3.sqlite_version_info >= (3, 37)
@@ -171,6 +172,53 @@ def _statements(script: str) -> list[str]:
     return statements
 
 
+def first_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any, bytes]]:
+    """Run, node, timestamp and data of the rows of `checkpoints_v0`, each run's in their order.
+
+    A table of SQLite takes a value of any type in any column; data that are no bytes come as their text.
+    """
+    query = "SELECT run_id, node_id, timestamp, CAST(data AS BLOB) FROM checkpoints_v0 ORDER BY run_id, sequence, {}"
+    try:
+        rows = connection.execute(query.format("rowid"))
+    except sqlite3.OperationalError:  # a table WITHOUT ROWID
+        rows = connection.execute(query.format("node_id"))
+    for run_id, node_id, timestamp, data in rows.fetchall():
+        yield run_id, node_id, timestamp, data or b""
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    found = connection.execute("SELECT lower(name) FROM sqlite_master WHERE type = 'table'")
+    return {name for (name,) in found.fetchall()}
+
+
+def _refuse_foreign(connection: sqlite3.Connection, place: str) -> None:
+    """Raise StoreError for a database that was not made by us, or could not be used by us."""
+    connection.execute("BEGIN")  # all as of one moment: another process may be about to make the tables
+    try:
+        version, tables = _version(connection, place), _tables(connection)
+        encoding = connection.execute("PRAGMA encoding").fetchone()[0]
+        columns = {name.lower() for _, name, *_ in connection.execute("PRAGMA table_info(checkpoints)").fetchall()}
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    ours = {"runs", "records", "signals"}
+    is_first_form = columns >= {"run_id", "node_id", "sequence", "timestamp", "data"}
+    if not (ours <= tables if version else not tables & ours and ("checkpoints" not in tables or is_first_form)):
+        raise StoreError(
+            f"the database {place} has the tables of another program ({', '.join(sorted(tables)[:5]) or 'none'}): choose "
+            f"another file",
+            store=place,
+            op="open",
+        )
+    if encoding != "UTF-8":
+        raise StoreError(
+            f"the database {place} keeps text as {encoding}: make a store in another file, and save there what is in this "
+            f"one",
+            store=place,
+            op="open",
+        )
+
+
 def _version(connection: sqlite3.Connection, place: str) -> int:
     found: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > VERSION:
@@ -184,15 +232,20 @@ def _version(connection: sqlite3.Connection, place: str) -> int:
     return found
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
+def _patiently(act: Callable[[sqlite3.Connection], None], connection: sqlite3.Connection) -> None:
     # Of several that switch a new file to WAL at once all but one are told "locked" without waiting.
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            if connection.execute("PRAGMA journal_mode").fetchone()[0] in {"wal", "memory"}:
-                return
-            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            return act(connection)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+            if getattr(exc, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                 raise
             time.sleep(0.01)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] not in {"wal", "memory"}:
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise sqlite3.NotSupportedError(f"its file system has no write-ahead log, SQLite stays at {mode!r}")

@@ -8,17 +8,25 @@ from __future__ import annotations
 import builtins
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
-import msgspec
-
+from milepost.errors import StoreError
 from milepost.fence import Row
-from milepost.record import Record, format_time, parse_time
-from milepost.store import Ranges, Signal, Wait
+from milepost.record import Record, format_time
+from milepost.store import Signal
+from milepost.stores.sqlite_columns import (
+    damaged_row,
+    entry_of,
+    json_text,
+    record_of,
+    record_values,
+    row_of,
+    row_values,
+)
 from milepost.stores.transaction import Entry, Note, Transaction
 
-__all__ = ["SQLTransaction", "record_values"]
+__all__ = ["SQLTransaction"]
 
 _LAST = (1 << 63) - 1
 
@@ -30,9 +38,11 @@ _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
 _INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 23)})"  # noqa: S608
 _UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 23)}) WHERE id = ?"  # noqa: S608
 
-# A damaged header must come out as bytes, not as an error of the text decoder: hence the casts.
-_ENTRY_COLUMNS = "sequence, kind, node_id, visit, size, CAST(header AS BLOB), packing, note"
-_RECORD_COLUMNS = "sequence, kind, node_id, visit, size, CAST(header AS BLOB), packing, payload"
+# A damaged header must come out as bytes, not as an error of the text decoder: hence the cast. One that is gone, of a
+# record that has no note either, must not look like a save from outside.
+_HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN x'' ELSE CAST(header AS BLOB) END"
+_ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
+_RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
 _INSERT_RECORD = (
     "INSERT INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload, note) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -42,14 +52,6 @@ _BY_NODE = (
     "FROM records INDEXED BY records_by_node WHERE node_id <> '' AND run = ? AND sequence BETWEEN ? AND ? "
     "AND node_id = ?"
 )
-
-_encode = msgspec.json.Encoder().encode
-_decode_waits = msgspec.json.Decoder(tuple[Wait, ...]).decode
-_decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
-_decode_tags = msgspec.json.Decoder(dict[str, str]).decode
-_decode_live: Any = msgspec.json.Decoder(Ranges).decode
-_decode_note = msgspec.json.Decoder(dict[str, Any]).decode
-
 
 # One step of the index from each node to the next, however many records a node has. SQLite has no loose index scan.
 # Source: https://www.sqlite.org/lang_with.html
@@ -68,27 +70,49 @@ class SQLTransaction(Transaction):
     """An open transaction of a connection."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
         self._execute = connection.execute
         self._numbers: dict[str, int] = {}
 
     # -- rows --------------------------------------------------------------------------------------
 
     def row(self, run_id: str) -> Row | None:
-        found = self._execute(f"{_SELECT_ROW} WHERE run_id = ?", (run_id,)).fetchone()
+        try:
+            found = self._execute(f"{_SELECT_ROW} WHERE run_id = ?", (run_id,)).fetchone()
+        except sqlite3.OperationalError as exc:
+            if not _is_undecodable(exc):
+                raise
+            raise damaged_row(run_id, exc) from exc
         return None if found is None else self._row(found)
 
     def _row(self, values: Sequence[Any]) -> Row:
-        row = Row(*values[:23])
+        row = row_of(values)
         self._numbers[row.run_id] = values[23]
-        return replace(
-            row,
-            waiting=_decode_waits(values[12]) if values[12] != "[]" else (),
-            degraded=bool(row.degraded),
-            missed=_decode_names(values[18]) if values[18] != "[]" else (),
-            tags=_decode_tags(values[19]) if values[19] != "{}" else {},
-            live=_decode_live(values[20]) if values[20] != "[]" else (),
-            worked=bool(row.worked),
-        )
+        return row
+
+    def _row_to_show(self, values: Sequence[Any]) -> Row:
+        """The row, or what is left of a damaged one."""
+        try:
+            return self._row(values)
+        except StoreError as exc:
+            run_id, flow = str(values[0]), str(values[1])
+            self._numbers[run_id] = values[23]
+            return Row(run_id, flow, "blocked", created_at=0.0, updated_at=0.0, epoch=0, reason=str(exc))
+
+    def _fetch(self, query: str, values: Sequence[Any]) -> builtins.list[Any]:
+        """All rows of a query. What is no UTF-8 in a text is replaced, so that it hides no other row."""
+        try:
+            return self._execute(query, values).fetchall()
+        except UnicodeEncodeError:  # asked for is a text with a lone surrogate, which no store keeps
+            return []
+        except sqlite3.OperationalError as exc:
+            if not _is_undecodable(exc):
+                raise
+        self._connection.text_factory = _replacing
+        try:
+            return self._execute(query, values).fetchall()
+        finally:
+            self._connection.text_factory = str
 
     def number(self, run_id: str) -> int:
         """The run's `id`, -1 (before all others) if there is no such run."""
@@ -99,11 +123,11 @@ class SQLTransaction(Transaction):
         return number
 
     def add_row(self, row: Row) -> None:
-        cursor = self._execute(_INSERT_ROW, _row_values(row))
+        cursor = self._execute(_INSERT_ROW, row_values(row))
         self._numbers[row.run_id] = cursor.lastrowid or 0
 
     def put_row(self, row: Row) -> None:
-        self._execute(_UPDATE_ROW, (*_row_values(row), self.number(row.run_id)))
+        self._execute(_UPDATE_ROW, (*row_values(row), self.number(row.run_id)))
 
     def page(
         self,
@@ -123,7 +147,10 @@ class SQLTransaction(Transaction):
             ("flow = ?", flow),
             ("updated_at < ?", updated_before),
             ("updated_at > ?", updated_after),
-            ("status IN (SELECT value FROM json_each(?))", None if statuses is None else _json(list(statuses))),
+            (
+                "status IN (SELECT value FROM json_each(?))",
+                None if statuses is None else json_text([s for s in statuses if s.isascii()]),
+            ),
         ):
             if value is not None:
                 terms.append(term)
@@ -133,10 +160,8 @@ class SQLTransaction(Transaction):
             values += pair
         # `+` keeps these terms from an index that would need sorting: a page is read in the order of `id`.
         where = " AND ".join(term if term.startswith("id") else f"+{term}" for term in terms)
-        found = self._execute(
-            f"{_SELECT_ROW} {'WHERE ' + where if where else ''} ORDER BY id DESC LIMIT ?", (*values, limit)
-        )
-        return [self._row(values) for values in found.fetchall()]
+        query = f"{_SELECT_ROW} {'WHERE ' + where if where else ''} ORDER BY id DESC LIMIT ?"
+        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
 
     def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
         rows: dict[int, Sequence[Any]] = {}
@@ -148,9 +173,13 @@ class SQLTransaction(Transaction):
             ("status = 'waiting' AND wake_at <= ? ORDER BY id LIMIT ?", (flow, now, limit)),
             ("status = 'interrupted' AND worked ORDER BY id LIMIT ?", (flow, limit)),
         ):
-            for found in self._execute(f"{_SELECT_ROW} WHERE flow = ? AND {term}", values).fetchall():
+            for found in self._fetch(f"{_SELECT_ROW} WHERE flow = ? AND {term}", values):
                 rows[found[-1]] = found
-        return [self._row(rows[number]) for number in sorted(rows)]
+        whole: builtins.list[Row] = []
+        for number in sorted(rows):
+            with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
+                whole.append(self._row(rows[number]))
+        return whole
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -162,7 +191,7 @@ class SQLTransaction(Transaction):
         number = self.number(run_id)
         noted = None
         if note is not None:
-            noted = _json({"timestamp": format_time(note.timestamp), "next_node": note.next_node})
+            noted = json_text({**note._asdict(), "timestamp": format_time(note.timestamp)})
         for record in records:
             self._execute(_INSERT_RECORD, (number, *record_values(record), noted))
 
@@ -184,14 +213,14 @@ class SQLTransaction(Transaction):
         limit: int | None = None,
     ) -> builtins.list[Record]:
         span = self._span(run_id, after, before)
-        return [_record(values) for values in self._select(_RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
+        return [record_of(values) for values in self._select(_RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
     ) -> Entry | None:
         span = self._span(run_id, after, before)
         found = self._select(_ENTRY_COLUMNS, span, ("checkpoint",), node_id, newest=True, limit=1)
-        return _entry(found[0]) if found else None
+        return entry_of(found[0]) if found else None
 
     def _select(
         self,
@@ -211,14 +240,14 @@ class SQLTransaction(Transaction):
             query += f" AND kind IN ({', '.join('?' * len(kinds))})"
             values += kinds
         query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT ?"
-        return self._execute(query, (*values, -1 if limit is None else limit)).fetchall()
+        return self._fetch(query, (*values, -1 if limit is None else limit))
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
-        found = self._execute(
-            f"SELECT {_RECORD_COLUMNS} {_BY_NODE} AND kind = 'checkpoint' AND visit = ? ORDER BY sequence DESC LIMIT 1",
-            (*self._span(run_id), node_id, visit),
-        ).fetchone()
-        return None if found is None else _record(found)
+        query = (
+            f"SELECT {_RECORD_COLUMNS} {_BY_NODE} AND kind = 'checkpoint' AND visit = ? ORDER BY sequence DESC LIMIT 1"
+        )
+        found = self._fetch(query, (*self._span(run_id), node_id, visit))
+        return record_of(found[0]) if found else None
 
     def last_visit(self, run_id: str, node_id: str) -> int:
         checkpoint = self._select("sequence", self._span(run_id), ("checkpoint",), node_id, newest=True, limit=1)
@@ -227,11 +256,11 @@ class SQLTransaction(Transaction):
         return found[0] or 0
 
     def entries(self, run_id: str) -> builtins.list[Entry]:
-        return [_entry(values) for values in self._select(_ENTRY_COLUMNS, self._span(run_id), ("checkpoint",))]
+        return [entry_of(values) for values in self._select(_ENTRY_COLUMNS, self._span(run_id), ("checkpoint",))]
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
         number = self.number(run_id)
-        return [values[0] for values in self._execute(_NODE_IDS, (number, number)).fetchall()]
+        return [values[0] for values in self._fetch(_NODE_IDS, (number, number))]
 
     def remove_node(self, run_id: str, node_id: str) -> int:
         return self._execute(f"DELETE {_BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
@@ -265,63 +294,10 @@ class SQLTransaction(Transaction):
         )
 
 
-def record_values(record: Record) -> tuple[Any, ...]:
-    """The bound values of a record, but for run and note."""
-    sequence, kind, node_id, visit, size, header, payload, packing = record
-    text = None if header is None else (header + b"}").decode()
-    return sequence, kind, node_id, visit, size, packing, text, payload
+def _is_undecodable(exc: sqlite3.OperationalError) -> bool:
+    # It has no code of SQLite: Python's own module raises it, on a text that is no UTF-8.
+    return "decode to UTF-8" in str(exc)
 
 
-def _row_values(row: Row) -> tuple[Any, ...]:
-    return (
-        row.run_id,
-        row.flow,
-        row.status,
-        row.created_at,
-        row.updated_at,
-        row.epoch,
-        row.nonce,
-        row.owner,
-        row.lease,
-        row.lease_until,
-        _text(row.reason),
-        row.wake_at,
-        _json(row.waiting) if row.waiting else "[]",
-        row.crash_count,
-        row.crashed_at,
-        row.signals,
-        None if row.cancel is None else _text(row.cancel),
-        row.degraded,
-        _json(row.missed) if row.missed else "[]",
-        _json(row.tags) if row.tags else "{}",
-        _json(row.live) if row.live else "[]",
-        row.worked,
-        row.sequence,
-    )
-
-
-def _text(value: str) -> str:
-    # A reason may quote any exception, lone surrogates included, which UTF-8 can't carry.
-    return value.encode("utf-8", "replace").decode()
-
-
-def _json(value: Any) -> str:
-    return _encode(value).decode()
-
-
-def _record(values: Sequence[Any]) -> Record:
-    sequence, kind, node_id, visit, size, header, packing, payload = values
-    return Record(sequence, kind, node_id, visit, size, _open_header(header), payload, packing)
-
-
-def _entry(values: Sequence[Any]) -> Entry:
-    sequence, kind, node_id, visit, size, header, packing, note = values
-    record = Record(sequence, kind, node_id, visit, size, _open_header(header), None, packing)
-    if note is None:
-        return Entry(record, None)
-    fields = _decode_note(note)
-    return Entry(record, Note(parse_time(fields["timestamp"]).timestamp(), fields["next_node"]))
-
-
-def _open_header(header: bytes | None) -> bytes | None:
-    return header[:-1] if header is not None and header.endswith(b"}") else header
+def _replacing(text: bytes) -> str:
+    return text.decode("utf-8", "replace")

@@ -16,10 +16,10 @@ import msgspec
 
 from milepost.errors import CheckpointCorruptError
 from milepost.fence import Row
-from milepost.record import Record, parse_time
+from milepost.record import Record, digest_of, parse_time
 from milepost.store import CheckpointInfo, Ranges, Signal
 
-__all__ = ["Entry", "Note", "Transaction", "note_of"]
+__all__ = ["Entry", "Note", "Transaction", "note_of", "seal_of"]
 
 
 class Note(NamedTuple):
@@ -27,6 +27,8 @@ class Note(NamedTuple):
 
     timestamp: float
     next_node: str | None
+    seal: str = ""
+    """Over place and bytes; see `seal_of`."""
 
 
 class Entry(NamedTuple):
@@ -76,12 +78,19 @@ class _Target(msgspec.Struct):
 _decode_target = msgspec.json.Decoder(_Target).decode
 
 
-def note_of(data: bytes, timestamp: float) -> Note:
-    """The note for bytes from outside; `next_node` if they are a JSON object that has one."""
+def note_of(run_id: str, record: Record, timestamp: float) -> Note:
+    """The note for a record from outside; `next_node` if its bytes are a JSON object that has one."""
     try:
-        return Note(timestamp, _decode_target(data).next_node)
+        target = _decode_target(record.payload or b"").next_node
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Note(timestamp, None)
+        target = None
+    return Note(timestamp, target, seal_of(run_id, record))
+
+
+def seal_of(run_id: str, record: Record) -> str:
+    """What proves that a record from outside has its bytes and its place still."""
+    place = msgspec.json.encode((run_id, record.node_id, record.sequence, record.visit))
+    return digest_of(place + (record.payload or b""))
 
 
 class Transaction(abc.ABC):
@@ -91,7 +100,7 @@ class Transaction(abc.ABC):
 
     @abc.abstractmethod
     def row(self, run_id: str) -> Row | None:
-        """The run's row, or None."""
+        """The run's row, or None. Raises StoreError if the row is damaged."""
 
     @abc.abstractmethod
     def add_row(self, row: Row) -> None:
@@ -113,7 +122,10 @@ class Transaction(abc.ABC):
         limit: int,
         after: str | None,
     ) -> builtins.list[Row]:
-        """Rows by creation, newest first, from the run below `after` on; all filters must match."""
+        """Rows by creation, newest first, from the run below `after` on; all filters must match.
+
+        A damaged row hides no other: it comes with what is left of it, and its reason says so.
+        """
 
     @abc.abstractmethod
     def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:

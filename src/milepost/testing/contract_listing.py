@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from datetime import timedelta
@@ -62,6 +63,32 @@ class ListingContract(StoreUnderTest):
         """ValueError if `limit` is below 1."""
         with pytest.raises(ValueError, match="limit"):
             store.list_runs(limit=limit)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"limit": 1.5},
+            {"limit": "5"},
+            {"updated_before": 5},
+            {"updated_after": "2026"},
+            {"after": 5},
+            {"tags": {1: "a"}},
+        ],
+        ids=str,
+    )
+    def test_a_filter_of_another_type_is_a_type_error(self, store: Store, wrong: dict[str, Any]) -> None:
+        """TypeError for a value of another type, on every store alike."""
+        with pytest.raises(TypeError):
+            store.list_runs(**wrong)
+
+    def test_a_limit_may_be_any_number_and_a_filter_any_text(self, store: Store) -> None:
+        """A limit has no upper bound; text that no store keeps matches nothing."""
+        store.save("r", "a", b"1")
+        assert ["r"] == ids(store, limit=10**30)
+        assert [] == ids(store, flow="\ud800")
+        assert [] == ids(store, status="\ud800")
+        assert [] == ids(store, tags={"\ud800": "x"})
+        assert [] == store.read("r", node_id="\ud800")
 
     def test_runs_are_listed_by_flow_and_status(self, store: Store, clock: FakeClock) -> None:
         """`status` is one or several."""
@@ -217,6 +244,16 @@ class ListingContract(StoreUnderTest):
         lines = store.export("r").splitlines()
         assert 6 == len(lines)
         assert {dict} == {type(json.loads(line)) for line in lines}
+
+    def test_an_export_carries_any_payload_of_a_signal_on_one_line(self, store: Store) -> None:
+        """What is no JSON stands in `data` as base64."""
+        begin(store, "r")
+        for payload in (b'{\n "a": 1\n}', b"\xffno json", b"[" * 5000, None):
+            store.put_signal("r", "go", payload)
+        lines = [json.loads(line) for line in store.export("r").splitlines()]
+        signals = [line["signal"] for line in lines if "signal" in line]
+        assert [{"a": 1}, None, None, None] == [signal["payload"] for signal in signals]
+        assert [b"\xffno json", b"[" * 5000] == [base64.b64decode(s["data"]) for s in signals if "data" in s]
 
     def test_a_whole_run_is_verified(self, store: Store) -> None:
         """Check every digest, seal, number and gap of a run, changing nothing."""

@@ -1,0 +1,50 @@
+"""Who may do what to a run: the question that an engine asks of its `authorize` before it acts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
+from typing import Any
+
+from milepost.errors import NotAuthorizedError, OptionError
+
+__all__ = ["Authorize", "Gate"]
+
+Authorize = Callable[[str, str, str], Any]
+"""Asked with (action, run_id, flow name) before a resume, override or delete; False or an exception refuses.
+
+A plain function: one that gives something to await has not said yes, and is refused.
+"""
+
+
+class Gate:
+    """An engine's `authorize`, or None, which lets everything pass. `OptionError` for what cannot be asked."""
+
+    __slots__ = ("_authorize",)
+
+    def __init__(self, authorize: Authorize | None) -> None:
+        if authorize is not None and (not callable(authorize) or iscoroutinefunction(authorize)):
+            text = f"authorize must be a plain function of (action, run_id, flow), not {authorize!r}: nobody awaits it"
+            raise OptionError(text, option="authorize")
+        self._authorize = authorize
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether anybody is asked."""
+        return self._authorize is not None
+
+    def ask(self, action: str, run_id: str, flow: str) -> None:
+        """Raise `NotAuthorizedError` unless the action is allowed."""
+        if self._authorize is None:
+            return
+        cause: Exception | None = None
+        try:
+            answer = self._authorize(action, run_id, flow)
+        except Exception as exc:
+            answer, cause = False, exc
+        if answer is False or isinstance(answer, Awaitable):
+            raise NotAuthorizedError(
+                f"{action} of run {run_id!r} is not allowed: the engine's authorize refused it",
+                action=action,
+                run_id=run_id,
+            ) from cause

@@ -1,0 +1,144 @@
+"""How a run that exists is taken: the owner record that fences every owner before off.
+
+One write changes the owner, records the override and says which records count from now on. `take` does it when
+everything else was found to be in order; `take_over` does it first, from an owner that is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from milepost.effects import Routine
+from milepost.errors import CheckpointCorruptError
+from milepost.examining import Found, Wish, locked, not_resumable, recorded_ids
+from milepost.flow import END
+from milepost.journal import ask
+from milepost.record import CHECKPOINT, FAILURE, OWNER, format_time, make_record
+from milepost.runtime import Run
+from milepost.store import Claim, Claimed, Latest, Token
+
+__all__ = ["last_visit", "take", "take_over"]
+
+
+def take(
+    run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None, nonces: Callable[[], str]
+) -> Routine[bool]:
+    """Take the run; False if it has moved meanwhile. The owner record carries the override.
+
+    Raises `RunLockedError` where another owner came first, `RunNotResumableError` where too many owners died.
+    """
+    assert run.store is not None
+    row, options = found.row, run.options
+    crashed = row.lease == "ended"
+    epoch, sequence = row.epoch + 1, found.newest + 1
+    live = (*found.live, ("", sequence, None)) if found.live is not None else None
+    entered = yield from _entered(run, found) if found.live is not None else _nothing()
+    record = make_record(
+        run.run_id,
+        sequence,
+        format_time(options.clock.time()),
+        OWNER,
+        *entered,
+        state=None if override is None else override[1],
+        fields={
+            "verb": wish.verb,
+            "from": found.point.sequence,
+            "epoch": epoch,
+            "crashed": crashed or None,
+            "live": None if live is None else [list(r) for r in live],
+            "reason": "the owner before it was gone" if crashed else None,
+        },
+        compressing=bool(options.compress),
+    )
+    claim = Claim(
+        run.run_id,
+        found.newest,
+        epoch,
+        nonces(),
+        record,
+        options.lease,
+        crashed=crashed,
+        takeover=options.takeover,
+        reopen=options.reopen,
+        max_crashes=options.max_crashes,
+        live=live,
+    )
+    claimed: Claimed = yield from ask(run.store, "claim", claim)
+    if claimed.outcome == "blocked":
+        raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+    if claimed.outcome == "locked":
+        if options.on_locked == "wait":
+            return False
+        raise locked(run, claimed.row)
+    if claimed.outcome == "moved":
+        return False
+    run.journal.token = claimed.token
+    run.journal.epoch, run.journal.sequence = epoch, sequence
+    if crashed and live is None:
+        found.spent.attempts += 1
+    return True
+
+
+def _nothing() -> Routine[tuple[str, int]]:
+    return ("", 1)
+    yield  # the marker of a generator: it never asks for anything
+
+
+def _entered(run: Run, found: Found) -> Routine[tuple[str, int]]:
+    """The visit that may have begun before it is superseded: its number is not used again."""
+    assert run.store is not None
+    latest: Latest = yield from ask(run.store, "latest", run.run_id)
+    if latest.point is None or latest.row.info.status == "finished":
+        return "", 1
+    try:
+        fields = latest.point.fields()
+    except CheckpointCorruptError:
+        # It was passed over; where it led is not known.
+        return "", 1
+    node_id = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
+    if not isinstance(node_id, str) or node_id == END:
+        return "", 1
+    return node_id, (yield from _number_in_flight(run, node_id, latest))
+
+
+def _number_in_flight(run: Run, node_id: str, latest: Latest) -> Routine[int]:
+    failed = [record for record in latest.tail if record.kind == FAILURE and record.node_id == node_id]
+    if failed:
+        return failed[-1].visit
+    return (yield from run.last_visit(node_id)) + 1
+
+
+def last_visit(run: Run, node_id: str) -> Routine[int]:
+    """The number of a node's last visit, those under an id that it was renamed from included; 0 for none."""
+    last = 0
+    for recorded in {node_id, *recorded_ids(run, node_id)}:
+        last = max(last, (yield from run.last_visit(recorded)))
+    return last
+
+
+def take_over(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -> Routine[Token | None]:
+    """Take the run from a live owner, so that it stands still; None if it has moved meanwhile.
+
+    Afterwards the run is this store object's, held by no verb: whoever goes on with it claims it again.
+    """
+    assert run.store is not None
+    epoch, sequence = latest.row.epoch + 1, latest.newest + 1
+    record = make_record(
+        run.run_id,
+        sequence,
+        format_time(run.options.clock.time()),
+        OWNER,
+        fields={"verb": wish.verb, "from": latest.newest, "epoch": epoch, "reason": "taken over by request"},
+    )
+    claim = Claim(
+        run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
+        takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
+    )  # fmt: skip
+    claimed: Claimed = yield from ask(run.store, "claim", claim)
+    if claimed.outcome != "claimed":
+        return None
+    assert claimed.token is not None
+    run.journal.token = claimed.token
+    yield from ask(run.store, "abandon", claimed.token)
+    return claimed.token

@@ -1,0 +1,136 @@
+"""A run goes on in a graph whose nodes have other names now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from milepost import END, Graph, MaxIterationsError, NodeError, OptionError, Retry, RunStopped
+
+
+@dataclass
+class Count:
+    n: int = 0
+
+
+@pytest.fixture
+def seen() -> list[tuple[str, int, int]]:
+    """Node, visit and attempt of each call."""
+    return []
+
+
+@pytest.fixture
+def row(verbs, seen):
+    """Build nodes in a row; those in `broken` fail."""
+
+    def build(ids: str, broken: str = "", **options):
+        graph = Graph(Count)
+        for node_id in ids:
+
+            def body(ctx, state: Count) -> Count:
+                seen.append((ctx.node_id, ctx.visit, ctx.attempt))
+                if ctx.node_id in broken:
+                    raise ValueError("no")
+                return Count(state.n + 1)
+
+            graph.add_node(node_id, verbs.node(body), **options)
+        for source, target in zip(ids, [*ids[1:], END], strict=True):
+            graph.add_edge(source, target)
+        return graph.set_entry(ids[0]).compile("row")
+
+    return build
+
+
+@pytest.fixture
+def loop(verbs, seen):
+    """Build one node that runs until its state is 5."""
+
+    def build(node_id: str):
+        def body(ctx, state: Count) -> Count:
+            seen.append((ctx.node_id, ctx.visit, ctx.attempt))
+            return Count(state.n + 1)
+
+        graph = Graph(Count).add_node(node_id, verbs.node(body))
+        graph.add_conditional_edge(node_id, lambda state: node_id if state.n < 5 else END, [node_id, END])
+        return graph.set_entry(node_id).compile("loop")
+
+    return build
+
+
+def test_point_and_next_node_may_both_have_other_names(verbs, store, row, seen):
+    names = {"a": "x", "b": "y", "c": "z"}
+    with pytest.raises(NodeError):
+        verbs.run(row("abc", "b"), Count(), store=store, run_id="r1")
+    with pytest.raises(NodeError):
+        verbs.resume(row("xyz", "y"), store, "r1", rename=names)
+    result = verbs.resume(row("xyz"), store, "r1", rename=names, full=True)
+    assert (Count(3), ("x",), "y") == (result.state, result.resumed.skipped, result.resumed.next_node)
+    assert [("a", 1, 1), ("b", 1, 1), ("y", 1, 2), ("y", 1, 3), ("z", 1, 1)] == seen
+    assert Count(3) == verbs.resume_from(row("xyz"), store, "r1", "x", rename=names)
+    assert [("y", 2, 1), ("z", 2, 1)] == seen[5:]
+    assert store.verify("r1").ok
+
+
+def test_visits_of_a_loop_go_on_counting_under_the_new_name(verbs, store, loop, seen):
+    with pytest.raises(MaxIterationsError):
+        verbs.run(loop("b"), Count(), store=store, run_id="r1", max_iterations=3)
+    assert Count(5) == verbs.resume(loop("c"), store, "r1", rename={"b": "c"})
+    assert [("b", 1, 1), ("b", 2, 1), ("b", 3, 1), ("c", 4, 1), ("c", 5, 1)] == seen
+    seen.clear()
+    assert Count(5) == verbs.resume_from(loop("c"), store, "r1", "c", visit=2, rename={"b": "c"})
+    assert [6, 7, 8] == [visit for _, visit, _ in seen]
+    seen.clear()
+    assert Count(5) == verbs.resume_from(loop("c"), store, "r1", "c", visit=7, rename={"b": "c"})
+    assert [9] == [visit for _, visit, _ in seen]
+
+
+def test_resume_from_takes_the_newest_visit_under_either_name(verbs, store, loop, seen):
+    with pytest.raises(RunStopped):
+        verbs.run(loop("b"), Count(), store=store, run_id="r1", stop_after="b")
+    with pytest.raises(RunStopped):
+        verbs.resume(loop("c"), store, "r1", rename={"b": "c"}, stop_after="c")
+    plan = verbs.plan(loop("c"), store, "r1", "c", rename={"b": "c"})
+    assert ("c", 2) == (plan.from_node, plan.visit)
+
+
+def test_a_node_that_took_over_another_one_s_name_is_not_taken_for_it(verbs, store, row, seen):
+    with pytest.raises(RunStopped):
+        verbs.run(row("ab"), Count(), store=store, run_id="r1", stop_after="a")
+    swapped = {"a": "b", "b": "a"}
+    assert Count(2) == verbs.resume(row("ba"), store, "r1", rename=swapped)
+    assert [("a", 1, 1), ("a", 2, 1)] == seen
+
+
+def test_override_reroute_and_rename_work_together(verbs, store):
+    def build(middle: str):
+        graph = Graph(Count)
+        graph.add_node("a", verbs.node(lambda state: Count(state.n + 1)))
+        graph.add_node(middle, verbs.node(lambda state: Count(state.n + 10)))
+        graph.add_node("z", verbs.node(lambda state: Count(state.n + 100)))
+        graph.add_conditional_edge("a", lambda state: middle if state.n < 50 else "z", [middle, "z"])
+        return graph.add_edge(middle, END).add_edge("z", END).set_entry("a").compile("ways")
+
+    for run_id, options, expected in (
+        ("r1", {}, 11),
+        ("r2", {"state_override": lambda state: Count(60)}, 70),
+        ("r3", {"state_override": lambda state: Count(60), "reroute": True}, 160),
+    ):
+        with pytest.raises(RunStopped):
+            verbs.run(build("b"), Count(), store=store, run_id=run_id, stop_after="a")
+        assert Count(expected) == verbs.resume(build("c"), store, run_id, rename={"b": "c"}, **options)
+
+
+def test_a_policy_counts_failures_under_the_old_name(verbs, store, row, seen):
+    with pytest.raises(NodeError):
+        verbs.run(row("ab", "b", retry=Retry(2, backoff=0)), Count(), store=store, run_id="r1")
+    with pytest.raises(ValueError, match="2 attempts"):
+        verbs.resume(row("ac", retry=Retry(2, backoff=0)), store, "r1", rename={"b": "c"})
+    assert Count(2) == verbs.retry(row("ac", retry=Retry(2, backoff=0)), store, "r1", rename={"b": "c"})
+    assert ("c", 1, 3) == seen[-1]
+
+
+@pytest.mark.parametrize("names", ["ab", ["a"], {"a": 5}, {5: "a"}])
+def test_a_mapping_of_names_is_asked_for(verbs, store, row, names):
+    with pytest.raises(OptionError, match="rename"):
+        verbs.resume(row("ab"), store, "r1", rename=names)
