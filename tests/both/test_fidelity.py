@@ -317,7 +317,7 @@ def in_process(tmp_path):
     """Run lines of Python behind the flow above, in a process of their own; its return code and output."""
 
     def run(lines: str, mode: str = "", seed: str = "0") -> tuple[int, str]:
-        source = textwrap.dedent(FLOW) + textwrap.dedent(lines)
+        source = textwrap.dedent(FLOW) + textwrap.dedent(lines) + "\nstore.close()\n"
         places = [str(tmp_path / "runs.db"), str(tmp_path / "log")]
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", source, *places, mode],

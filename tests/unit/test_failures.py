@@ -93,7 +93,10 @@ def test_the_traceback_tells_the_causes_too() -> None:
 def test_an_error_of_another_process_is_told_in_text() -> None:
     error = recorded_error("r", {"error_type": "KeyError", "message": "'x'", "traceback": "there", "attempt": 2}, "a")
     assert NodeError is type(error)
-    assert "run 'r' failed at node 'a': KeyError: 'x'\nas recorded where it ran:\nthere" == str(error)
+    assert (
+        "run 'r' failed at node 'a': KeyError: 'x'; mend the cause, then resume or retry it\nas recorded where it ran:\nthere"
+        == str(error)
+    )
     assert ("r", "a", "execute", 2, None) == (
         error.run_id,
         error.node_id,
@@ -105,7 +108,7 @@ def test_an_error_of_another_process_is_told_in_text() -> None:
 
 def test_an_error_of_which_little_is_recorded_is_told_all_the_same() -> None:
     error = recorded_error("r", {}, "")
-    assert ("run 'r' failed: error: ", None) == (str(error), error.node_id)
+    assert ("run 'r' failed: error: ; mend the cause, then resume or retry it", None) == (str(error), error.node_id)
 
 
 def test_a_timeout_stays_a_timeout() -> None:
