@@ -176,10 +176,24 @@ def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
     merged = {**base, **call}
     unknown = sorted(set(merged) - _NAMES)
     if unknown:
-        raise OptionError(f"no option is called {', '.join(map(repr, unknown))}", option=unknown[0])
+        raise OptionError(
+            f"no option is called {', '.join(map(repr, unknown))}: {_advice(unknown[0])}", option=unknown[0]
+        )
     merged["hooks"] = (*_hooks(base), *_hooks(call))
     merged["tags"] = {**_tags(base), **_tags(call)}
     return Options(**merged)
+
+
+def _advice(name: str) -> str:
+    if name in _OF_A_GRAPH:
+        return "it is told to Graph(...), when the flow is built"
+    from difflib import get_close_matches  # 7 ms of import that only a mistake pays for
+
+    near = get_close_matches(name, _NAMES, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_NAMES))}"
+
+
+_OF_A_GRAPH = frozenset({"partial", "reducers", "types", "upgrade", "unknown_fields"})
 
 
 def _hooks(options: Mapping[str, Any]) -> tuple[Hook, ...]:

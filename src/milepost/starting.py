@@ -7,6 +7,7 @@ whether a run that is there is refused, gone on with, or waited for; only going 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,9 @@ from milepost.journal import ask
 from milepost.record import FAILURE, FINISH, START, Record, make_record
 from milepost.resuming import await_change, resume, stored
 from milepost.runtime import Run
-from milepost.store import Latest, NewRun, RunRow
+from milepost.store import ENDED, Latest, NewRun, RunRow
+
+logger = logging.getLogger("milepost")
 
 __all__ = ["start"]
 
@@ -129,9 +132,18 @@ def _input_mismatch(run: Run, begun: Record, data: bytes, inputs_hash: str) -> I
 def _attach(run: Run) -> Routine[RunResult[Any]]:
     """Wait for the end of a run that somebody executes; changes nothing."""
     assert run.store is not None
+    is_told = False
     while True:
         latest: Latest = yield from ask(run.store, "latest", run.run_id)
         info = latest.row.info
+        if latest.row.lease != "live" and latest.row.lease != "ours" and info.status not in ENDED and not is_told:
+            is_told = True
+            logger.warning(
+                "run %r is %s and nobody executes it: this call waits until somebody resumes it, or its run_timeout",
+                run.run_id,
+                info.status,
+                extra={"run_id": run.run_id},
+            )
         if info.status == "finished":
             return (yield from stored(run, _examined(run, latest)))
         if info.status == "failed":

@@ -113,3 +113,12 @@ def test_hooks_add_up_and_tags_merge() -> None:
 def test_none_adds_no_hooks_and_no_tags() -> None:
     options = merge_options({"hooks": None, "tags": None}, {"hooks": None, "tags": None})
     assert ((), {}) == (options.hooks, options.tags)
+
+
+def test_an_unknown_option_is_answered_with_what_was_meant() -> None:
+    with pytest.raises(OptionError, match="did you mean 'max_iterations'"):
+        merge_options({}, {"max_iteration": 5})
+    with pytest.raises(OptionError, match=r"told to Graph\(\.\.\.\)"):
+        merge_options({}, {"unknown_fields": "drop"})
+    with pytest.raises(OptionError, match="there are checkpoint_failure_fatal"):
+        merge_options({}, {"zzz": 5})
