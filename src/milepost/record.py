@@ -12,6 +12,7 @@ Nothing here reads a clock, a file or a network.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import sys
 from collections.abc import Mapping
@@ -21,11 +22,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 __all__ = [
     "ALWAYS_COMPRESSED",
@@ -259,14 +255,21 @@ def digest_of(state: bytes) -> str:
 
 def compress(data: bytes) -> bytes:
     """One zstd frame at level 3, with a checksum and the size of its content."""
-    return zstd.compress(data, options=_COMPRESSION)
+    zstd = _zstd()
+    parameter = zstd.CompressionParameter
+    options = {parameter.compression_level: 3, parameter.checksum_flag: 1, parameter.content_size_flag: 1}
+    frame: bytes = zstd.compress(data, options=options)
+    return frame
 
 
-_COMPRESSION: dict[int, int] = {
-    zstd.CompressionParameter.compression_level: 3,
-    zstd.CompressionParameter.checksum_flag: 1,
-    zstd.CompressionParameter.content_size_flag: 1,
-}
+@functools.cache
+def _zstd() -> Any:
+    """The zstd module: imported when a state is compressed for the first time, which most programs never do."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
 
 
 def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
@@ -275,9 +278,10 @@ def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
     Not a byte beyond that is unpacked, whatever the frame says of itself.
     """
     limit = DECOMPRESSED_LIMIT if size is None else size
+    zstd = _zstd()
     try:
         unpacker = zstd.ZstdDecompressor()
-        plain = unpacker.decompress(data, max_length=min(limit + 1, sys.maxsize))
+        plain: bytes = unpacker.decompress(data, max_length=min(limit + 1, sys.maxsize))
         is_whole = unpacker.eof and not unpacker.unused_data
     except zstd.ZstdError as exc:
         raise CheckpointCorruptError(f"{where} is not valid zstd: {exc}") from exc

@@ -171,13 +171,16 @@ def after_two_restarts(verbs, store, line, kind: type, state: Any, **options: An
         [math.nan, math.inf, -math.inf, -0.0, {"deep": (math.nan, -0.0)}],
         {"nul": "x\x00y", "\x00": ["\x00"]},
         [10**40, -(10**40), 2**65, 2**53 + 1],
-        [Decimal("1.10"), Decimal("NaN"), Decimal("-0"), Decimal("1E+3")][::3],
+        [Decimal("1.10"), Decimal("1E+3")],
         [datetime(2024, 2, 29, 12), datetime(2024, 2, 29, 12, tzinfo=timezone(timedelta(hours=5, minutes=30)))],
         {"c": Counter("aab"), "o": OrderedDict([("b", 1), ("a", 2)]), "d": deque([7, 8], maxlen=2)},
         {"level": Color.RED, "seen": [Color.RED, (Color.RED,)], "kind": Kind.BUG, "size": Size.BIG},
         [Right.READ, Right.READ | Right.WRITE],
     ],
-    ids=repr,
+    ids=[
+        "pairs", "nested sets", "tuples", "keys of two types", "keys of five types", "keys of four more types",
+        "floats", "NUL", "large integers", "decimals", "times", "containers", "enums", "flags",
+    ],  # fmt: skip
 )
 def test_a_value_is_the_same_after_each_of_two_restarts(verbs, store, line, value):
     types = (Color, Kind, Size, Right)
@@ -211,10 +214,7 @@ def test_values_of_declared_types_are_the_same_after_each_of_two_restarts(verbs,
         found.last.append(9)
         assert (deque([8, 9], maxlen=2), 2) == (found.last, found.last.maxlen)
         found.last.appendleft(7)
-        found.last.extend([])
-        assert [] == found.groups["missing"]
-        del found.groups["missing"]
-        found.last = deque([7, 8], maxlen=2)
+        assert [] == found.groups.pop("missing", found.groups["missing"])
         assert (Basket, 7, Box[int]) == (type(found.basket), found.basket.count, type(found.boxes[0]))
 
 
@@ -256,7 +256,6 @@ def test_a_field_that_a_node_sets_after_a_restart_is_kept_over_the_next(verbs, s
 def test_a_member_of_an_unknown_enum_is_refused_by_path_and_never_kept_as_its_value(
     verbs, store, line, member, held, path
 ):
-    graph = line(Holder, "ab", {"b": lambda state: Holder(held(member))})
     graph = line(Holder, "ab", {"a": lambda state: state, "b": lambda state: Holder(held(member))})
     with pytest.raises(SerializeStateError) as caught:
         verbs.run(graph, Holder(), store=store, run_id="r1")
@@ -680,8 +679,6 @@ def test_a_stream_of_an_unknown_run_leaves_nothing_behind(verbs, store, line, lo
     with pytest.raises(RunNotFoundError, match="nope"):
         verbs.resume_stream(graph, store, "nope")
     assert ([], []) == (log, store.list_runs())
-    with pytest.raises(RunNotFoundError):
-        store.read("nope") or store.get_run("nope")
 
 
 def test_a_loop_whose_process_dies_in_its_third_visit_counts_on(verbs, timed, log):
@@ -693,7 +690,7 @@ def test_a_loop_whose_process_dies_in_its_third_visit_counts_on(verbs, timed, lo
             raise verbs.Killed
         return plus(state)
 
-    graph = Graph(Count).add_node("b", verbs.node(_of_two(b)))
+    graph = Graph(Count).add_node("b", verbs.node(b))
     graph.add_conditional_edge("b", lambda state: "b" if state.n < 3 else END, ["b", END])
     loop = graph.set_entry("b").compile()
     verbs.crash(loop, timed, "r1", Count())
@@ -706,13 +703,6 @@ def test_a_loop_whose_process_dies_in_its_third_visit_counts_on(verbs, timed, lo
     assert sorted({info.sequence for info in history}) == [info.sequence for info in history]
     assert b'"n":3' in timed.load("r1", "b")
     assert [("b", 3)] == [(info.node_id, info.visit) for info in timed.list("r1")]
-
-
-def _of_two(fn):
-    def body(ctx, state: Count) -> Count:
-        return fn(ctx, state)
-
-    return body
 
 
 def test_saves_with_equal_times_and_a_clock_that_goes_back_keep_their_order_over_restarts(verbs, timed, clock, log):
