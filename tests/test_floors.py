@@ -59,7 +59,7 @@ FLOORS: dict[str, tuple[int, int]] = {
     "threads": (4, 0),
     "lane": (4, 0),
     "heartbeat": (4, 0),
-    "drivers": (4, 1),
+    "drivers.": (4, 1),
     # -- 5 verbs: what users call ---------------------------------------------------------------------------------
     "authorizing": (5, 0),
     "job": (5, 0),

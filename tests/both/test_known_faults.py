@@ -22,26 +22,33 @@ import pytest
 
 from milepost import (
     END,
-    CheckpointIntegrityError,
+    CheckpointCorruptError,
+    CheckpointVersionError,
     CheckpointWriteError,
     DeserializeStateError,
     Graph,
     InputMismatchError,
     InvalidIDError,
+    MemoryStore,
     NodeError,
     Retry,
     RouterError,
+    RunCancelled,
     RunExistsError,
     RunIDRequiredError,
     RunNotFoundError,
     RunNotResumableError,
     RunStopped,
     SerializeStateError,
+    SQLiteStore,
     StateTypeError,
     StoreError,
 )
 
 T = TypeVar("T")
+
+ODD_TAGS = "lone surrogates in tags fail late and unlike on the stores; SQLite's filter cuts tags at NUL"
+ODD_REASONS = "a lone surrogate in the reason of a cancel becomes '?' in SQLite, and fails on resume in memory"
 
 
 @dataclass
@@ -96,7 +103,7 @@ class Declared:
 
     level: Color = Color.RED
     by_level: dict[Color, list[Color]] = field(default_factory=dict)
-    rights: Right = Right(0)
+    rights: Right = Right.READ
     pairs: set[tuple[int, str]] = field(default_factory=set)
     nested: frozenset[frozenset[int]] = frozenset()
     points: dict[tuple[int, str], Point] = field(default_factory=dict)
@@ -178,9 +185,21 @@ def after_two_restarts(verbs, store, line, kind: type, state: Any, **options: An
         [Right.READ, Right.READ | Right.WRITE],
     ],
     ids=[
-        "pairs", "nested sets", "tuples", "keys of two types", "keys of five types", "keys of four more types",
-        "floats", "NUL", "large integers", "decimals", "times", "containers", "enums", "flags",
-    ],  # fmt: skip
+        "pairs",
+        "nested sets",
+        "tuples",
+        "keys of two types",
+        "keys of five types",
+        "keys of four more types",
+        "floats",
+        "NUL",
+        "large integers",
+        "decimals",
+        "times",
+        "containers",
+        "enums",
+        "flags",
+    ],
 )
 def test_a_value_is_the_same_after_each_of_two_restarts(verbs, store, line, value):
     types = (Color, Kind, Size, Right)
@@ -264,10 +283,14 @@ def test_a_member_of_an_unknown_enum_is_refused_by_path_and_never_kept_as_its_va
     assert ["a"] == [info.node_id for info in store.list("r1")]
 
 
-@pytest.mark.parametrize("member", [Color.RED, Kind.BUG, (1, Color.RED)])
+def giving(state: Holder):
+    return lambda given: state
+
+
+@pytest.mark.parametrize("member", [Color.RED, Kind.BUG, (1, Color.RED)], ids=["enum", "str enum", "tuple"])
 def test_a_key_or_an_element_of_an_unknown_enum_is_refused(verbs, store, line, member):
     for value in ({member: 1}, {member}, {"deep": [frozenset({member})]}):
-        graph = line(Holder, "a", {"a": lambda state, value=value: Holder(value)})
+        graph = line(Holder, "a", {"a": giving(Holder(value))})
         with pytest.raises(SerializeStateError, match=r"Color|Kind"):
             verbs.run(graph, Holder(), store=store)
         with pytest.raises(SerializeStateError, match=r"Color|Kind"):
@@ -322,23 +345,79 @@ def test_a_lone_surrogate_is_refused_wherever_a_state_comes_from(verbs, store, l
     assert ["a"] == [info.node_id for info in store.history("r1")]
 
 
-@pytest.mark.parametrize("text", ["a\ud801b", "x\x00y"])
-def test_odd_text_beside_the_state_has_one_verdict_on_every_store(verbs, store, line, text):
-    graph = line(Count, "ab")
-    verdicts = []
-    for tags in ({"k": text}, {text: "v"}):
+@pytest.fixture
+def every_store(tmp_path):
+    """One store of each kind: what they do with the same text must be the same."""
+    stores = (SQLiteStore(tmp_path / "every.db"), MemoryStore())
+    yield stores
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("text", ["a\ud801b", "a\x00b"])
+@pytest.mark.parametrize("place", ["key", "value"])
+@pytest.mark.parametrize("way", ["call", "node"])
+@pytest.mark.xfail(strict=True, reason=ODD_TAGS)
+def test_a_tag_of_odd_text_is_kept_exactly_or_refused_by_every_store_alike(verbs, every_store, line, text, place, way):
+    tags = {"k": text} if place == "value" else {text: "v"}
+    shorter = {"k": "a"} if place == "value" else {"a": "v"}
+
+    def tagging(ctx, state: Count) -> Count:
+        for key, value in tags.items():
+            ctx.tag(key, value)
+        return state
+
+    def verdict(store: Any) -> str:
+        verbs.run(line(Count, "a"), Count(), store=store, run_id="other")
         try:
-            verbs.run(graph, Count(), store=store, run_id=f"r{len(verdicts)}", tags=tags)
+            if way == "call":
+                verbs.run(line(Count, "a"), Count(), store=store, run_id="r1", tags=tags)
+            else:
+                verbs.run(line(Count, "a", {"a": tagging}), Count(), store=store, run_id="r1")
+        except (TypeError, ValueError, NodeError) as exc:
+            if isinstance(exc, UnicodeError) or isinstance(exc.__cause__, UnicodeError):
+                raise
+            assert ["other"] == [info.run_id for info in store.list_runs(status="finished")]
+            return "refused"
+        assert tags == dict(store.get_run("r1").info.tags)
+        assert ["r1"] == [info.run_id for info in store.list_runs(tags=tags)]
+        assert [] == store.list_runs(tags=shorter)
+        return "kept"
+
+    assert 1 == len({verdict(store) for store in every_store})
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param("a\ud801b", marks=pytest.mark.xfail(strict=True, reason=ODD_REASONS)),
+        "a\x00b",
+        "two\nlines",
+        "x" * 5000,
+    ],
+    ids=["surrogate", "NUL", "lines", "long"],
+)
+def test_a_reason_of_odd_text_is_told_by_every_store_alike_and_ends_the_run(verbs, every_store, line, log, reason):
+    def verdict(store: Any) -> tuple[str, str]:
+        graph = line(Count, "ab")
+        with pytest.raises(RunStopped):
+            verbs.run(graph, Count(), store=store, run_id="r1", stop_after="a")
+        try:
+            assert "requested" == store.request_cancel("r1", reason, None)
         except (TypeError, ValueError) as exc:
-            verdicts.append(type(exc))
-        else:
-            assert tags == dict(store.get_run(f"r{len(verdicts)}").info.tags)
-            assert [f"r{len(verdicts)}"] == [info.run_id for info in store.list_runs(tags=tags)]
-            verdicts.append(None)
-    assert len(set(verdicts)) == 1
-    kept = verdicts.count(None)
-    assert kept == len(store.list_runs())
-    assert text.isprintable() or ("\ud801" in text) == (kept == 0) or kept == 2
+            if isinstance(exc, UnicodeError):
+                raise
+            return ("refused", store.get_run("r1").info.status)
+        assert "?" not in store.get_run("r1").cancel
+        with pytest.raises(RunCancelled):
+            verbs.resume(graph, store, "r1")
+        info = store.get_run("r1").info
+        assert store.verify("r1").ok
+        return (info.status, info.reason)
+
+    (told,) = {verdict(store) for store in every_store}
+    assert told[0] in {"cancelled", "refused"}
+    assert list("aa") == log
 
 
 def test_a_class_that_is_gone_stops_every_verb_that_would_run_and_none_that_looks(verbs, store, line, log):
@@ -451,7 +530,9 @@ def test_an_odd_error_of_a_router_ends_the_run_as_failed_and_reaches_the_caller(
         assert error is caught.value.__cause__
         assert ("failed", ["a"]) == (store.get_run("r1").info.status, [info.node_id for info in store.list("r1")])
     told = [record.fields() for record in store.read("r1", kinds=("failure",))]
-    assert [True, True] == [type(error).__name__ in fields["error_type"] and bool(fields["traceback"]) for fields in told]
+    assert [True, True] == [
+        type(error).__name__ in fields["error_type"] and bool(fields["traceback"]) for fields in told
+    ]
 
 
 @pytest.mark.parametrize("error", HARD.values(), ids=HARD.keys())
@@ -741,7 +822,11 @@ def test_a_dict_as_input_is_the_same_in_any_order_of_its_keys(verbs, store, line
     assert {"a": 1, "b": 2} == verbs.run(graph, {"b": 2, "a": 1}, store=store, run_id="r1", if_exists="resume")
 
 
-@pytest.mark.parametrize("nest", [lambda v: v, lambda v: [v], lambda v: {"k": (v,)}, lambda v: {v}, lambda v: {v: 0}])
+@pytest.mark.parametrize(
+    "nest",
+    [lambda v: v, lambda v: [v], lambda v: {"k": (v,)}, lambda v: {v}, lambda v: {v: 0}],
+    ids=["alone", "list", "tuple", "set", "key"],
+)
 def test_inputs_of_different_types_are_never_the_same(verbs, store, line, nest):
     graph = line(Holder, "a", {"a": lambda state: state})
     scalars = (1, True, 1.0, "1", Decimal(1), b"1")
@@ -757,7 +842,7 @@ def test_inputs_of_different_types_are_never_the_same(verbs, store, line, nest):
                 verbs.run(graph, given, store=store, run_id=f"r{number}", if_exists="resume")
             assert caught.value.expected_hash != caught.value.actual_hash
             for text in (caught.value.expected_hash, caught.value.actual_hash):
-                assert text in str(caught.value)
+                assert text[:16] in str(caught.value)
         assert before == untouched(store, f"r{number}")
 
 
@@ -880,9 +965,9 @@ def test_a_record_that_was_changed_in_the_file_stops_its_run_and_no_other(verbs,
     connection.close()
     before, ran = untouched(store), list(log)
     for verb, more in ((verbs.resume, ()), (verbs.resume_from, ("b",))):
-        with pytest.raises((CheckpointIntegrityError, DeserializeStateError)) as caught:
+        with pytest.raises((CheckpointCorruptError, CheckpointVersionError)) as caught:
             verb(graph, store, "r1", *more)
-        assert "r1" == caught.value.run_id
+        assert ("r1", "version" in damage) == (caught.value.run_id, type(caught.value) is CheckpointVersionError)
     assert "refuse" == verbs.plan(graph, store, "r1").verdict
     assert (before, ran) == (untouched(store), log)
     assert b"total 1" in store.load("r1", "a")
@@ -891,7 +976,8 @@ def test_a_record_that_was_changed_in_the_file_stops_its_run_and_no_other(verbs,
     assert Holder("total 10") == verbs.resume(graph, store, "r2")
     assert store.verify("r2").ok
     assert not store.verify("r1").ok
-    assert Holder("total 10") == verbs.resume(graph, store, "r1", on_corrupt="previous")
+    if "version" not in damage:
+        assert Holder("total 10") == verbs.resume(graph, store, "r1", on_corrupt="previous")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from milepost.cli.looking import history, runs, show
 from milepost.cli.running import resume, retry, run
 from milepost.cli.states import diff, state
 from milepost.cli.text import clean, error_text
-from milepost.drivers import log as log_event
+from milepost.drivers.driver import log as log_event
 from milepost.errors import MilepostError, RunNotFoundError
 
 __all__ = ["OneLine", "cli", "main"]

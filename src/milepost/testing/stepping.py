@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from milepost.branches import Branches
 from milepost.context import current_context
-from milepost.drivers import SyncDriver, invoke
+from milepost.drivers import SyncDriver
+from milepost.drivers.driver import invoke
 from milepost.effects import Ask, AttemptTimedOut, Call, Drop, Effect, Gather, Hold, Outcome, Routine, Sleep
 from milepost.hooks import Hook, surround
 from milepost.store import Claimed, Token

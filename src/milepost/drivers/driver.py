@@ -1,0 +1,126 @@
+"""What both drivers share: events on their way, the call of user code, and quick effects."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from milepost.branches import Branch
+from milepost.clock import Clock
+from milepost.context import current_context
+from milepost.effects import (
+    Call,
+    Drop,
+    Effect,
+    Emit,
+    Held,
+    Hold,
+)
+from milepost.events import AttemptFailed, CheckpointFailed, Event, NodeOverdue, RunCompleted, RunStarted
+from milepost.heartbeat import heartbeat
+from milepost.hooks import Hook, notify, surround
+from milepost.telling import sentence
+from milepost.threads import Promise
+
+__all__ = ["GLANCE", "MAX_THREADS", "Driver", "StreamClosed", "_put", "invoke", "is_logged", "is_over", "log"]
+
+logger = logging.getLogger("milepost")
+
+MAX_THREADS = 32
+"""Calls that a `Gather` without its own limit runs at once under the sync driver."""
+GLANCE = 0.5
+"""Seconds between two looks at the lease while a driver sleeps."""
+
+
+class StreamClosed(BaseException):
+    """Thrown into the core when the consumer of a stream has gone: the run stops at a durable point."""
+
+
+def is_logged() -> bool:
+    """Whether somebody reads events in the log; they need not be made otherwise."""
+    return logger.isEnabledFor(logging.INFO)
+
+
+def log(event: Event) -> None:
+    """One record per event: WARNING for what went wrong, INFO for a run, DEBUG for the rest."""
+    if isinstance(event, (AttemptFailed, CheckpointFailed, NodeOverdue)):
+        level = logging.WARNING
+    elif isinstance(event, (RunStarted, RunCompleted)):
+        level = logging.INFO
+    else:
+        level = logging.DEBUG
+    if logger.isEnabledFor(level):
+        extra = {"run_id": event.run_id, "node_id": getattr(event, "node_id", None)}
+        logger.log(level, "%s", sentence(event), extra=extra)
+
+
+class Driver:
+    """What both drivers share: events on their way, and the effects that neither block nor call user code."""
+
+    def __init__(self, clock: Clock, hooks: Sequence[Hook] = ()) -> None:
+        self.clock = clock
+        self.hooks = hooks
+        self.stream_to: Callable[[Event], None] | None = None
+
+    def publish(self, event: Event) -> list[Any]:
+        """Log the event, tell hooks and stream; the context managers that hooks returned."""
+        log(event)
+        around = notify(self.hooks, event) if self.hooks else []
+        if self.stream_to is not None:
+            self.stream_to(event)
+        return around
+
+    def perform_quick(self, effect: Effect) -> Any:
+        """The answer of an effect that only concerns this process."""
+        if isinstance(effect, Emit):
+            self.publish(effect.event)
+            return None
+        if isinstance(effect, Hold):
+            return heartbeat.hold(effect.store, effect.token, effect.lease, self.clock)
+        if isinstance(effect, Drop):
+            heartbeat.drop(effect.store, effect.token, effect.owed)
+            return None
+        raise TypeError(f"this driver does not perform {type(effect).__name__}")
+
+    def bind(self, call: Call) -> Callable[[], Any]:
+        """`call` as a function without arguments, for a thread: in a copy of this context, surrounded by hooks."""
+        around = self.publish(call.announce) if call.announce is not None else ()
+        context = contextvars.copy_context()
+        return lambda: context.run(invoke, call, around)
+
+    def mark_overdue(self, call: Call) -> None:
+        """Tell the call, and whoever listens, that its time is over."""
+        if call.context is not None:
+            call.context._stop = True
+            self.publish(
+                NodeOverdue(run_id=call.context.run_id, timestamp=self.clock.time(), node_id=call.context.node_id)
+            )
+
+
+def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
+    """Call user code with its context current; of a coroutine function this gives the coroutine."""
+    if call.context is None:
+        return call.fn(*call.args)
+    reset = current_context.set(call.context)
+    try:
+        if around:
+            with surround(around, call.context.run_id):
+                return call.fn(*call.args)
+        return call.fn(*call.args)
+    except GeneratorExit as exc:
+        # Thrown into the core it would mean that nobody performs effects any more.
+        raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
+    finally:
+        current_context.reset(reset)
+
+
+def _put(ended: queue.SimpleQueue[tuple[Branch, Promise]], branch: Branch, promise: Promise) -> None:
+    ended.put((branch, promise))
+
+
+def is_over(held: Held | None) -> bool:
+    """Whether a sleep need not go on, because the run is lost or cancelled."""
+    return held is not None and (held.is_lost or held.cancel is not None)
