@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.events import Emitted, Event, Progress
 from milepost.record import parse_time
+from milepost.store import check_tag
 
 if TYPE_CHECKING:
     from milepost.clock import Clock
@@ -177,9 +178,11 @@ class Context(Generic[DepsT]):
         return self._random
 
     def tag(self, key: str, value: str) -> None:
-        """Add a tag to the run; it is written with this visit's checkpoint. TypeError unless both are str."""
-        if type(key) is not str or type(value) is not str:
-            raise TypeError(f"a tag is a str key and a str value, not {key!r}: {value!r}")
+        """Add a tag to the run; it is written with this visit's checkpoint.
+
+        TypeError unless both are str, `OptionError` for NUL and lone surrogates.
+        """
+        check_tag(key, value)
         if self._tags is None:
             self._tags = {}
         self._tags[key] = value

@@ -23,7 +23,7 @@ def type_name(error: BaseException) -> str:
     if isinstance(error, AttemptTimedOut):
         return "TimeoutError"
     kind: type[BaseException] = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return _printable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def message_of(error: BaseException) -> str:

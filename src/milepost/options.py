@@ -12,6 +12,7 @@ from milepost.clock import SYSTEM, Clock
 from milepost.errors import OptionError
 from milepost.hooks import Hook
 from milepost.retry import Retry, as_seconds
+from milepost.store import check_tag
 
 __all__ = ["EngineOptions", "Options", "RunOptions", "merge_options"]
 
@@ -162,8 +163,7 @@ class Options:
             object.__setattr__(self, name, _ids(getattr(self, name), name))
         object.__setattr__(self, "hooks", _hooks({"hooks": self.hooks}))
         for key, value in (self.tags or {}).items():
-            if type(key) is not str or type(value) is not str:
-                raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
+            check_tag(key, value)
 
 
 _FLAGS = ("compare_inputs", "checkpoint_failure_fatal", "reroute", "strict", "reopen", "takeover", "isolate")

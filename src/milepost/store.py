@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 from milepost.clock import SYSTEM, Clock
-from milepost.errors import InvalidIDError, RunIDRequiredError
+from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
 from milepost.process import this_process
 from milepost.record import Record, Seals
 
@@ -52,6 +52,7 @@ __all__ = [
     "Wait",
     "check_id",
     "check_run_id",
+    "check_tag",
 ]
 
 Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead"]
@@ -295,6 +296,15 @@ def check_id(value: Any, what: str = "node id") -> str:
         shown = value if len(value) <= 60 else value[:57] + "..."
         raise InvalidIDError(f"{what} {shown!r} {problem}: choose another id", value=value)
     return value
+
+
+def check_tag(key: Any, value: Any) -> None:
+    """TypeError unless both are str; `OptionError` for what no database keeps exactly: NUL and lone surrogates."""
+    if not isinstance(key, str) or not isinstance(value, str):
+        raise TypeError(f"a tag is a str key and a str value, not {key!r}: {value!r}")
+    for text in (key, value):
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise OptionError(f"tag {key!r}: {value!r} has NUL or a lone surrogate in it: leave it out", option="tags")
 
 
 def check_run_id(value: Any) -> str:

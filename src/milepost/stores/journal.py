@@ -41,6 +41,7 @@ from milepost.store import (
     Token,
     Verdict,
     check_run_id,
+    check_tag,
 )
 from milepost.stores.forks import watch
 from milepost.stores.transaction import Transaction
@@ -87,7 +88,8 @@ class Journal(Store):
 
     def create(self, new: NewRun) -> Token:
         check_run_id(new.run_id)
-        check_tags(new.tags)
+        for key, value in new.tags.items():
+            check_tag(key, value)
         if new.record.sequence != 0:
             raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
         record = self._sealed(new.record)
@@ -230,7 +232,8 @@ class Journal(Store):
     def _prepared(self, append: Append) -> Append:
         token, records, release, tags = append
         if tags is not None:
-            check_tags(tags)
+            for key, value in tags.items():
+                check_tag(key, value)
         return Append(token, tuple([self._sealed(record) for record in records]), release, tags)
 
     def _append(self, tx: Transaction, append: Append) -> Verdict:

@@ -220,6 +220,8 @@ class Runs(Journal):
         self, run_id: str, reason: str = "", sequence: int | None = None
     ) -> Literal["cancelled", "requested", "ended"]:
         check_run_id(run_id)
+        # A reason is told, never compared: what UTF-8 cannot hold is told as its escape.
+        reason = reason.encode("utf-8", "backslashreplace").decode()
         with self._write("request_cancel") as tx:
             now = self.clock.time()
             row = self._row(tx, run_id)
