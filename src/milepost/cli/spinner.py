@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.text import Text
 
-from milepost.cli.live import line_of, progress_text, visit_of
+from milepost.cli.lines import line_of, progress_text, visit_of
 from milepost.events import AttemptFailed, CheckpointFailed, Event, NodeCompleted, NodeStarted, Progress, RunCompleted
 
 __all__ = ["Spinner"]
