@@ -301,7 +301,7 @@ def check_id(value: Any, what: str = "node id") -> str:
 def check_tag(key: Any, value: Any) -> None:
     """TypeError unless both are str; `OptionError` for what no database keeps exactly: NUL and lone surrogates."""
     if not isinstance(key, str) or not isinstance(value, str):
-        raise TypeError(f"a tag is a str key and a str value, not {key!r}: {value!r}")
+        raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
     for text in (key, value):
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise OptionError(f"tag {key!r}: {value!r} has NUL or a lone surrogate in it: leave it out", option="tags")
