@@ -67,10 +67,6 @@ class UntypedPlan(Plan):
         for name in {cls.__name__, qualified(cls)}:
             self._by_name.setdefault((plan.tag, name), []).append(plan)
 
-    def knows(self, cls: type) -> bool:
-        """Whether values of exactly this class are carried."""
-        return cls in self._by_type or find_by_type(cls) is not None
-
     def knows_subclass(self, cls: type) -> bool:
         """Whether values of some class below `cls` are carried."""
         try:
