@@ -11,17 +11,25 @@ from pathlib import Path
 from benchmarks.codec import codec
 from benchmarks.compile import compiling
 from benchmarks.concurrency import concurrency
+from benchmarks.files import files
 from benchmarks.footprint import UNTRACED, fsyncs, importing, memory
+from benchmarks.forks import forks, maps
 from benchmarks.nodes import everyday, nodes, parts
+from benchmarks.postgres import postgres
 from benchmarks.report import Figure, print_report
 from benchmarks.resume import resume
 from benchmarks.saving import big, durable, growth, saves
 from benchmarks.setting import FULL, QUICK, Setting
+from benchmarks.steps import steps
+from benchmarks.takeover import takeover
 
 __all__ = ["BENCHMARKS", "main", "measure"]
 
 BENCHMARKS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "nodes": nodes,
+    "steps": steps,
+    "forks": forks,
+    "maps": maps,
     "parts": parts,
     "everyday": everyday,
     "compile": compiling,
@@ -33,6 +41,9 @@ BENCHMARKS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "big": big,
     "resume": resume,
     "concurrency": concurrency,
+    "postgres": postgres,
+    "files": files,
+    "takeover": takeover,
     "memory": memory,
     "import": importing,
 }

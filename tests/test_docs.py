@@ -1,7 +1,7 @@
 """Every Python block and every command of the documentation is executed, page by page, in an empty folder.
 
 Blocks of one page share a namespace, in order. A block fenced as `python no-run` or `bash no-run` is shown only; why it
-cannot run stands in the test's list, so that a page cannot opt out unnoticed.
+cannot run stands in the test's lists, so that a page cannot opt out unnoticed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import GenericAlias
 
 import pytest
 
@@ -21,6 +22,10 @@ NOT_RUN = {
     # installs; `.ci/run` executes them in fresh environments
     "README.md": 2,
     "CONTRIBUTING.md": 1,
+}
+PYTHON_NOT_RUN = {
+    # one block of another library's, which is shown beside ours and which nothing here installs
+    "coming-from-langgraph.md": 1,
 }
 FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -41,11 +46,13 @@ def commands(source: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    parts = []
+    parts, skipped = [], 0
     for line, source, is_shown_only in blocks(page, "python"):
-        assert not is_shown_only, f"{page.name}:{line}: a Python block is not run"
-        padded = "\n" * 0 + source
-        parts.append(f"exec(compile({padded!r}, {f'{page.name}:{line}'!r}, 'exec'), namespace)")
+        if is_shown_only:
+            skipped += 1
+            continue
+        parts.append(f"exec(compile({source!r}, {f'{page.name}:{line}'!r}, 'exec'), namespace)")
+    assert skipped == PYTHON_NOT_RUN.get(page.name, 0), f"{page.name} has {skipped} Python blocks that are not run"
     if not parts:
         return
     script = tmp_path / "page.py"
@@ -110,6 +117,6 @@ def test_every_public_name_is_documented() -> None:
     undocumented = [
         name
         for name in milepost.__all__
-        if getattr(milepost, name).__doc__ is None and not isinstance(getattr(milepost, name), (str, int))
+        if getattr(milepost, name).__doc__ is None and not isinstance(getattr(milepost, name), (str, int, GenericAlias))
     ]
     assert undocumented == []

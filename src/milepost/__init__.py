@@ -3,8 +3,11 @@
 Every step leaves a milepost; after a crash the run goes on from the last one.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from milepost import codec, reducers
 from milepost.checkpoint import CHECKPOINT_VERSION, Checkpoint
+from milepost.checkpoint_data import CheckpointData
 from milepost.context import Context, current
 from milepost.engine import Bound, Engine
 from milepost.errors import (
@@ -78,15 +81,40 @@ from milepost.events import (
     RunResult,
     RunStarted,
     RunWaiting,
+    StepCompleted,
+    StepStarted,
+    WorkflowCompleted,
+    WorkflowStarted,
 )
 from milepost.flow import END, START
 from milepost.graph import CompiledGraph, Graph
+from milepost.handles import RunHandle
 from milepost.options import RunOptions
+from milepost.results import (
+    BranchResult,
+    ParallelResult,
+    Reply,
+    RollbackError,
+    SkipMarker,
+    StepResult,
+    StepType,
+    SubWorkflowInvocationResult,
+    WorkflowResult,
+)
 from milepost.retry import Retry
-from milepost.store import CheckpointInfo, RunInfo, Store, VerifyReport, Wait
+from milepost.steps import Step, Steps, branch, parallel, step
+from milepost.store import CheckpointInfo, Pruned, Retention, RunInfo, Stats, Store, VerifyReport, Wait
 from milepost.stores.memory import MemoryStore
 from milepost.stores.opening import open_store
 from milepost.stores.sqlite import SQLiteStore
+from milepost.workflow import Workflow, workflow
+from milepost.workflow_context import WorkflowContext
+from milepost.workflow_engine import WorkflowEngine
+
+if TYPE_CHECKING:
+    from milepost.stores.file import FileStore
+    from milepost.stores.postgres import PostgresStore
+    from milepost.stores.views import FileCheckpointStore, MemoryCheckpointStore
 
 __version__ = "0.1.0"
 
@@ -98,8 +126,10 @@ __all__ = [
     "AttemptFailed",
     "Bound",
     "BranchError",
+    "BranchResult",
     "Checkpoint",
     "CheckpointCorruptError",
+    "CheckpointData",
     "CheckpointFailed",
     "CheckpointInfo",
     "CheckpointIntegrityError",
@@ -115,6 +145,8 @@ __all__ = [
     "Emitted",
     "Engine",
     "Event",
+    "FileCheckpointStore",
+    "FileStore",
     "FlowChangedError",
     "Graph",
     "GraphError",
@@ -124,6 +156,7 @@ __all__ = [
     "InvalidResumeNodeError",
     "LeaseLost",
     "MaxIterationsError",
+    "MemoryCheckpointStore",
     "MemoryStore",
     "MergeConflictError",
     "MilepostError",
@@ -138,18 +171,25 @@ __all__ = [
     "NonDeterminismError",
     "NotAuthorizedError",
     "OptionError",
+    "ParallelResult",
+    "PostgresStore",
     "PredicateTypeError",
     "Progress",
+    "Pruned",
+    "Reply",
     "ResultNotReadyError",
     "ResumeInfo",
     "ResumeNodeCompletedError",
     "ResumePlan",
+    "Retention",
     "Retry",
     "RollbackCompleted",
+    "RollbackError",
     "RouterError",
     "RunCancelled",
     "RunCompleted",
     "RunExistsError",
+    "RunHandle",
     "RunIDRequiredError",
     "RunInfo",
     "RunLockedError",
@@ -165,20 +205,56 @@ __all__ = [
     "SQLiteStore",
     "SerializeStateError",
     "SignalRefusedError",
+    "SkipMarker",
     "StateTooLargeError",
     "StateTypeError",
     "StateValidationError",
+    "Stats",
+    "Step",
+    "StepCompleted",
     "StepError",
+    "StepResult",
+    "StepStarted",
+    "StepType",
+    "Steps",
     "Store",
     "StoreClosedError",
     "StoreError",
     "StoreVersionError",
+    "SubWorkflowInvocationResult",
     "VerifyReport",
     "Wait",
+    "Workflow",
+    "WorkflowCompleted",
+    "WorkflowContext",
+    "WorkflowEngine",
     "WorkflowError",
+    "WorkflowResult",
+    "WorkflowStarted",
     "WrongFlowError",
+    "branch",
     "codec",
     "current",
     "open_store",
+    "parallel",
     "reducers",
+    "step",
+    "workflow",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # A store that not every program uses is imported when it is first asked for.
+    if name == "FileStore":
+        from milepost.stores.file import FileStore
+
+        return FileStore
+    if name == "PostgresStore":
+        from milepost.stores.postgres import PostgresStore
+
+        return PostgresStore
+    if name in {"FileCheckpointStore", "MemoryCheckpointStore"}:
+        from milepost.stores import views
+
+        return getattr(views, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

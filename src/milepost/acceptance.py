@@ -25,18 +25,27 @@ Reducer = Callable[[Any, Any], Any]
 class Acceptance:
     """What a node of a graph over `state_type` may return.
 
-    `reducers` (by field) are None in a graph of whole states. A field that a dict or TypedDict does not have yet is
-    reduced from the empty value of its declared type; where that has none, the field takes the update as it is.
+    `reducers` (by field) are None in a graph of whole states; `tracked` are fields that only a join has a reducer for. A
+    field that a dict or TypedDict does not have yet is reduced from the empty value of its declared type; where that has
+    none, the field takes the update as it is.
     """
 
-    __slots__ = ("_class", "_codec", "_is_mapping", "_reducers", "_starts")
+    __slots__ = ("_class", "_codec", "_is_mapping", "_reducers", "_starts", "tracked")
 
-    def __init__(self, state_type: Any, codec: Codec[Any], reducers: Mapping[str, Reducer] | None) -> None:
+    def __init__(
+        self,
+        state_type: Any,
+        codec: Codec[Any],
+        reducers: Mapping[str, Reducer] | None,
+        tracked: Iterable[str] = (),
+    ) -> None:
         kind: type[Any] = get_origin(state_type) or state_type
         self._class = dict if is_typeddict(kind) else kind
         self._is_mapping = issubclass(self._class, dict)
         self._codec = codec
         self._reducers = None if reducers is None else dict(reducers)
+        self.tracked = frozenset({*(reducers or ()), *tracked})
+        """The fields with a reducer."""
         self._starts = _starts(kind, reducers) if reducers and is_typeddict(kind) else {}
 
     def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
@@ -50,15 +59,33 @@ class Acceptance:
             return returned
         if self._reducers is not None:
             if isinstance(returned, Mapping):
-                changes = {name: self._reduced(before, name, returned[name]) for name in returned}
-                return self._codec.replace(before, changes)
+                return self._changed(before, returned)
         elif self._is_mapping and isinstance(returned, self._class) and before.keys() <= returned.keys():
             if type(returned) is not self._class:
                 self._codec.check(returned)
             return returned
         raise self._refused(before, returned)
 
-    def _reduced(self, state: Any, name: str, update: Any) -> Any:
+    def taken_up(self, before: Any, given: Any) -> Any:
+        """What a state becomes by what is given to go on with: a part is taken up as one that a node returned, all else
+        replaces it.
+        """
+        is_part = isinstance(given, Mapping) and (self._is_mapping or not isinstance(given, self._class))
+        return self._changed(before, given) if is_part and self._reducers is not None else given
+
+    def _changed(self, before: Any, part: Mapping[str, Any]) -> Any:
+        return self._codec.replace(before, {name: self.reduced(before, name, part[name]) for name in part})
+
+    def updates(self, returned: Any) -> Mapping[str, Any] | None:
+        """What of that which a node returned is for fields with a reducer; None for a whole state."""
+        if self._reducers is None or not isinstance(returned, Mapping):
+            return None
+        if not self._is_mapping and isinstance(returned, self._class):
+            return None
+        return {name: returned[name] for name in returned if name in self.tracked}
+
+    def reduced(self, state: Any, name: str, update: Any) -> Any:
+        """The value of a field after an update, as its reducer says or as it is."""
         assert self._reducers is not None
         reducer = self._reducers.get(name)
         if reducer is None:

@@ -11,7 +11,7 @@ from milepost.errors import NotAuthorizedError, OptionError
 __all__ = ["Authorize", "Gate"]
 
 Authorize = Callable[[str, str, str], Any]
-"""Asked with (action, run_id, flow name) before a resume, override or delete; False or an exception refuses.
+"""Asked with (action, run_id, flow name) before a resume, override, signal, cancel or delete; False or an exception refuses.
 
 A plain function: one that gives something to await has not said yes, and is refused.
 """

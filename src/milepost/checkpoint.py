@@ -35,7 +35,8 @@ from milepost.errors import (
     DeserializeStateError,
     SerializeStateError,
 )
-from milepost.record import CHECKPOINT, CHECKPOINT_VERSION, Seals, decompress, digest_of, make_record, parse_time
+from milepost.record import CHECKPOINT, CHECKPOINT_VERSION, decompress, digest_of, make_record, parse_time
+from milepost.seals import KEYED, Seals
 
 __all__ = ["CHECKPOINT_VERSION", "Checkpoint", "migrate", "read_envelope"]
 
@@ -434,7 +435,7 @@ def _prove(header: Fields, state: bytes | None, whole: bytes, raw: bytes | None)
     if seal is None:
         if digest is not None or not _is_checkpoint(header):
             raise _changed("its seal is gone", "a seal", "none")
-    elif not seal.startswith("hmac-sha256:"):
+    elif not seal.startswith(KEYED):
         # The seal is the header's last field and covers the text before it; the state stands behind it, last of all.
         sealed = whole.removesuffix(b"}" if raw is None else b',"state":' + raw + b"}")
         tail = b',"seal":' + msgspec.json.encode(seal)

@@ -1,7 +1,8 @@
 """What user code sees of the run that it is part of.
 
 One `Context` is made for each attempt and never changes. `current()` finds it anywhere below a node, worker threads
-included. Whatever costs something (logger, random numbers, key) is made when it is first asked for.
+included. Whatever costs something (logger, random numbers, key) is made when it is first asked for. In another process,
+where an executor runs the node, there is a `ContextElsewhere` instead, with the ids alone.
 """
 
 from __future__ import annotations
@@ -9,30 +10,39 @@ from __future__ import annotations
 import hashlib
 import logging
 import random as random_module
+import threading
 import uuid
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.events import Emitted, Event, Progress
+from milepost.hooks import surround
 from milepost.record import parse_time
-from milepost.store import check_tag
+from milepost.store import Statement, check_tag
 
 if TYPE_CHECKING:
     from milepost.clock import Clock
     from milepost.effects import Held
     from milepost.store import Store
 
-__all__ = ["Context", "RunScope", "current", "current_context"]
+__all__ = ["Context", "ContextElsewhere", "RunScope", "current", "current_context", "run_within"]
 
-DepsT = TypeVar("DepsT")
+if TYPE_CHECKING:
+    import typing_extensions
+
+    DepsT = typing_extensions.TypeVar("DepsT", default=Any)
+else:
+    DepsT = TypeVar("DepsT")
 OtherDepsT = TypeVar("OtherDepsT")
 
 current_context: ContextVar[Context[Any]] = ContextVar("milepost.context")
 
 _default_logger = logging.getLogger("milepost")
+_queueing = threading.Lock()
+"""Held while a statement is queued: the threads of a node share its context."""
 
 
 class RunScope:
@@ -69,6 +79,8 @@ class Context(Generic[DepsT]):
         "_node_id",
         "_random",
         "_scope",
+        "_source",
+        "_statements",
         "_stop",
         "_tags",
         "_visit",
@@ -91,6 +103,10 @@ class Context(Generic[DepsT]):
         self._ends_at = None if timeout is None else scope.clock.monotonic() + timeout
         self._tags: dict[str, str] | None = None
         self._random: random_module.Random | None = None
+        self._statements: list[Statement] | tuple[()] | None = ()
+        """What is to count with the checkpoint; a tuple: nothing may, for no checkpoint follows; None: nothing yet."""
+        self._source: str | None = None
+        """The run in which this visit was made, where it is a copy in a fork of that run."""
         self._stop = False
 
     @property
@@ -115,8 +131,11 @@ class Context(Generic[DepsT]):
 
     @property
     def idempotency_key(self) -> str:
-        """32 hex digits: the same for all attempts of this visit, in every process, and for no other visit."""
-        text = f"{self._scope.run_id}\0{self.node_id}\0{self.visit}"
+        """32 hex digits: the same for all attempts of this visit, in every process, and for no other visit.
+
+        A visit that a fork has copied keeps the one that it has in the run that it was made in.
+        """
+        text = f"{self._source or self._scope.run_id}\0{self.node_id}\0{self.visit}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
@@ -166,13 +185,13 @@ class Context(Generic[DepsT]):
 
     def random(self) -> float:
         """The next of the random numbers, 0 to 1, drawn from run, node and visit: the same again on a retry."""
-        return self._source().random()
+        return self._numbers().random()
 
     def uuid4(self) -> uuid.UUID:
         """A random UUID from the same source as `random()`: the same again on a retry and after a crash."""
-        return uuid.UUID(int=self._source().getrandbits(128), version=4)
+        return uuid.UUID(int=self._numbers().getrandbits(128), version=4)
 
-    def _source(self) -> random_module.Random:
+    def _numbers(self) -> random_module.Random:
         if self._random is None:
             self._random = random_module.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
         return self._random
@@ -186,6 +205,50 @@ class Context(Generic[DepsT]):
         if self._tags is None:
             self._tags = {}
         self._tags[key] = value
+
+    def with_checkpoint(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
+        """Have a statement count with this visit's checkpoint: both are in the database then, or neither is.
+
+        SQLite and PostgreSQL stores execute it when the function has returned, in the transaction of the checkpoint, in the
+        order of the calls. `sql` is one statement with the placeholders of the store's driver (`?` or `:name` of sqlite3,
+        `%s` or `%(name)s` of psycopg), `params` are bound to them. What an attempt that fails has asked for is dropped. Where
+        a statement fails, or is one that controls the transaction, nothing is written and the attempt has failed, with op
+        `commit`.
+
+        Raises `OptionError` at once without a store, with a store that can't, and where no checkpoint follows: in routers,
+        predicates, rollbacks, the code of a workflow, and once the function has returned. TypeError for other types.
+        """
+        if not isinstance(sql, str):
+            raise TypeError(f"sql is a str, not {type(sql).__name__}")
+        bound: tuple[Any, ...] | Mapping[str, Any]
+        if isinstance(params, Mapping):
+            bound = dict(params)
+        elif isinstance(params, Sequence) and not isinstance(params, (str, bytes, bytearray, memoryview)):
+            bound = tuple(params)
+        else:
+            raise TypeError(f"params are a sequence or a mapping, not {type(params).__name__}")
+        with _queueing:
+            if self._statements is None:
+                self._check_store()
+                self._statements = []
+            if isinstance(self._statements, tuple):
+                raise OptionError(
+                    f"no checkpoint follows in {self.node_id!r} of run {self.run_id!r} that a statement could count with: call "
+                    f"ctx.with_checkpoint in the function of a node or step, before it returns",
+                    option="sql",
+                )
+            self._statements.append(Statement(sql, bound))
+
+    def _check_store(self) -> None:
+        store = self._scope.store
+        if store is not None and store.runs_statements:
+            return
+        which = (
+            "has no store" if store is None else f"keeps its checkpoints in {store.place}, which executes no statements"
+        )
+        raise OptionError(
+            f"run {self.run_id!r} {which}: ctx.with_checkpoint works with SQLiteStore and PostgresStore", option="store"
+        )
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Tell whoever listens how far this node is. Live: it is not recorded."""
@@ -213,6 +276,44 @@ class Context(Generic[DepsT]):
     def __repr__(self) -> str:
         return f"Context({self.run_id!r}, {self.node_id!r}, visit={self.visit}, attempt={self.attempt})"
 
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What goes with a call to another process."""
+        return ContextElsewhere, (self.run_id, self.node_id, self.visit, self.attempt, self.idempotency_key)
+
+
+class ContextElsewhere:
+    """One attempt of one visit, as a function sees it that an executor runs in another process: the ids, and no more.
+
+    Anything else that is asked of it is a LookupError that says what to do.
+    """
+
+    __slots__ = ("attempt", "idempotency_key", "node_id", "run_id", "visit")
+
+    def __init__(self, run_id: str, node_id: str, visit: int, attempt: int, idempotency_key: str) -> None:
+        self.run_id = run_id
+        self.node_id = node_id
+        self.visit = visit
+        self.attempt = attempt
+        self.idempotency_key = idempotency_key
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what Python itself asks of objects
+            raise AttributeError(name)
+        raise LookupError(
+            f"the context has no {name!r} here: node {self.node_id!r} of run {self.run_id!r} runs in another process, where "
+            f"only {', '.join(self.__slots__)} are known; make what it needs inside the function or give it as an argument, "
+            f"or run the node without executor="
+        )
+
+    def __repr__(self) -> str:
+        return f"ContextElsewhere({self.run_id!r}, {self.node_id!r}, visit={self.visit}, attempt={self.attempt})"
+
 
 class _RunLogger(logging.LoggerAdapter[Any]):
     """Adds to the caller's extra instead of replacing it, which is what the adapter of the standard library does."""
@@ -234,6 +335,23 @@ class _RunLogger(logging.LoggerAdapter[Any]):
         return msg, kwargs
 
 
+def run_within(
+    context: Context[Any] | ContextElsewhere, fn: Callable[..., Any], args: tuple[Any, ...], around: Sequence[Any] = ()
+) -> Any:
+    """Call user code with `context` current, surrounded by what hooks returned."""
+    reset = current_context.set(cast("Context[Any]", context))
+    try:
+        if around:
+            with surround(around, context.run_id):
+                return fn(*args)
+        return fn(*args)
+    except GeneratorExit as exc:
+        # Thrown into the core it would mean that nobody performs effects any more.
+        raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
+    finally:
+        current_context.reset(reset)
+
+
 @overload
 def current() -> Context[Any]: ...
 @overload
@@ -242,6 +360,7 @@ def current(deps: type[Any] | None = None) -> Context[Any]:
     """The context of the node or step that the caller runs in.
 
     `deps` tells type checkers what `ctx.deps` is; `OptionError` if it is something else. Outside a run: LookupError.
+    In another process, where an executor runs the function: a `ContextElsewhere`.
     """
     context = current_context.get(None)
     if context is None:

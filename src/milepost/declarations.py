@@ -12,11 +12,21 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, NoReturn, get_origin
 
-from milepost.errors import GraphError, GraphProblem, InvalidIDError
-from milepost.flow import END, START
+from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError
+from milepost.flow import END, START, Function
 from milepost.store import check_id
 
-__all__ = ["Signature", "exact_id", "new_node_id", "read_function", "read_targets", "refuse"]
+__all__ = [
+    "Signature",
+    "exact_id",
+    "new_node_id",
+    "positive",
+    "read_callable",
+    "read_function",
+    "read_merge",
+    "read_targets",
+    "refuse",
+]
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format
@@ -92,6 +102,40 @@ def read_function(fn: Callable[..., Any], what: str, where: str, state_type: Any
         refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(body)
     return Signature(_takes_context(fn, what, where, state_type), is_async)
+
+
+def read_callable(fn: Any, what: str, where: str, count: int) -> bool:
+    """Whether `fn`, which is called with `count` arguments, is awaited; `GraphError` where it cannot be called so."""
+    if not callable(fn):
+        refuse("not_callable", where, f"{what} is {fn!r}, which cannot be called: give a function")
+    body = _body(fn)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
+    try:
+        _signature(fn).bind(*range(count))
+    except TypeError:
+        refuse("wrong_signature", where, f"{what} cannot be called with {count} argument{'s' if count > 1 else ''}")
+    except ValueError:
+        return False  # some functions written in C do not tell their signature
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(body)
+
+
+def read_merge(merge: Any, node_id: str) -> Function | Mapping[str, Any]:
+    """What is to become of the states of branches: a function, or a reducer for each of some fields."""
+    if not isinstance(merge, Mapping):
+        return Function(merge, read_callable(merge, f"merge= of node {node_id!r}", node_id, 2))
+    for name, reducer in merge.items():
+        if not callable(reducer):
+            text = f"the reducer of field {name!r} at {node_id!r} is {reducer!r}: give a function of two arguments"
+            refuse("bad_reducer", node_id, text)
+    return dict(merge)
+
+
+def positive(value: Any, name: str) -> int | None:
+    """A limit that is None or a whole number, 1 or more; else `OptionError`."""
+    if value is not None and (type(value) is not int or value < 1):
+        raise OptionError(f"{name} must be a whole number, 1 or more, or None, not {value!r}", option=name)
+    return value
 
 
 def _body(fn: Any) -> Any:

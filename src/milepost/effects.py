@@ -17,6 +17,8 @@ The protocol, which both drivers keep:
 | `Emit` | None, after the hooks and the stream have it |
 | `Hold` | a `Held`: the lease is kept from now on · `Drop`: None, it no longer is |
 | `Gather` | a dict of `Outcome`, one a branch, when all have ended |
+| `Alone` | None, when nobody else has anything under way: see there |
+| `Ready` | None; never reaches a driver: see there |
 
 Effects are read once by the driver and never kept. They are plain classes with slots because one is made for each
 thing that happens, on the hot path.
@@ -29,11 +31,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from milepost.context import Context
-    from milepost.events import Event, NodeStarted
+    from milepost.events import Event, NodeStarted, StepStarted
+    from milepost.executors import ExecutorLike
     from milepost.store import Append, Release, Store, Token
 
 __all__ = [
     "OVERDUE_GRACE",
+    "Alone",
     "Ask",
     "AttemptTimedOut",
     "Call",
@@ -41,9 +45,12 @@ __all__ = [
     "Effect",
     "Emit",
     "Gather",
+    "Halted",
     "Held",
     "Hold",
+    "HoldOver",
     "Outcome",
+    "Ready",
     "Routine",
     "Sleep",
     "Write",
@@ -77,16 +84,26 @@ class AttemptTimedOut(TimeoutError):
         self.is_running = is_running
 
 
+class HoldOver(BaseException):
+    """What a driver throws where the run stopped being this owner's to go on with while user code was running.
+
+    The core asks `Held` why.
+    """
+
+
 class Call(Effect):
     """Call user code: `fn(*args)`, with `context` current; a coroutine is awaited.
 
     `timeout` (seconds, or None) ends the attempt with `AttemptTimedOut`: an async call is cancelled; a sync one cannot
-    be, so the driver reports it overdue, waits up to `OVERDUE_GRACE` more for it to end, and discards its result.
+    be, so the driver reports it overdue, waits up to `OVERDUE_GRACE` more for it to end, and discards its result. Likewise
+    a run that is lost or cancelled meanwhile ends the call with `HoldOver`: an async one at once, one in a thread when it
+    has not ended by itself within `OVERDUE_GRACE`. A sync call in the caller's own thread ends when it returns.
     `announce` is the event that hooks may surround the call for. `is_quick` says that a sync function may be called in
-    the thread of an event loop: it decides something and waits for nothing.
+    the thread of an event loop: it decides something and waits for nothing. `executor`, which needs a `context`, has a sync
+    function run there instead, as far as time, cancels and lost runs go like one in a thread; async ones never do.
     """
 
-    __slots__ = ("announce", "args", "context", "fn", "is_async", "is_quick", "timeout")
+    __slots__ = ("announce", "args", "context", "executor", "fn", "is_async", "is_quick", "timeout")
 
     def __init__(
         self,
@@ -95,8 +112,9 @@ class Call(Effect):
         context: Context[Any] | None = None,
         is_async: bool = False,
         timeout: float | None = None,
-        announce: NodeStarted | None = None,
+        announce: NodeStarted | StepStarted | None = None,
         is_quick: bool = False,
+        executor: ExecutorLike | None = None,
     ) -> None:
         self.fn = fn
         self.args = args
@@ -105,6 +123,7 @@ class Call(Effect):
         self.timeout = timeout
         self.announce = announce
         self.is_quick = is_quick
+        self.executor = None if is_async else executor
 
 
 class Ask(Effect):
@@ -155,6 +174,21 @@ class Held(Protocol):
     """The token is not current any more, or the lease passed unrenewed."""
     cancel: str | None
     """The reason of an open cancel, or None."""
+    is_draining: bool
+    """The owner wants to give the run back at its next boundary."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is not this owner's to go on with."""
+        ...
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once, in any thread, when `is_over` becomes true; it must not block. At once if it is."""
+        ...
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        """Do not call `tell` any more."""
+        ...
 
 
 class Hold(Effect):
@@ -192,14 +226,45 @@ class Outcome:
         self.error = error
 
 
+class Halted(BaseException):
+    """Thrown into a branch whose call is not made any more, and raised at its boundary: something beside it has ended it."""
+
+
 class Gather(Effect):
     """Step all `branches` at once; only their calls go to threads or tasks, at most `max_parallel` of them.
 
-    An error of one branch does not stop the others: every branch ends, and the answer has an `Outcome` for each.
+    An error of one branch does not stop the others: every branch ends, and the answer has an `Outcome` for each. Once
+    `is_stopped` says so, calls that wait for their turn are not made: `Halted` is thrown into their branches. What is no
+    `Exception` ends the gather at once, and running calls are left to their threads.
     """
 
-    __slots__ = ("branches", "max_parallel")
+    __slots__ = ("branches", "is_stopped", "max_parallel")
 
-    def __init__(self, branches: Mapping[str, Routine[Any]], max_parallel: int | None = None) -> None:
+    def __init__(
+        self,
+        branches: Mapping[str, Routine[Any]],
+        max_parallel: int | None = None,
+        is_stopped: Callable[[], bool] | None = None,
+    ) -> None:
         self.branches = branches
         self.max_parallel = max_parallel
+        self.is_stopped = is_stopped
+
+
+class Alone(Effect):
+    """Let a branch write alone: no write of its run is under way, and no other branch is stepped until its next effect.
+
+    So the numbers that it draws then are followed by nobody's, should its write be undone.
+    """
+
+    __slots__ = ()
+
+
+class Ready(Effect):
+    """What a replayed routine yields when nothing recorded is left to answer from: whatever comes next is new.
+
+    The routine that replays it takes the run, and only then lets it go on. Before that it may ask for `Call`s that decide
+    something, and for nothing else.
+    """
+
+    __slots__ = ()

@@ -60,6 +60,7 @@ __all__ = [
     "StateTooLargeError",
     "StateTypeError",
     "StateValidationError",
+    "StatementError",
     "StepError",
     "StoreClosedError",
     "StoreError",
@@ -429,6 +430,15 @@ class StoreError(MilepostError, OSError):
 
 class CheckpointWriteError(StoreError):
     """A checkpoint could not be written, and so the run stopped."""
+
+
+class StatementError(MilepostError):
+    """A statement that was to count with a checkpoint failed, and nothing was written; the cause is why.
+
+    What a store raises, and no verb: there the attempt has failed, with that cause. `sql` is the statement.
+    """
+
+    sql: str = ""
 
 
 class StoreVersionError(StoreError):

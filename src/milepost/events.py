@@ -30,23 +30,28 @@ __all__ = [
     "RunResult",
     "RunStarted",
     "RunWaiting",
+    "StepCompleted",
+    "StepStarted",
+    "WorkflowCompleted",
+    "WorkflowStarted",
+    "plain",
 ]
 
 StateT = TypeVar("StateT")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` made of what JSON has, as far as that is possible without inventing anything."""
     if isinstance(value, BaseException):
         return _error_text(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -59,14 +64,18 @@ def _error_text(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What all events have. `to_dict()` adds the event's name under `event`."""
+    """What all events have. `to_dict()` adds the event's name under `event`.
+
+    `sequence` is the number of the record that tells of it, where the event was read from a journal.
+    """
 
     run_id: str
     timestamp: float
+    sequence: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The event as a dict of plain values."""
-        return {"event": type(self).__name__, **_plain(self)}
+        return {"event": type(self).__name__, **plain(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +103,7 @@ class ResumeInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as a dict of plain values."""
-        return dict(_plain(self))
+        return dict(plain(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +127,15 @@ class RunResult(Generic[StateT]):
     iterations: int = 0
     resumed: ResumeInfo | None = None
 
+    @property
+    def output(self) -> StateT:
+        """The state, which is what a verb gives without `full=True`."""
+        return self.state
+
     def to_dict(self) -> dict[str, Any]:
         """The same as a dict of plain values; the state as it is."""
         return {
-            f.name: self.state if f.name == "state" else _plain(getattr(self, f.name)) for f in dataclasses.fields(self)
+            f.name: self.state if f.name == "state" else plain(getattr(self, f.name)) for f in dataclasses.fields(self)
         }
 
 
@@ -162,7 +176,7 @@ class NodeCompleted(Event):
 
     def to_dict(self) -> dict[str, Any]:
         """The event without its state."""
-        return {"event": type(self).__name__, **_plain(self)}
+        return {"event": type(self).__name__, **plain(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +186,58 @@ class RunCompleted(Event):
     flow: str
     status: str
     result: RunResult[Any] | None
+    total_duration_ms: float
+    degraded: bool = False
+    missed: tuple[str, ...] = ()
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowStarted(Event):
+    """A verb begins to run a workflow, or to go on with it: `resumed` is None on a first start."""
+
+    workflow_name: str
+    inputs: Mapping[str, Any]
+    resumed: ResumeInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStarted(Event):
+    """An attempt of a step begins. A hook may return a context manager to surround the call.
+
+    `step_name` is the step's id: `outer/inner` for one that is part of another.
+    """
+
+    step_name: str
+    step_type: str
+    attempt: int = 1
+    visit: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCompleted(Event):
+    """A step has ended and, with a store, its result is durable. `outcome` as in `StepResult`."""
+
+    step_name: str
+    step_type: str
+    success: bool
+    duration_ms: float
+    outcome: str = "succeeded"
+    _load: Callable[[], Any] = field(repr=False, compare=False)
+
+    @property
+    def result(self) -> Any:
+        """The `StepResult`."""
+        return self._load()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowCompleted(Event):
+    """A verb has ended; `result` is a `WorkflowResult`."""
+
+    workflow_name: str
+    success: bool
+    result: Any
     total_duration_ms: float
     degraded: bool = False
     missed: tuple[str, ...] = ()

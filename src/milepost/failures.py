@@ -7,12 +7,34 @@ reader can show: the type's name, the message, the traceback.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from milepost.effects import AttemptTimedOut
-from milepost.errors import MilepostError, NodeError, NodeTimeoutError
+from milepost.errors import (
+    DuplicateStepNameError,
+    MilepostError,
+    NoBranchMatchedError,
+    NodeError,
+    NodeTimeoutError,
+    PredicateTypeError,
+    SerializeStateError,
+    StateTooLargeError,
+    StepError,
+    WorkflowError,
+)
 
-__all__ = ["describe", "failure_fields", "first_line", "message_of", "place", "recorded_error", "shown", "type_name"]
+__all__ = [
+    "describe",
+    "failure_fields",
+    "first_line",
+    "message_of",
+    "place",
+    "recorded_error",
+    "recorded_step_error",
+    "shown",
+    "type_name",
+]
 
 MAX_TEXT = 20_000
 MAX_LINE = 500
@@ -65,16 +87,13 @@ def failure_fields(error: BaseException) -> dict[str, Any]:
     return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
 
 
-def recorded_error(run_id: str, fields: dict[str, Any], node_id: str) -> MilepostError:
+def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> MilepostError:
     """The error of a run that another process ran, from its failure or finish record.
 
     It has no `__cause__`: type, message and traceback of the original are in its text.
     """
-    told = f"{fields.get('error_type', 'error')}: {fields.get('message', '')}"
     where = f" at node {node_id!r}" if node_id else ""
-    text = f"run {run_id!r} failed{where}: {told}; mend the cause, then resume or retry it"
-    if fields.get("traceback"):
-        text += f"\nas recorded where it ran:\n{fields['traceback']}"
+    text = f"run {run_id!r} failed{where}: {_told(fields)}, then resume or retry it{_traced(fields)}"
     kind = NodeTimeoutError if fields.get("op") == "timeout" else NodeError
     return kind(
         text,
@@ -83,6 +102,39 @@ def recorded_error(run_id: str, fields: dict[str, Any], node_id: str) -> Milepos
         op=fields.get("op", "execute"),
         attempt=fields.get("attempt", 1),
     )
+
+
+def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, step_type: str = "") -> MilepostError:
+    """`recorded_error` of a workflow, from a failure record of one of its steps, or with `step_id` "" of its own code."""
+    what = f"step {step_id!r} of run {run_id!r}" if step_id else f"the workflow of run {run_id!r}"
+    text = f"{what} failed: {_told(fields)}, then resume or retry{_traced(fields)}"
+    usual: type[MilepostError] = StepError if step_id else WorkflowError
+    kind = _OURS.get(str(fields.get("error_type")), usual)
+    if step_id and fields.get("op") != "save" and not issubclass(kind, StepError):
+        kind = usual  # a step's own function raised it
+    error = kind(text, run_id=run_id, node_id=step_id or None)
+    if isinstance(error, WorkflowError):
+        error.reason = str(fields.get("message") or "")
+    if isinstance(error, StepError):
+        error.step_name, error.step_type = step_id, step_type
+        error.attempt = int(fields.get("attempt") or 1)
+    return error
+
+
+_OURS = {
+    f"milepost.errors.{kind.__name__}": kind
+    for kind in (
+        DuplicateStepNameError, NoBranchMatchedError, PredicateTypeError, SerializeStateError, StateTooLargeError,
+    )
+}  # fmt: skip
+
+
+def _told(fields: Mapping[str, Any]) -> str:
+    return f"{fields.get('error_type', 'error')}: {fields.get('message') or ''}; mend the cause"
+
+
+def _traced(fields: Mapping[str, Any]) -> str:
+    return f"\nas recorded where it ran:\n{fields['traceback']}" if fields.get("traceback") else ""
 
 
 def _traceback_of(error: BaseException) -> str:

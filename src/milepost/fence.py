@@ -71,6 +71,8 @@ class Row:
     """Whether a worker took the run last."""
     sequence: int = 0
     """The newest record when the row was last written: the journal may be longer, never shorter."""
+    pruned: int = 0
+    """How many records were taken out of the journal to save space, in all."""
 
 
 class Held(NamedTuple):
@@ -175,8 +177,8 @@ def claim(
 
 def _blocked(row: Row, count: int, newest: int, newest_checkpoint: int, now: float) -> Row:
     reason = (
-        f"{count} owners in a row died, or blocked their process for longer than the lease, without a checkpoint in "
-        f"between: find out why, then resume it with reopen=True"
+        f"{count} owner{'s in a row' if count > 1 else ''} died, or blocked the process for longer than the lease, without a "
+        f"checkpoint in between: find out why, then resume it with reopen=True"
     )
     if row.cancel is not None:
         reason += "; a cancel was open and was not carried out"

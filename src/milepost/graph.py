@@ -1,34 +1,58 @@
 """Graphs: nodes over one typed state, written with `Graph`, run as a `CompiledGraph`.
 
 The builder collects and refuses at once what one call alone shows to be wrong; `compile` checks the whole. What comes
-out never changes and is all that the core needs. Nothing here runs a node: the verbs do, over the walk.
+out never changes and is all that the core needs: see `milepost.compiled`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from datetime import timedelta
-from types import MappingProxyType, UnionType
-from typing import Any, Generic, Literal, Self, TypeVar, get_origin, overload
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from types import UnionType
+from typing import Any, Generic, Literal, Self, TypeVar, _SpecialForm, get_origin, overload
 
 from milepost.acceptance import Acceptance, Reducer
 from milepost.codec import Codec
+from milepost.codec.functions import FunctionCodecs, classes
+from milepost.compiled import CompiledGraph, kind_of
 from milepost.context import Context
-from milepost.declarations import exact_id, new_node_id, read_function, read_targets, refuse
-from milepost.drawing import Arrow, to_dot, to_mermaid
-from milepost.engine import Verbs
+from milepost.declarations import (
+    exact_id,
+    new_node_id,
+    positive,
+    read_callable,
+    read_function,
+    read_merge,
+    read_targets,
+    refuse,
+)
 from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError
-from milepost.flow import START, Router, Unit, Walk
+from milepost.executors import ExecutorLike, checked_executor
+from milepost.flow import (
+    START,
+    Fork,
+    Function,
+    GraphWork,
+    MapWork,
+    Router,
+    Unit,
+    WaitWork,
+)
+from milepost.merging import Merging, is_ready_made
+from milepost.results import Reply
 from milepost.retry import Retry, as_seconds
 from milepost.store import check_id
-from milepost.topology import Topology, walk
+from milepost.topology import Topology
 
 __all__ = ["CompiledGraph", "Graph"]
 
 StateT = TypeVar("StateT")
+OtherT = TypeVar("OtherT")
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+PayloadT = TypeVar("PayloadT")
 
 _logger = logging.getLogger("milepost")
 
@@ -71,7 +95,10 @@ class Graph(Generic[StateT]):
         self._codec: Codec[StateT] = Codec(
             state_type, types=types, upgrade=upgrade, unknown_fields=unknown_fields, total=not partial
         )
+        self._types = tuple(types)
         self._units: dict[str, Unit] = {}
+        self._merges: dict[str, Function | Mapping[str, Reducer]] = {}
+        self._limits: dict[str, tuple[int | None, bool]] = {}
         self._edges: dict[str, list[str]] = {}
         self._routes: dict[str, list[Router]] = {}
         self._entry: str | None = None
@@ -84,6 +111,10 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
+        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        max_parallel: int | None = None,
+        fail_fast: bool = False,
+        executor: ExecutorLike | None = None,
     ) -> Self: ...
     @overload
     def add_node(
@@ -93,6 +124,10 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
+        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        max_parallel: int | None = None,
+        fail_fast: bool = False,
+        executor: ExecutorLike | None = None,
     ) -> Self: ...
     @overload
     def add_node(
@@ -102,6 +137,10 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
+        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        max_parallel: int | None = None,
+        fail_fast: bool = False,
+        executor: ExecutorLike | None = None,
     ) -> Self: ...
     @overload
     def add_node(
@@ -111,19 +150,37 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
+        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        max_parallel: int | None = None,
+        fail_fast: bool = False,
+        executor: ExecutorLike | None = None,
     ) -> Self: ...
     def add_node(
-        self, id: str, fn: Any, *, retry: Retry | None = None, timeout: float | timedelta | None = None
+        self,
+        id: str,
+        fn: Any,
+        *,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        merge: Any = None,
+        max_parallel: int | None = None,
+        fail_fast: bool = False,
+        executor: ExecutorLike | None = None,
     ) -> Self:
         """Add a node that runs `fn`, a sync or async function of `(ctx, state)` or `(state)`.
 
-        `retry` is the policy for its failed attempts, None: the run's. `timeout` (seconds) ends an attempt.
+        `retry` is the policy for its failed attempts, None: the run's. `timeout` (seconds) ends an attempt. `executor`
+        is where a sync function runs, or a factory of that; None: the run's.
+
+        Of a node where the branches of a fork meet, `merge` says what becomes of their states: a function of the state before
+        the fork and `{branch: state}`, or a mapping of fields to reducers. Of a node after which a run forks, `max_parallel`
+        is how many calls of user functions run at once in its branches (never how many branches are open), and with
+        `fail_fast` the other branches stop at their next boundary when one has failed.
+
         Raises `GraphError` for an id that is bad, reserved or taken and for a function that cannot be called so;
-        `OptionError` for a wrong policy or timeout.
+        `OptionError` for a wrong policy, timeout, limit or executor, and for an executor of a coroutine function.
         """
-        node_id = new_node_id(id)
-        if node_id in self._units:
-            refuse("duplicate_id", node_id, f"node {node_id!r} is there already: choose another id")
+        node_id = self._new_id(id)
         signature = read_function(fn, f"node {node_id!r}", node_id, self._state_type)
         if retry is not None and not isinstance(retry, Retry):
             raise OptionError(f"retry of node {node_id!r} must be a Retry or None, not {retry!r}", option="retry")
@@ -131,8 +188,237 @@ class Graph(Generic[StateT]):
         if seconds == 0:
             text = f"timeout of node {node_id!r} must be more than 0 seconds: leave it out for no limit"
             raise OptionError(text, option="timeout")
-        self._units[node_id] = Unit(node_id, fn, *signature, retry, seconds)
+        checked_executor(executor, f"node {node_id!r}", is_async=signature.is_async)
+        self._units[node_id] = Unit(node_id, fn, *signature, retry, seconds, executor=executor)
+        if merge is not None:
+            self._merges[node_id] = read_merge(merge, node_id)
+        self._limits[node_id] = positive(max_parallel, "max_parallel"), bool(fail_fast)
         return self
+
+    @overload
+    def add_map(
+        self,
+        id: str,
+        over: Callable[[StateT], Iterable[ItemT]] | Callable[[StateT], Awaitable[Iterable[ItemT]]],
+        fn: Callable[[Context[Any], ItemT], Awaitable[ResultT]],
+        *,
+        merge: Callable[[StateT, list[ResultT]], object],
+        max_parallel: int | None = None,
+        executor: ExecutorLike | None = None,
+    ) -> Self: ...
+    @overload
+    def add_map(
+        self,
+        id: str,
+        over: Callable[[StateT], Iterable[ItemT]] | Callable[[StateT], Awaitable[Iterable[ItemT]]],
+        fn: Callable[[ItemT], Awaitable[ResultT]],
+        *,
+        merge: Callable[[StateT, list[ResultT]], object],
+        max_parallel: int | None = None,
+        executor: ExecutorLike | None = None,
+    ) -> Self: ...
+    @overload
+    def add_map(
+        self,
+        id: str,
+        over: Callable[[StateT], Iterable[ItemT]] | Callable[[StateT], Awaitable[Iterable[ItemT]]],
+        fn: Callable[[Context[Any], ItemT], ResultT],
+        *,
+        merge: Callable[[StateT, list[ResultT]], object],
+        max_parallel: int | None = None,
+        executor: ExecutorLike | None = None,
+    ) -> Self: ...
+    @overload
+    def add_map(
+        self,
+        id: str,
+        over: Callable[[StateT], Iterable[ItemT]] | Callable[[StateT], Awaitable[Iterable[ItemT]]],
+        fn: Callable[[ItemT], ResultT],
+        *,
+        merge: Callable[[StateT, list[ResultT]], object],
+        max_parallel: int | None = None,
+        executor: ExecutorLike | None = None,
+    ) -> Self: ...
+    @overload
+    def add_map(
+        self,
+        id: str,
+        over: Callable[[StateT], Iterable[ItemT]] | Callable[[StateT], Awaitable[Iterable[ItemT]]],
+        fn: CompiledGraph[ItemT],
+        *,
+        merge: Callable[[StateT, list[ItemT]], object],
+        max_parallel: int | None = None,
+    ) -> Self: ...
+    def add_map(
+        self,
+        id: str,
+        over: Any,
+        fn: Any,
+        *,
+        merge: Any,
+        max_parallel: int | None = None,
+        executor: ExecutorLike | None = None,
+    ) -> Self:
+        """Add a node that does `fn` for every item that `over(state)` gives, at once, and merges what came of them.
+
+        `fn` is a sync or async function of `(ctx, item)` or `(item)`, or a compiled graph whose state is the item and whose
+        final state is the result. `merge(state, results)` gives the new state; the results are in the order of the items.
+        The items are recorded before the first is begun, and each result when it is there, under `id/0`, `id/1` and so on:
+        after a crash only those that are missing are done. `max_parallel` bounds how many are open at once. `executor` is
+        where a sync function runs, or a factory of that; None: the run's. When an item fails the others go on, and then
+        `BranchError` has all errors.
+
+        Raises `GraphError` for an id that is bad or taken and for functions that cannot be called so; `OptionError` for a
+        wrong limit.
+        """
+        node_id = self._new_id(id)
+        codecs = FunctionCodecs((self._state_type, *self._types), self._types)
+        each: Unit | CompiledGraph[Any]
+        if isinstance(fn, CompiledGraph):
+            each, items, results = fn, fn.codec, fn.codec
+            if executor is not None:
+                text = f"map {node_id!r} is of a graph, whose own nodes say where they run: give them the executor"
+                raise OptionError(text, option="executor")
+        else:
+            signature = read_function(fn, f"the function of map {node_id!r}", node_id, object)
+            checked_executor(executor, f"map {node_id!r}", is_async=signature.is_async)
+            each = Unit(node_id, fn, *signature, executor=executor)
+            items, results = codecs.pair(fn, 1 if signature.takes_context else 0)
+        work = MapWork(
+            self._function(over, f"over= of map {node_id!r}", node_id, 1),
+            each,
+            items,
+            results,
+            positive(max_parallel, "max_parallel"),
+        )
+        function = self._function(merge, f"merge= of map {node_id!r}", node_id, 2)
+        self._units[node_id] = Unit(node_id, function.fn, False, function.is_async, work=work)
+        return self
+
+    @overload
+    def add_subgraph(self, id: str, compiled: CompiledGraph[StateT]) -> Self: ...
+    @overload
+    def add_subgraph(
+        self,
+        id: str,
+        compiled: CompiledGraph[OtherT],
+        *,
+        into: Callable[[StateT], OtherT] | Callable[[StateT], Awaitable[OtherT]],
+        out: Callable[[StateT, OtherT], object],
+    ) -> Self: ...
+    def add_subgraph(self, id: str, compiled: CompiledGraph[Any], *, into: Any = None, out: Any = None) -> Self:
+        """Add a node that walks another graph, whose nodes are recorded in the same journal as `id/node`.
+
+        Where that has another state, `into(state)` makes it and `out(state, substate)` gives the state after the node; both
+        or neither.
+
+        Raises `GraphError` for an id that is bad or taken, for what is no compiled graph, and for one of the two functions
+        without the other, or where the states are of different types and they are missing.
+        """
+        node_id = self._new_id(id)
+        if not isinstance(compiled, CompiledGraph):
+            refuse("not_a_graph", node_id, f"sub-graph {node_id!r} is {compiled!r}: give a compiled graph")
+        if (into is None) != (out is None):
+            refuse(
+                "bad_conversion", node_id, f"sub-graph {node_id!r} has only one of into= and out=: give both or neither"
+            )
+        if into is None and compiled.codec.type != self._codec.type:
+            text = (
+                f"sub-graph {node_id!r} has states of {_type_name(compiled.codec.type)}, this graph of "
+                f"{_type_name(self._state_type)}: give into= and out=, which make one of the other"
+            )
+            refuse("bad_conversion", node_id, text)
+        if into is None:
+            work = GraphWork(compiled)
+            self._units[node_id] = Unit(node_id, _as_it_is, False, False, work=work)
+            return self
+        work = GraphWork(compiled, self._function(into, f"into= of sub-graph {node_id!r}", node_id, 1))
+        function = self._function(out, f"out= of sub-graph {node_id!r}", node_id, 2)
+        self._units[node_id] = Unit(node_id, function.fn, False, function.is_async, work=work)
+        return self
+
+    @overload
+    def add_wait(
+        self,
+        id: str,
+        signal: str,
+        *,
+        apply: Callable[[StateT, Reply[PayloadT]], object],
+        payload: type[PayloadT],
+        timeout: float | timedelta | None = None,
+        prompt: object = "",
+        early: bool = True,
+    ) -> Self: ...
+    @overload
+    def add_wait(
+        self,
+        id: str,
+        signal: str,
+        *,
+        apply: Callable[[StateT, Reply[Any]], object],
+        payload: UnionType | _SpecialForm | None = None,  # no Any, which would let a wrong type of payload through
+        timeout: float | timedelta | None = None,
+        prompt: object = "",
+        early: bool = True,
+    ) -> Self: ...
+    def add_wait(
+        self,
+        id: str,
+        signal: str,
+        *,
+        apply: Any,
+        payload: Any = None,
+        timeout: float | timedelta | None = None,
+        prompt: object = "",
+        early: bool = True,
+    ) -> Self:
+        """Add a node that parks the run until `signal` arrives, or `timeout` seconds have passed.
+
+        Then `apply(state, reply)` gives the new state; the `Reply` has the payload, or says that the time was over. `prompt`,
+        a value or a function of the state, is recorded with the wait for whoever answers. `payload` is the type of the
+        answer: one that is no such thing is refused, and the run waits on. With `early=False` a signal that was sent before
+        the run waited here does not count.
+
+        Raises `GraphError` for an id that is bad or taken, a signal without a name and a function that cannot be called so.
+        """
+        node_id = self._new_id(id)
+        if not isinstance(signal, str) or not signal:
+            refuse("bad_signal", node_id, f"wait {node_id!r} is for signal {signal!r}: give its name, a str")
+        asked = self._function(prompt, f"prompt= of wait {node_id!r}", node_id, 1) if callable(prompt) else prompt
+        seconds = None if timeout is None else as_seconds(timeout, "timeout")
+        work = WaitWork(signal, seconds, None, asked, payload, bool(early))
+        function = self._function(apply, f"apply= of wait {node_id!r}", node_id, 2)
+        self._units[node_id] = Unit(node_id, function.fn, False, function.is_async, work=work)
+        return self
+
+    def add_timer(
+        self,
+        id: str,
+        *,
+        duration: float | timedelta | None = None,
+        until: Callable[[StateT], datetime] | Callable[[StateT], Awaitable[datetime]] | None = None,
+    ) -> Self:
+        """Add a node that parks the run for `duration` (seconds), or until the time that `until(state)` gives.
+
+        The time is an aware datetime, and recorded: a resume does not ask again. Raises `GraphError` for an id that is bad or
+        taken, and unless just one of the two is given.
+        """
+        node_id = self._new_id(id)
+        if (duration is None) == (until is None):
+            refuse("bad_timer", node_id, f"timer {node_id!r} needs one of duration= and until=")
+        function = None if until is None else self._function(until, f"until= of timer {node_id!r}", node_id, 1)
+        seconds = None if duration is None else as_seconds(duration, "duration")
+        self._units[node_id] = Unit(node_id, _before, False, False, work=WaitWork(None, seconds, function))
+        return self
+
+    def _new_id(self, id: str) -> str:
+        node_id = new_node_id(id)
+        if node_id in self._units:
+            refuse("duplicate_id", node_id, f"node {node_id!r} is there already: choose another id")
+        return node_id
+
+    def _function(self, fn: Any, what: str, where: str, count: int) -> Function:
+        return Function(fn, read_callable(fn, what, where, count))
 
     def add_edge(self, source: str, target: str) -> Self:
         """Let a run go on from `source` at `target`, a node or END; from START: make `target` the entry.
@@ -192,9 +478,11 @@ class Graph(Generic[StateT]):
             edges={source: tuple(targets) for source, targets in self._edges.items()},
             routes={source: tuple(r.targets for r in routers) for source, routers in self._routes.items()},
             entry=self._entry,
+            kinds={unit.id: kind_of(unit.work) for unit in self._units.values() if unit.work is not None},
         )
         problems = topology.problems()
         fields = self._codec.field_names
+        merged = {name: None for merge in self._merges.values() if isinstance(merge, Mapping) for name in merge}
         problems += [
             GraphProblem(
                 "reducer_field_unknown",
@@ -202,9 +490,10 @@ class Graph(Generic[StateT]):
                 f"there is a reducer for {field!r}, a field that {_type_name(self._state_type)} lacks: "
                 f"its fields are {', '.join(map(repr, fields))}",
             )
-            for field in self._reducers
+            for field in {**self._reducers, **merged}
             if fields is not None and field not in fields
         ]
+        problems += self._wrong_merges(topology)
         if problems:
             raise GraphError(problems)
         is_named = name is not None
@@ -214,8 +503,11 @@ class Graph(Generic[StateT]):
             is_named=is_named,
             topology=topology,
             units=self._finished_units(topology),
+            forks=self._finished_forks(topology),
+            mergings=self._mergings(topology),
             codec=self._codec,
-            acceptance=self._acceptance(),
+            acceptance=self._acceptance(merged),
+            update_codec=self._update_codec(topology),
             warnings=(*topology.warnings(), *_unrecordable(self._codec)),
         )
         for warning in compiled.warnings:
@@ -224,187 +516,79 @@ class Graph(Generic[StateT]):
             _logger.warning("graph %r: %s", name, warning.text, extra=extra)
         return compiled
 
-    def _acceptance(self) -> Acceptance:
+    def _acceptance(self, tracked: Iterable[str]) -> Acceptance:
         reducers = {**self._codec.reducers, **self._reducers} if self._is_partial else None
-        return Acceptance(self._state_type, self._codec, reducers)
+        return Acceptance(self._state_type, self._codec, reducers, tracked)
+
+    def _reducers_at(self, join: str) -> dict[str, Reducer]:
+        """The reducers that count where branches meet."""
+        merge = self._merges.get(join)
+        return {**self._codec.reducers, **self._reducers, **(merge if isinstance(merge, Mapping) else {})}
+
+    def _wrong_merges(self, topology: Topology) -> Iterator[GraphProblem]:
+        joins = dict.fromkeys(fork.join for fork in topology.forks.values())
+        for join in joins:
+            if isinstance(self._merges.get(join), Function):
+                continue
+            reducers = self._reducers_at(join)
+            if not reducers:
+                text = (
+                    f"branches meet at {join!r}, and nothing says what becomes of their states: give it merge=, or give fields "
+                    f"reducers"
+                )
+                yield GraphProblem("join_without_merge", join, text)
+            for field, reducer in reducers.items():
+                if not self._is_partial and not is_ready_made(reducer):
+                    name = getattr(reducer, "__qualname__", None) or repr(reducer)
+                    text = (
+                        f"field {field!r} has the reducer {name}, which cannot be used where branches meet at {join!r}: in a "
+                        f"graph of whole states what a branch adds can be told for those in milepost.reducers only; use one of "
+                        f"them, give {join!r} a merge= function, or make the graph partial=True"
+                    )
+                    yield GraphProblem("reducer_unusable", join, text)
+        for node in self._merges:
+            if node not in joins and not topology.problems():
+                text = (
+                    f"{node!r} has merge=, and no branches meet there: remove it, or let a fork's branches lead to it"
+                )
+                yield GraphProblem("merge_without_join", node, text)
+
+    def _finished_forks(self, topology: Topology) -> dict[str, Fork]:
+        found = {}
+        for node, fork in topology.forks.items():
+            merge = self._merges.get(fork.join)
+            max_parallel, fail_fast = self._limits.get(node, (None, False))
+            found[node] = dataclasses.replace(
+                fork,
+                merge=merge if isinstance(merge, Function) else None,
+                max_parallel=max_parallel,
+                fail_fast=fail_fast,
+            )
+        return found
+
+    def _mergings(self, topology: Topology) -> dict[str, Merging]:
+        found = {}
+        for fork in topology.forks.values():
+            reducers = self._reducers_at(fork.join)
+            acceptance = Acceptance(self._state_type, self._codec, reducers) if self._is_partial else None
+            found[fork.join] = Merging(self._state_type, self._codec, reducers, acceptance)
+        return found
+
+    def _update_codec(self, topology: Topology) -> Codec[Any] | None:
+        if not self._is_partial or not topology.forks:
+            return None
+        return Codec(dict[str, Any], types=classes((self._state_type, *self._types)))
 
     def _finished_units(self, topology: Topology) -> dict[str, Unit]:
         """The units with the way on from each, which only the whole graph knows."""
-        known = frozenset(self._units)
         finished = {}
         for unit in self._units.values():
             routers = self._routes.get(unit.id)
-            router = dataclasses.replace(routers[0], known=known) if routers else None
-            finished[unit.id] = dataclasses.replace(unit, next_node=topology.only_successor(unit.id), router=router)
+            router = dataclasses.replace(routers[0], known=topology.allowed(unit.id)) if routers else None
+            fork = topology.forks.get(unit.id)
+            next_node = fork.join if fork is not None else topology.only_successor(unit.id)
+            finished[unit.id] = dataclasses.replace(unit, next_node=next_node, router=router)
         return finished
-
-
-class CompiledGraph(Verbs[StateT]):
-    """A graph that runs: made by `Graph.compile`, never changes, and may run many runs at once."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        is_named: bool,
-        topology: Topology,
-        units: Mapping[str, Unit],
-        codec: Codec[StateT],
-        acceptance: Acceptance,
-        warnings: tuple[GraphProblem, ...],
-    ) -> None:
-        self._name = name
-        self._is_named = is_named
-        self._topology = topology
-        self._units = MappingProxyType(dict(units))
-        self._codec = codec
-        self._acceptance = acceptance
-        self._warnings = warnings
-        self._entry = topology.entry or ""
-        self._fingerprint = topology.fingerprint
-
-    # -- what the core asks: see `milepost.flow.Flow` --------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The flow's name in a store."""
-        return self._name
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the name was given, instead of taken from the state's type."""
-        return self._is_named
-
-    @property
-    def codec(self) -> Codec[StateT]:
-        """Of the state."""
-        return self._codec
-
-    @property
-    def entry(self) -> str:
-        """The node where a run begins."""
-        return self._entry
-
-    @property
-    def units(self) -> Mapping[str, Unit]:
-        """All units by node id, in the order of declaration; read-only."""
-        return self._units
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest (64 hex digits) of ids, edges, declared targets and entry; not of what the functions do."""
-        return self._fingerprint
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        """What the fingerprint is of, as JSON; the caller's own copy."""
-        return self._topology.shape
-
-    def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-        """How this graph differs from a recorded `shape`: a sentence for each change, () for none."""
-        return self._topology.differences(recorded)
-
-    def inputs_hash(self, state: Any) -> str:
-        """A digest (64 hex digits) that equal initial states have in every process."""
-        return hashlib.sha256(self._codec.canonical(state)).hexdigest()
-
-    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
-        """The whole state after `unit`, given the state before it and what it returned.
-
-        Raises `StateTypeError` where that is no such state; what a reducer raises comes through.
-        """
-        return self._acceptance.accept(unit, before, returned)
-
-    def walk(self, state: Any, node_id: str) -> Walk:
-        """Yield the units from `node_id` on; see `milepost.flow`."""
-        return walk(self._units, state, node_id)
-
-    def only_successor(self, node_id: str) -> str | None:
-        """Where the node's one simple edge leads; None if it has a router, or is not known."""
-        return self._topology.only_successor(node_id)
-
-    @property
-    def async_names(self) -> tuple[str, ...]:
-        """The nodes and routers that are coroutine functions, which sync verbs cannot run."""
-        nodes = [unit.id for unit in self._units.values() if unit.is_async]
-        routers = [unit.id for unit in self._units.values() if unit.router is not None and unit.router.is_async]
-        return (*nodes, *(f"router of {node!r}" for node in routers))
-
-    # -- what people and programs look at --------------------------------------------------------------
-
-    @property
-    def entry_point(self) -> str:
-        """The node where a run begins."""
-        return self._entry
-
-    @property
-    def node_ids(self) -> tuple[str, ...]:
-        """All nodes in the order of declaration."""
-        return self._topology.nodes
-
-    def has_node(self, node_id: str) -> bool:
-        """Whether there is such a node; END and START are none."""
-        return node_id in self._units
-
-    def successors(self, node_id: str) -> tuple[str, ...]:
-        """Where a run may go on after the node, END included; empty for END and unknown ids.
-
-        Behind a conditional edge without declared targets that is every node, and END.
-        """
-        return self._topology.successors(node_id)
-
-    def predecessors(self, node_id: str) -> tuple[str, ...]:
-        """The nodes after which a run may go on at this one; empty for END and unknown ids."""
-        return self._topology.predecessors(node_id)
-
-    def is_conditional(self, node_id: str) -> bool:
-        """Whether a router decides what follows the node."""
-        return node_id in self._topology.routes
-
-    @property
-    def has_cycle(self) -> bool:
-        """Whether a run may come to one node twice."""
-        return self._topology.has_cycle
-
-    @property
-    def forks(self) -> tuple[str, ...]:
-        """The nodes after which several branches run at once; there are none yet."""
-        return ()
-
-    @property
-    def warnings(self) -> tuple[GraphProblem, ...]:
-        """What the graph runs with and yet should be looked at for."""
-        return self._warnings
-
-    def to_mermaid(self, status: Mapping[str, str] | None = None) -> str:
-        """Draw a Mermaid flowchart; `status` maps node ids to done, running, failed, next or waiting.
-
-        Raises `OptionError` for another status.
-        """
-        return to_mermaid(self.node_ids, self._arrows(), status)
-
-    def to_dot(self, status: Mapping[str, str] | None = None) -> str:
-        """Draw a Graphviz digraph; `status` as for `to_mermaid`."""
-        return to_dot(self.node_ids, self._arrows(), status, self._name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The graph as JSON: name, fingerprint, and the parts of `shape`."""
-        return {"name": self._name, "fingerprint": self._fingerprint, **self.shape}
-
-    def __repr__(self) -> str:
-        return f"<CompiledGraph {self._name!r}: {len(self._units)} nodes, entry {self._entry!r}>"
-
-    def _arrows(self) -> list[Arrow]:
-        found = [Arrow(START, self._entry)]
-        for node in self.node_ids:
-            found += [Arrow(node, target) for target in self._topology.edges.get(node, ())]
-            for targets in self._topology.routes.get(node, ()):
-                if targets is None:
-                    found.append(Arrow(node, None, is_conditional=True))
-                    continue
-                for answer, target in targets.items():
-                    found.append(Arrow(node, target, "" if answer == target else str(answer), is_conditional=True))
-        return found
 
 
 def _unrecordable(codec: Codec[Any]) -> list[GraphProblem]:
@@ -423,3 +607,11 @@ def _checked_name(name: Any) -> str:
 
 def _type_name(state_type: Any) -> str:
     return getattr(state_type, "__name__", None) or str(state_type)
+
+
+def _as_it_is(state: Any, other: Any) -> Any:
+    return other
+
+
+def _before(state: Any, reply: Any) -> Any:
+    return state

@@ -1,7 +1,8 @@
 """Keeps the leases of this process: one daemon thread, one `renew` a store and beat.
 
-The thread needs no user code to yield. It also tries again the releases that a failing store could not take, so that
-a run does not stay locked by a verb that has long ended. A forked child begins with an empty heartbeat.
+The thread needs no user code to yield. Between beats it looks for cancels, every second while runs are held. It also
+tries again the releases that a failing store could not take, so that a run does not stay locked by a verb that has long
+ended. A forked child begins with an empty heartbeat.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 from milepost.clock import SYSTEM, Clock
 from milepost.errors import StoreClosedError
@@ -20,6 +22,8 @@ logger = logging.getLogger("milepost")
 
 OWED = 30.0
 """The lease in whose rhythm an owed release is tried again, where no run is held."""
+LOOK = 1.0
+"""Seconds between two looks for open cancels."""
 IDLE = 60.0
 """Seconds for which the thread sleeps at most."""
 
@@ -27,7 +31,18 @@ IDLE = 60.0
 class HeldLease:
     """A lease that is being kept; see `milepost.effects.Held`."""
 
-    __slots__ = ("_is_failing", "_is_lost", "_renewed_at", "cancel", "clock", "lease", "store", "token")
+    __slots__ = (
+        "_is_failing",
+        "_is_lost",
+        "_renewed_at",
+        "_watchers",
+        "cancel",
+        "clock",
+        "is_draining",
+        "lease",
+        "store",
+        "token",
+    )
 
     def __init__(self, store: Store, token: Token, lease: float, clock: Clock) -> None:
         self.store = store
@@ -35,6 +50,8 @@ class HeldLease:
         self.lease = lease
         self.clock = clock
         self.cancel: str | None = None
+        self.is_draining = False
+        self._watchers: set[Callable[[], None]] = set()
         self._is_lost = False
         self._is_failing = False
         self._renewed_at = clock.monotonic()
@@ -43,6 +60,34 @@ class HeldLease:
     def is_lost(self) -> bool:
         """Whether the token is known to be stale, or the lease passed while the store could not be written."""
         return self._is_lost or (self._is_failing and self.clock.monotonic() > self._renewed_at + self.lease)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is not this owner's to go on with: lost, or cancelled."""
+        return self.cancel is not None or self.is_lost
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once, in any thread, when `is_over` becomes true; at once if it is."""
+        self._watchers.add(tell)
+        if self.is_over:
+            self._tell()
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        """Do not call `tell` any more."""
+        self._watchers.discard(tell)
+
+    def _tell(self) -> None:
+        while self._watchers:
+            try:
+                tell = self._watchers.pop()
+            except KeyError:  # another thread tells too
+                return
+            tell()
+
+    def cancelled(self, reason: str) -> None:
+        """Take in that a cancel is open."""
+        self.cancel = reason
+        self._tell()
 
     def renewed(self, outcome: str, cancel: str | None) -> None:
         """Take in the answer of a renewal."""
@@ -53,10 +98,14 @@ class HeldLease:
             self._renewed_at = self.clock.monotonic()
         if cancel is not None:
             self.cancel = cancel
+        if self.is_over:
+            self._tell()
 
     def failed(self) -> None:
         """Take in that the store could not renew."""
         self._is_failing = True
+        if self.is_over:
+            self._tell()
 
 
 class Heartbeat:
@@ -104,10 +153,11 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             left = self._due - SYSTEM.monotonic()
-            if left > 0 and self._wake.wait(min(left, IDLE)):
+            if left > 0 and self._wake.wait(min(left, LOOK if self._held else IDLE)):
                 self._wake.clear()
                 continue
             if left > 0:
+                self.look()
                 continue
             self.beat()
             with self._lock:
@@ -115,14 +165,31 @@ class Heartbeat:
                 pause = min(leases, default=OWED if self._owed else float("inf")) / 3
                 self._due = SYSTEM.monotonic() + pause
 
+    def look(self) -> None:
+        """See whether a run that is held here is to be cancelled."""
+        for leases in self._by_store():
+            store = leases[0].store
+            try:
+                reasons = store.cancels([held.token.run_id for held in leases])
+            except Exception as exc:  # a renewal will tell
+                logger.debug("cancels in %s could not be looked for: %s", store.place, exc)
+                continue
+            for held in leases:
+                if held.token.run_id in reasons:
+                    held.cancelled(reasons[held.token.run_id])
+
+    def _by_store(self) -> list[list[HeldLease]]:
+        by_store: dict[int, list[HeldLease]] = {}
+        with self._lock:
+            for held in self._held.values():
+                by_store.setdefault(id(held.store), []).append(held)
+        return [*by_store.values()]
+
     def beat(self) -> None:
         """Renew everything now, and try what is owed."""
         with self._lock:
-            by_store: dict[int, list[HeldLease]] = {}
-            for held in self._held.values():
-                by_store.setdefault(id(held.store), []).append(held)
             owed = list(self._owed.items())
-        for leases in by_store.values():
+        for leases in self._by_store():
             self._renew(leases)
         for token, (store, release) in owed:
             try:

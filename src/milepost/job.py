@@ -5,84 +5,159 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from milepost.drivers import AsyncDriver, SyncDriver, is_logged
 from milepost.effects import Routine
-from milepost.errors import AsyncNodeError, MilepostError, OptionError, RunStopped, SerializeStateError
-from milepost.events import Event, ResumePlan, RunResult
+from milepost.errors import AsyncNodeError, MilepostError, OptionError, RunStopped, RunSuspended, SerializeStateError
+from milepost.events import Event, ResumePlan
 from milepost.examining import Wish
-from milepost.flow import Flow
+from milepost.flow import Flow, GraphFlow, StepFlow
+from milepost.graph_run import NodeRun
 from milepost.identifiers import new_nonce, new_run_id
 from milepost.options import Options, merge_options
+from milepost.parts import unit_of
+from milepost.protocols import AnyStore
 from milepost.record import format_time
-from milepost.resuming import plan, resume
+from milepost.resuming import await_due, plan, resume, resume_claimed
 from milepost.runtime import Run
-from milepost.starting import start
-from milepost.store import Store, check_run_id
+from milepost.starting import enqueue, start
+from milepost.stepping import StepRun
+from milepost.store import Store, Token, check_run_id
+from milepost.turning import CONTINUE, check_options
 
-__all__ = ["Job"]
+__all__ = ["Job", "store_of"]
+
+T = TypeVar("T")
+
+
+def store_of(given: object) -> Store:
+    """What was given as a store: one of ours as it is, a user's behind a journal; `OptionError` for anything else."""
+    if isinstance(given, Store):
+        return given
+    from milepost.stores.adapt import adapted  # what most programs never need
+
+    return adapted(given)
 
 
 class Job:
     """One call of a verb, checked and ready: nothing has been run or written yet."""
 
-    __slots__ = ("flow", "is_planning", "options", "run", "wish")
+    __slots__ = ("active", "flow", "options", "run", "wish")
 
     def __init__(
         self,
         flow: Flow,
-        store: Store | None,
+        store: AnyStore | None,
         run_id: str | None,
         given: Mapping[str, Any],
         bound: Mapping[str, Any],
         wish: Wish | None,
     ) -> None:
         self.flow = flow
+        self.active: set[str] | None = None
+        """The ids of the runs that an engine executes, where one does this."""
         self.options: Options = merge_options(bound, given)
         self.wish = wish
-        if not isinstance(store, Store) and (store is not None or wish is not None):
-            raise OptionError(
-                f"store must be a store, such as SQLiteStore('runs.db') or open_store(url), not {store!r}",
-                option="store",
-            )
+        known = None if store is None and wish is None else store_of(store)
         if run_id is not None or wish is not None:
             check_run_id(run_id)
-        if store is None and "if_exists" in given:
+        if known is None and "if_exists" in given:
             raise OptionError("if_exists needs a store: give store=", option="if_exists")
-        for option in ("stop_before", "stop_after"):
-            unknown = getattr(self.options, option) - set(flow.units)
-            if unknown:
-                raise OptionError(
-                    f"{option} names {', '.join(map(repr, sorted(unknown)))}, which flow {flow.name!r} does not have",
-                    option=option,
-                )
+        if wish is None and self.options.if_exists == CONTINUE:
+            check_options(self.options, flow.front)
+        if flow.front == "graph":
+            # The steps of a workflow are known only once its code asks for them.
+            self._check_breakpoints(cast("GraphFlow", flow))
         name = run_id if run_id is not None else new_run_id(self.options.clock.time())
         is_listening = bool(self.options.hooks) or is_logged()
-        self.run = Run(flow, store, name, self.options, is_listening=is_listening)
+        self.run: Run = self._run(known, name, is_listening)
 
-    def routine(self, state: Any, *, full: bool = False) -> Routine[RunResult[Any]]:
+    def _check_breakpoints(self, graph: GraphFlow) -> None:
+        for option in ("stop_before", "stop_after"):
+            unknown = sorted(name for name in getattr(self.options, option) if unit_of(graph, name) is None)
+            if unknown:
+                raise OptionError(
+                    f"{option} names {', '.join(map(repr, unknown))}, which flow {graph.name!r} does not have",
+                    option=option,
+                )
+
+    def _run(self, store: Store | None, run_id: str, is_listening: bool) -> Run:
+        if self.flow.front == "graph":
+            return NodeRun(cast("GraphFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
+        return StepRun(cast("StepFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
+
+    def expect(self, inputs: Mapping[str, Any] | None) -> None:
+        """Have a resume compare these inputs with those that the run began with; None: it takes them from the record."""
+        if inputs is not None and isinstance(self.run, StepRun):
+            self.run.given = inputs
+
+    def routine(self, state: Any, *, full: bool = False) -> Routine[Any]:
         """The core's routine for this call. With `full` a breakpoint gives a result, like any other end."""
-        routine = self._begun(state)
-        return self._or_stopped(routine) if full else routine
+        if full and isinstance(self.run, StepRun):
+            self.run.wants_results = True
+        routine = self._unless_waiting(self._begun(state))
+        return self._or_so_far(routine) if full else routine
 
-    def _or_stopped(self, routine: Routine[RunResult[Any]]) -> Routine[RunResult[Any]]:
+    def _or_so_far(self, routine: Routine[Any]) -> Routine[Any]:
         try:
             return (yield from routine)
         except RunStopped as stopped:
-            return self.run.result(stopped.state)
+            return self.run.so_far(stopped)
+        except RunSuspended as waiting:
+            self.run.status = "waiting"
+            return self.run.so_far(waiting)
 
-    def _begun(self, state: Any) -> Routine[RunResult[Any]]:
+    def _unless_waiting(self, routine: Routine[Any]) -> Routine[Any]:
+        """With on_wait='block': go on with a run that was parked, once it is due."""
+        while True:
+            try:
+                return (yield from routine)
+            except RunSuspended:
+                if self.options.on_wait != "block":
+                    raise
+            before = self.run
+            yield from await_due(before)
+            self.run = self._run(before.store, before.run_id, before.is_listening)
+            self.run.started_at, self.run.scope.publish = before.started_at, before.scope.publish
+            self.run.is_draining, self.run.is_awaited = before.is_draining, before.is_awaited
+            routine = resume(self.run, Wish(), new_nonce)
+
+    def _begun(self, state: Any) -> Routine[Any]:
         if self.wish is not None:
             return resume(self.run, self.wish, new_nonce)
+        self._refuse_uncarried()
+        self._refuse_waits()
+        return start(self.run, state, new_nonce)
+
+    def _refuse_uncarried(self) -> None:
         problems = getattr(self.flow.codec, "problems", ())
         if self.run.store is not None and problems:
             path, text = problems[0]
+            what = "the state" if self.flow.front == "graph" else "the inputs"
             raise SerializeStateError(
-                f"the state of flow {self.flow.name!r} cannot be recorded: {text}", path=path, type_name=path,
+                f"{what} of flow {self.flow.name!r} cannot be recorded: {text}", path=path, type_name=path,
                 run_id=self.run.run_id,
             )  # fmt: skip
-        return start(self.run, state, new_nonce)
+
+    def _refuse_waits(self) -> None:
+        """A graph that has to wait needs a store that can keep it meanwhile; without one, a timer is slept out."""
+        store, flow = self.run.store, self.flow
+        if store is None and getattr(flow, "has_waits", False):
+            what = "waits for signals, which nobody can send to a run without a store"
+        elif (
+            store is not None
+            and not getattr(store, "can_park", True)
+            and (getattr(flow, "has_waits", False) or getattr(flow, "has_timers", False))
+        ):
+            what = f"has to wait, and {store.place} can't keep a run that waits"
+        else:
+            return
+        raise OptionError(
+            f"flow {flow.name!r} {what}: give store= with one of Milepost's stores",
+            option="store",
+            run_id=self.run.run_id,
+        )
 
     def refuse_coroutines(self) -> None:
         """Raise `AsyncNodeError` where a sync verb would have to await something."""
@@ -98,27 +173,51 @@ class Job:
                 names=tuple(names),
             )
 
-    def do(self, state: Any = None, *, full: bool = False) -> RunResult[Any]:
+    def do(self, state: Any = None, *, full: bool = False) -> Any:
         """Run it here, to its end; with `full` a breakpoint is an end too."""
         self.refuse_coroutines()
+        self.run.is_awaited = False
+        return self._drive(self.routine(state, full=full))
+
+    async def ado(self, state: Any = None, *, full: bool = False) -> Any:
+        """Run it in this task, to its end; with `full` a breakpoint is an end too."""
+        return await self._adrive(self.routine(state, full=full))
+
+    async def ago_on(self, token: Token) -> Any:
+        """Go on, in this task, with the run that `token` was claimed with."""
+        return await self._adrive(resume_claimed(self.run, token))
+
+    def enqueue(self, state: Any, at: float) -> None:
+        """Leave it to a worker, from `at` (POSIX seconds, 0: at once) on."""
+        self._drive(self._queued(state, at))
+
+    async def aenqueue(self, state: Any, at: float) -> None:
+        """Leave it to a worker, from `at` (POSIX seconds, 0: at once) on."""
+        await self._adrive(self._queued(state, at))
+
+    def _queued(self, state: Any, at: float) -> Routine[None]:
+        self._refuse_uncarried()
+        return enqueue(self.run, state, new_nonce, at)
+
+    def _drive(self, routine: Routine[T]) -> T:
         driver = SyncDriver(self.options.clock, self.options.hooks)
         self._listen(driver.live)
         with self._named():
-            return driver.run(self.routine(state, full=full))
+            return driver.run(routine)
 
-    async def ado(self, state: Any = None, *, full: bool = False) -> RunResult[Any]:
-        """Run it in this task, to its end; with `full` a breakpoint is an end too."""
+    async def _adrive(self, routine: Routine[T]) -> T:
         driver = AsyncDriver(self.options.clock, self.options.hooks)
         self._listen(driver.live)
         with self._named():
-            return await driver.run(self.routine(state, full=full))
+            return await driver.run(routine)
 
     def stream(self, state: Any = None) -> Iterator[Event]:
         """Run it here while its events are iterated."""
         self.refuse_coroutines()
         return self._streamed(self.routine(state))
 
-    def _streamed(self, routine: Routine[RunResult[Any]]) -> Iterator[Event]:
+    def _streamed(self, routine: Routine[Any]) -> Iterator[Event]:
+        self.run.is_awaited = False
         driver = SyncDriver(self.options.clock, self.options.hooks)
         self._listen_as_stream(driver.live)
         with self._named():
@@ -136,9 +235,59 @@ class Job:
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
+    def fork(
+        self,
+        node_id: str | None,
+        visit: int | None,
+        new_id: str | None,
+        override: Callable[[Any], Any] | None,
+        into: AnyStore | None,
+    ) -> str:
+        """Copy the run, up to a visit, into a new one; its id."""
+        if iscoroutinefunction(override):
+            raise AsyncNodeError(
+                "'state_override' is a coroutine function: await afork_run(...) instead", names=("state_override",)
+            )
+        return self._drive(self._forked(node_id, visit, new_id, override, into))
+
+    async def afork(
+        self,
+        node_id: str | None,
+        visit: int | None,
+        new_id: str | None,
+        override: Callable[[Any], Any] | None,
+        into: AnyStore | None,
+    ) -> str:
+        """Copy the run, up to a visit, into a new one; its id."""
+        return await self._adrive(self._forked(node_id, visit, new_id, override, into))
+
+    def _forked(
+        self,
+        node_id: str | None,
+        visit: int | None,
+        new_id: str | None,
+        override: Callable[[Any], Any] | None,
+        into: AnyStore | None,
+    ) -> Routine[str]:
+        from milepost.forking_runs import fork  # what most programs never need
+
+        store, run = self.run.store, self.run
+        assert store is not None
+        return fork(
+            store,
+            run.run_id,
+            new_run_id(self.options.clock.time()) if new_id is None else new_id,
+            into=store if into is None else store_of(into),
+            node_id=node_id,
+            visit=visit,
+            override=override,
+            run=run,
+        )
+
     def plan(self) -> ResumePlan:
         """Tell what it would do."""
         assert self.wish is not None
+        self.run.is_awaited = False
         with self._named():
             return SyncDriver(self.options.clock).run(plan(self.run, self.wish))
 
@@ -151,12 +300,17 @@ class Job:
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Let every error of the library say of which run it speaks, those of a store included."""
+        if self.active is not None:
+            self.active.add(self.run.run_id)
         try:
             yield
         except MilepostError as exc:
             if exc.run_id is None:
                 exc.run_id = self.run.run_id
             raise
+        finally:
+            if self.active is not None:
+                self.active.discard(self.run.run_id)
 
     def _listen_as_stream(self, live: Callable[[Event], None]) -> None:
         """Begin now, where somebody iterates: a stream that is kept for later has used up none of its time."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from milepost.effects import Ask, Held, Routine, Write
+from milepost.effects import Ask, Drop, Held, Routine, Write
 from milepost.errors import (
     CheckpointWriteError,
     LeaseLost,
     MilepostError,
     RunCancelled,
     SerializeStateError,
+    StatementError,
     StateTooLargeError,
     StateTypeError,
     StoreError,
@@ -23,12 +24,17 @@ from milepost.errors import (
 from milepost.failures import describe, failure_fields, first_line
 from milepost.flow import Codec
 from milepost.options import Options
-from milepost.record import FAILURE, FINISH, ROUTE, Record, format_time, make_record
-from milepost.store import Append, Release, Store, Token
+from milepost.process import this_process
+from milepost.record import CHECKPOINT, FAILURE, FINISH, ROUTE, Record, format_time, make_record, make_step
+from milepost.store import Append, Claim, NewRun, Release, Statement, Store, Token
 
-__all__ = ["Journal", "ask"]
+__all__ = ["Drained", "Journal", "ask", "take"]
 
 logger = logging.getLogger("milepost")
+
+
+class Drained(BaseException):
+    """The run is given back at this boundary, for anybody to go on with."""
 
 
 def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
@@ -45,67 +51,109 @@ def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
         ) from exc
 
 
+def take(store: Store, method: str, wish: NewRun | Claim, epoch: int) -> Routine[Any]:
+    """What `create` or `claim` give. If this call is interrupted meanwhile, what it may have taken is given up again."""
+    try:
+        return (yield from ask(store, method, wish))
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as exc:
+        token = Token(wish.run_id, epoch, wish.nonce, this_process().key)
+        release = Release("interrupted", f"its verb was interrupted by {describe(exc)}")
+        owed: Release | None = None
+        try:
+            yield Write(store, Append(token, (), release))
+        except Exception:
+            owed = release
+        yield Drop(store, token, owed)
+        raise
+
+
 class Journal:
     """The journal of one run, as its owner writes it."""
 
     __slots__ = (
-        "_codec",
+        "_generation",
+        "_given",
         "_options",
+        "_sequence",
+        "_taken_back",
         "degraded",
         "epoch",
         "held",
+        "is_ending",
         "is_released",
         "missed",
         "owed",
         "run_id",
-        "sequence",
         "store",
         "token",
     )
 
-    def __init__(self, store: Store | None, run_id: str, codec: Codec, options: Options) -> None:
+    def __init__(self, store: Store | None, run_id: str, options: Options) -> None:
         self.store = store
         self.run_id = run_id
-        self._codec = codec
         self._options = options
         self.token: Token | None = None
         self.epoch = 0
-        self.sequence = -1
-        """Of the newest record."""
+        self._sequence = self._given = self._taken_back = -1
+        self._generation = 0
         self.held: Held | None = None
         self.degraded = False
         """Whether a checkpoint could not be saved and the run goes on all the same."""
         self.missed: tuple[str, ...] = ()
         """The visits without a checkpoint, as `node#visit`."""
         self.is_released = False
+        self.is_ending = False
+        """Whether the run is on its way to its end, so that a cancel is no news any more."""
         self.owed: Release | None = None
         """A release that the store could not take yet."""
 
     # -- making records ------------------------------------------------------------------------------
 
-    def encode(self, state: Any) -> bytes | SerializeStateError:
-        """Encode a state. That it cannot be saved is an answer; that it is no such state (`StateTypeError`) is raised."""
+    @property
+    def sequence(self) -> int:
+        """Of the newest record that is written."""
+        return self._sequence
+
+    @sequence.setter
+    def sequence(self, newest: int) -> None:
+        self._sequence = self._given = newest
+
+    def next_number(self) -> int:
+        """The number of a record that is made now, and handed in before anybody else makes one.
+
+        What branches make while an append is under way goes into the next one, under the numbers after it.
+        """
+        self._given += 1
+        return self._given
+
+    def encode(self, state: Any, codec: Codec, root: str = "state") -> bytes | SerializeStateError:
+        """Encode a state, or what `root` names.
+
+        That it cannot be saved is an answer; that it is no such state (`StateTypeError`) is raised.
+        """
         try:
-            data = self._codec.encode(state)
+            data = codec.encode(state, root=root)
         except SerializeStateError as exc:
             return exc
         limit = self._options.max_state_size
         if limit is not None and len(data) > limit:
             return StateTooLargeError(
-                f"the state has {len(data)} bytes, and max_state_size is {limit}: keep large data outside the state and "
+                f"the {root} has {len(data)} bytes, and max_state_size is {limit}: keep large data outside it and "
                 f"its path in it, or raise max_state_size",
                 size=len(data),
                 limit=limit,
                 type_name=type(state).__qualname__,
             )
         if len(data) > self._options.warn_size:
-            logger.warning("state of run %r has %d bytes", self.run_id, len(data), extra={"run_id": self.run_id})
+            logger.warning("%s of run %r has %d bytes", root, self.run_id, len(data), extra={"run_id": self.run_id})
         return data
 
-    def encode_if_possible(self, state: Any) -> bytes | None:
+    def encode_if_possible(self, state: Any, codec: Codec) -> bytes | None:
         """Encode a state, or None where it cannot be."""
         try:
-            return self._codec.encode(state)
+            return codec.encode(state)
         except (SerializeStateError, StateTypeError):
             return None
 
@@ -115,16 +163,22 @@ class Journal:
         node_id: str = "",
         visit: int = 1,
         *,
-        ahead: int = 1,
         state: bytes | None = None,
         timestamp: str | None = None,
         **fields: Any,
     ) -> Record:
-        """A record for the number that is `ahead` of the newest one."""
+        """A record, with the next number."""
+        if kind == CHECKPOINT:
+            assert state is not None
+            now = timestamp or format_time(self._options.clock.time())
+            compressing = bool(self._options.compress)
+            return make_step(
+                self.run_id, self.next_number(), now, node_id, visit, state, fields, self.epoch, compressing
+            )
         fields["epoch"] = self.epoch
         return make_record(
             self.run_id,
-            self.sequence + ahead,
+            self.next_number(),
             timestamp or format_time(self._options.clock.time()),
             kind,
             node_id,
@@ -134,39 +188,62 @@ class Journal:
             bool(self._options.compress),
         )
 
-    def failure(
-        self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, *, ahead: int = 1, **fields: Any
-    ) -> Record:
+    def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
         """A failure record; the error as text."""
         told = failure_fields(error)
-        return self.make(FAILURE, node_id, visit, ahead=ahead, op=op, attempt=attempt, **told, **fields)
+        return self.make(FAILURE, node_id, visit, op=op, attempt=attempt, **told, **fields)
 
     # -- writing -------------------------------------------------------------------------------------
 
     def write(
-        self, records: tuple[Record, ...], release: Release | None = None, tags: dict[str, str] | None = None
+        self,
+        records: tuple[Record, ...],
+        release: Release | None = None,
+        tags: dict[str, str] | None = None,
+        statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Append; every verdict is mapped here. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`."""
+        """Append; every verdict is mapped here. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
+
+        With statements also `StatementError`, and then nothing is written and the numbers are free again: in a branch they
+        were drawn while that was `Alone`.
+        """
         assert self.store is not None
         assert self.token is not None
         cancel = None
+        generation = self._generation
+        if records:
+            self._given = max(self._given, records[-1].sequence)
         try:
-            verdict = yield Write(self.store, Append(self.token, records, release, tags))
+            verdict = yield Write(self.store, Append(self.token, records, release, tags, statements))
+        except StatementError:
+            self._take_back(generation)
+            raise
         except Exception as exc:
+            # First, so that while the journal is asked no branch hands in a number after one that was not written.
+            self._take_back(generation)
             if not (yield from self._was_written(records)):
                 raise self._unwritten(records, exc) from exc
+            self._given = max(self._given, self._taken_back)
         else:
             cancel = verdict.cancel
+            if verdict.outcome != "written":
+                self._take_back(generation)
             if verdict.outcome == "refused" and release is not None and release.status == "finished":
                 # A cancel came before the end: what was done stays, and the run ends as cancelled.
-                yield from self.write(records[:-1], None, tags)
+                yield from self.write(records[:-1], None, tags, statements)
                 raise self.cancelled(cancel or "")
             if verdict.outcome != "written":
                 raise self.lost()
-        self.sequence += len(records)
+        self._sequence += len(records)
         self.is_released = release is not None
-        if cancel is not None and release is None:
+        if cancel is not None and release is None and not self.is_ending:
             raise self.cancelled(cancel)
+
+    def _take_back(self, generation: int) -> None:
+        """Give the numbers of an append that was not written again, once for all branches that handed in to it."""
+        if generation == self._generation:
+            self._generation += 1
+            self._taken_back, self._given = self._given, self._sequence
 
     def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
         """Whether an append with an unknown outcome took effect: asked of the journal, never written again blindly."""
@@ -184,7 +261,8 @@ class Journal:
 
     def _unwritten(self, records: tuple[Record, ...], exc: Exception) -> CheckpointWriteError:
         assert self.store is not None
-        node_id = records[0].node_id if records else None
+        # What could not be written before goes first: the newest is what this write is about.
+        node_id = next((record.node_id for record in reversed(records) if record.node_id), None)
         return CheckpointWriteError(
             f"the checkpoint of node {node_id!r} of run {self.run_id!r} could not be written to {self.store.place}: "
             f"{describe(exc)}; what was saved before is kept: mend the store, then resume",
@@ -194,24 +272,35 @@ class Journal:
             op="append",
         )
 
-    def finish(self, result: int, before: tuple[Record, ...] = (), tags: dict[str, str] | None = None) -> Routine[None]:
+    def finish(
+        self,
+        result: int,
+        before: tuple[Record, ...] = (),
+        tags: dict[str, str] | None = None,
+        statements: tuple[Statement, ...] = (),
+    ) -> Routine[None]:
         """Record the end of the run, whose result is checkpoint number `result`, together with `before`."""
-        finish = self.make(FINISH, ahead=len(before) + 1, status="finished", result=result)
-        yield from self.write((*before, finish), Release("finished", degraded=self.degraded, missed=self.missed), tags)
+        finish = self.make(FINISH, status="finished", result=result)
+        release = Release("finished", degraded=self.degraded, missed=self.missed)
+        yield from self.write((*before, finish), release, tags, statements)
 
     def finish_failed(
-        self, before: tuple[Record, ...], error: MilepostError, original: BaseException | None = None
+        self,
+        before: tuple[Record, ...],
+        error: MilepostError,
+        original: BaseException | None = None,
+        statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
         """Record that the run failed with `error`, together with `before`."""
         reason = first_line(error)
         told = failure_fields(original or error)
-        finish = self.make(FINISH, ahead=len(before) + 1, status="failed", reason=reason, **told)
+        finish = self.make(FINISH, status="failed", reason=reason, **told)
         release = Release("failed", reason, degraded=self.degraded, missed=self.missed)
-        yield from self.write((*before, finish), release)
+        yield from self.write((*before, finish), release, None, statements)
 
-    def route(self, node_id: str, visit: int, next_node: str, iteration: int) -> Routine[None]:
+    def route(self, node_id: str, visit: int, next_node: str, iteration: int, **fields: Any) -> Routine[None]:
         """Record the late answer of a router."""
-        yield from self.write((self.make(ROUTE, node_id, visit, next_node=next_node, iteration=iteration),))
+        yield from self.write((self.make(ROUTE, node_id, visit, next_node=next_node, iteration=iteration, **fields),))
 
     def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
         """Release the run. Where the store fails the release is owed, and tried again while the process lives.
@@ -246,13 +335,21 @@ class Journal:
     # -- what ends a hold from outside -----------------------------------------------------------------
 
     def check_hold(self) -> None:
-        """Raise `LeaseLost` or `RunCancelled` where the run is not this owner's to go on with."""
+        """Raise `LeaseLost`, `RunCancelled` or `Drained` where the run is not this owner's to go on with."""
         if self.held is None:
             return
         if self.held.is_lost:
             raise self.lost()
-        if self.held.cancel is not None:
+        if self.held.cancel is not None and not self.is_ending:
             raise self.cancelled(self.held.cancel)
+        if self.held.is_draining and not self.is_ending:
+            raise Drained
+
+    def over(self) -> MilepostError:
+        """Why the run stopped being this owner's to go on with while user code was running."""
+        if self.held is not None and self.held.cancel is not None and not self.held.is_lost:
+            return self.cancelled(self.held.cancel)
+        return self.lost()
 
     def lost(self) -> LeaseLost:
         """The error of an owner that was overtaken."""

@@ -1,7 +1,8 @@
 """One store call in flight per store: how event loops reach a blocking store without blocking.
 
 Each store has one lane: a daemon thread and what waits for it. When the thread is free it takes everything that waits,
-hands all appends over in one `append(batch)` so that they share a commit, and performs the other calls one by one. A
+hands all appends over in one `append(batch)` so that they share a commit (those with statements one by one, for each has a
+commit of its own), and performs the other calls one by one. A
 run has at most one request in a lane at a time, so the order between requests does not matter. Answers go back with one
 wake-up per event loop and round.
 """
@@ -66,15 +67,15 @@ class Lane:
     def _perform(self, requests: list[Request]) -> None:
         writes = [request for request in requests if type(request[0]) is Write]
         answers: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
-        if writes:
-            store = writes[0][0].store  # type: ignore[attr-defined]
+        for together in _batches(writes):
+            store = together[0][0].store  # type: ignore[attr-defined]
             try:
-                verdicts: list[Any] = store.append([write.append for write, _, _ in writes])  # type: ignore[attr-defined]
+                verdicts: list[Any] = store.append([write.append for write, _, _ in together])  # type: ignore[attr-defined]
             except BaseException as exc:
-                for _, loop, future in writes:
+                for _, loop, future in together:
                     answers.setdefault(loop, []).append((future, None, exc))
             else:
-                for (_, loop, future), verdict in zip(writes, verdicts, strict=True):
+                for (_, loop, future), verdict in zip(together, verdicts, strict=True):
                     answers.setdefault(loop, []).append((future, verdict, None))
         for effect, loop, future in requests:
             if type(effect) is Ask:
@@ -90,6 +91,17 @@ class Lane:
             except RuntimeError:
                 # The loop was closed meanwhile: nobody is left to hear the answer.
                 continue
+
+
+def _batches(writes: list[Request]) -> list[list[Request]]:
+    """All that may share a commit in one batch, and each append with statements in one of its own."""
+    if not writes:
+        return []
+    alone = [write for write in writes if write[0].append.statements]  # type: ignore[attr-defined]
+    if not alone:
+        return [writes]
+    shared = [write for write in writes if not write[0].append.statements]  # type: ignore[attr-defined]
+    return [*([shared] if shared else []), *([write] for write in alone)]
 
 
 def _settle(answers: list[Answer]) -> None:

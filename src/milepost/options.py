@@ -10,17 +10,18 @@ from typing import Any, Literal, TypedDict
 
 from milepost.clock import SYSTEM, Clock
 from milepost.errors import OptionError
+from milepost.executors import ExecutorLike, checked_executor
 from milepost.hooks import Hook
 from milepost.retry import Retry, as_seconds
 from milepost.store import check_tag
 
-__all__ = ["EngineOptions", "Options", "RunOptions", "merge_options"]
+__all__ = ["EngineOptions", "Options", "RunOptions", "merge_options", "option_names"]
 
 
 class EngineOptions(TypedDict, total=False):
     """The options that an engine may bind. What each means is told at `Options`."""
 
-    if_exists: Literal["error", "resume", "retry", "return"]
+    if_exists: Literal["error", "resume", "retry", "return", "continue"]
     compare_inputs: bool
     checkpoint_failure_fatal: bool
     state_override: Callable[[Any], Any] | None
@@ -32,6 +33,7 @@ class EngineOptions(TypedDict, total=False):
     reopen: bool
     takeover: bool
     on_locked: Literal["error", "wait"]
+    on_wait: Literal["suspend", "block"]
     stop_before: str | Collection[str]
     stop_after: str | Collection[str]
     isolate: bool
@@ -40,6 +42,7 @@ class EngineOptions(TypedDict, total=False):
     timeout: float | timedelta | None
     run_timeout: float | timedelta | None
     max_parallel: int | None
+    executor: ExecutorLike | None
     lease: float | timedelta
     max_crashes: int | None
     compress: bool | None
@@ -61,7 +64,8 @@ class Options:
     """The options of one call, complete and checked."""
 
     if_exists: str = "error"
-    """What becomes of a run that exists: error, resume, retry (what failed), return (wait for its end)."""
+    """What becomes of a run that exists: error, resume, retry (what failed), return (wait for its end), or continue: a
+    graph's run that has finished begins a new turn with the state that is given."""
     compare_inputs: bool = True
     """Refuse a run that began with another input, instead of going on with the recorded one."""
     checkpoint_failure_fatal: bool = True
@@ -88,6 +92,9 @@ class Options:
     """Fence off an owner whose lease is live."""
     on_locked: str = "error"
     """wait: poll until a run that another owner has is free."""
+    on_wait: str = "suspend"
+    """What becomes of a run that waits. suspend: it is parked, and the verb raises `RunSuspended`; block: it is parked, and
+    the verb goes on with it once it is due."""
     stop_before: frozenset[str] = frozenset()
     """Nodes before which the run is interrupted."""
     stop_after: frozenset[str] = frozenset()
@@ -95,7 +102,7 @@ class Options:
     isolate: bool = False
     """Give every node a decoded copy of the state, to find code that lives from shared references."""
     max_iterations: int | None = 1000
-    """How many nodes a run may execute, over all its processes; 1 to 100 000, None: no limit."""
+    """How many nodes a run may execute, over all its processes, in each turn anew; 1 to 100 000, None: no limit."""
     retry: Retry | None = None
     """The policy of nodes without their own."""
     timeout: float | None = None
@@ -104,6 +111,12 @@ class Options:
     """Seconds for this call."""
     max_parallel: int | None = None
     """How many calls of user functions run at once; None: no limit (threads under sync verbs: 32)."""
+    executor: ExecutorLike | None = None
+    """Where sync functions of nodes, steps and items run that have no executor of their own; None: in this process.
+
+    A factory of an executor is called again when its pool broke. Coroutine functions, and what decides (routers,
+    predicates, handlers), run here all the same.
+    """
     lease: float = 30.0
     """Seconds for which nobody may take the run over; renewed every third of it."""
     max_crashes: int | None = 5
@@ -124,11 +137,14 @@ class Options:
     """Text pairs kept in the run row from the start on; a resume adds none, `ctx.tag` does."""
     clock: Clock = SYSTEM
     """Where the time comes from."""
+    config: Any = None
+    """What workflows find as `ctx.config`."""
 
     def __post_init__(self) -> None:
-        _one_of(self, "if_exists", ("error", "resume", "retry", "return"))
+        _one_of(self, "if_exists", ("error", "resume", "retry", "return", "continue"))
         _one_of(self, "on_corrupt", ("error", "previous"))
         _one_of(self, "on_locked", ("error", "wait"))
+        _one_of(self, "on_wait", ("suspend", "block"))
         for name in ("timeout", "run_timeout", "lease"):
             value = getattr(self, name)
             if value is not None:
@@ -152,6 +168,7 @@ class Options:
                 raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}", option=name)
         if self.compress is not None and type(self.compress) is not bool:
             raise OptionError(f"compress must be True, False or None, not {self.compress!r}", option="compress")
+        checked_executor(self.executor, "a run")
         if not isinstance(self.clock, Clock):
             raise OptionError(f"clock must be a clock, such as FakeClock(), not {self.clock!r}", option="clock")
         if self.rename is not None:
@@ -169,6 +186,11 @@ class Options:
 _FLAGS = ("compare_inputs", "checkpoint_failure_fatal", "reroute", "strict", "reopen", "takeover", "isolate")
 
 _NAMES = frozenset(f.name for f in fields(Options))
+
+
+def option_names() -> frozenset[str]:
+    """The names of all options that a verb takes."""
+    return _NAMES
 
 
 def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:

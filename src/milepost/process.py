@@ -23,7 +23,7 @@ class Process:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.key = secrets.token_hex(8)
-        started = _start_time(self.pid)
+        started = _own_start_time(self.pid)
         host = _host()
         self.name = f"{host}:{self.pid}:{started}" if host and started else f"{platform.node()}::{self.pid}:"
 
@@ -39,7 +39,10 @@ def is_gone(name: str) -> bool:
     started = name.rpartition(":")[2]
     if not rest.isdecimal() or not started or not host or host != _host():
         return False
-    found = _start_time(int(rest))
+    try:
+        found = _start_time(int(rest))
+    except OSError:  # no descriptor is left, say: that tells nothing of the process
+        return False
     # Where /proc hides the processes of other users, one that is not found there may live all the same.
     return found != started and (found != "" or not _is_hidden(int(rest)))
 
@@ -69,11 +72,19 @@ def _start_time(pid: int) -> str:
     """When `pid` started, in clock ticks since boot; "" if there is no such process, or only its remains."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError):
         return ""
     # The command name, in parentheses, may itself hold spaces and parentheses. Field 22 counts from its end.
     fields = stat.rpartition(b")")[2].split()
     return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _own_start_time(pid: int) -> str:
+    """`_start_time` of the process that asks; "" where the system does not tell."""
+    try:
+        return _start_time(pid)
+    except OSError:
+        return ""
 
 
 def _is_hidden(pid: int) -> bool:

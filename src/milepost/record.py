@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, StoreError
 
 __all__ = [
     "ALWAYS_COMPRESSED",
     "CHECKPOINT",
     "CHECKPOINT_VERSION",
+    "ENCRYPTED",
     "FAILURE",
     "FINISH",
     "ITEMS",
@@ -35,15 +36,17 @@ __all__ = [
     "ROLLBACK",
     "ROUTE",
     "START",
+    "UNENCRYPTED",
+    "VERBATIM",
     "WAIT",
     "Record",
-    "Seals",
     "compress",
     "decompress",
     "digest_of",
     "format_time",
     "make_checkpoint",
     "make_record",
+    "make_step",
     "parse_time",
 ]
 
@@ -60,6 +63,11 @@ REPLY = "reply"
 ROLLBACK = "rollback"
 FINISH = "finish"
 
+ZSTD = "zstd"
+VERBATIM = "verbatim"
+ENCRYPTED = "aesgcm"
+UNENCRYPTED = "unencrypted"
+
 NEVER_COMPRESSED = 1024
 ALWAYS_COMPRESSED = 1024 * 1024
 DECOMPRESSED_LIMIT = 1024 * 1024 * 1024
@@ -73,7 +81,16 @@ class Record(NamedTuple):
 
     `header` is the JSON text of the header without its closing brace, sealed once a store has written it, or
     None for a record from outside. `payload` is the encoded state (None: the record has none), packed as
-    `packing` says: "" (as encoded) or "zstd". `size` is the number of bytes of the unpacked payload.
+    `packing` says:
+
+    * "": as encoded; of a record without a header, whatever was saved
+    * "zstd": one frame of it
+    * "verbatim": not a state but the bytes that were saved from outside, in a store that has a key: there such a
+      record has a header, which seals it
+    * "aesgcm": header and payload of the record, encrypted; the header is what of its fields stays readable
+    * "unencrypted": never kept; how a store with an encryption key gives a record that should be encrypted and is not
+
+    `size` is the number of bytes of the unpacked payload.
     """
 
     sequence: int
@@ -88,10 +105,14 @@ class Record(NamedTuple):
     @property
     def is_foreign(self) -> bool:
         """Whether the record was saved from outside a run."""
-        return self.header is None
+        return self.header is None or self.packing == VERBATIM
 
     def fields(self) -> dict[str, Any]:
-        """The header's fields; `CheckpointCorruptError` if it is no JSON object."""
+        """The header's fields, none for a record from outside; `CheckpointCorruptError` if it is no JSON object."""
+        return {} if self.is_foreign else self.header_fields()
+
+    def header_fields(self) -> dict[str, Any]:
+        """What stands in the header, also in one that only seals a record from outside; raises as `fields` does."""
         if self.header is None:
             return {}
         try:
@@ -106,7 +127,15 @@ class Record(NamedTuple):
 
     def state(self) -> bytes | None:
         """The payload unpacked, or None; `CheckpointCorruptError` if it cannot be unpacked."""
-        if self.packing == "" or self.payload is None:
+        if self.packing in {ENCRYPTED, UNENCRYPTED}:
+            raise CheckpointIntegrityError(
+                f"record {self.sequence} at node {self.node_id!r} "
+                f"{'is encrypted' if self.packing == ENCRYPTED else 'should be encrypted and is not'}: open the store with "
+                f"the keys that it was written with",
+                node_id=self.node_id,
+                sequence=self.sequence,
+            )
+        if self.packing in {"", VERBATIM} or self.payload is None:
             return self.payload
         return decompress(self.payload, self.size, where=f"record {self.sequence} at node {self.node_id!r}")
 
@@ -115,13 +144,15 @@ class Record(NamedTuple):
 
         `CheckpointCorruptError` if header or payload cannot be read.
         """
-        if self.header is None:
+        if self.header is None or self.packing in {VERBATIM, UNENCRYPTED}:
             return self.state() or b""
         if self.payload is None:
             return self.header + b"}"
-        if self._is_compressed(self.header):
+        if self.packing == ENCRYPTED:
+            state = b'"' + base64.b64encode(self.payload) + b'"'
+        elif self._is_compressed(self.header):
             packed = self.payload if self.packing else compress(self.payload)
-            state: bytes = b'"' + base64.b64encode(packed) + b'"'
+            state = b'"' + base64.b64encode(packed) + b'"'
         else:
             state = self.state() or b""
         return b"".join((self.header, b',"state":', state, b"}"))
@@ -169,13 +200,12 @@ def make_record(
     if state is not None:
         size = len(state)
         header["digest"] = digest or digest_of(state)
-        if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
-            payload, packing = compress(state), "zstd"
+        payload, packing, encoding, _ = _packed(state, size, compressing)
+        if packing:
             header["compressed"] = True
-            header["encoding"] = "zstd+base64"
+        header["encoding"] = encoding
+        if packing:
             header["size"] = size
-        else:
-            header["encoding"] = "json"
     return Record(sequence, kind, node_id, visit, size, _encode_json(header)[:-1], payload, packing)
 
 
@@ -191,15 +221,26 @@ class _CheckpointHeader(msgspec.Struct):
     next_node: str | None
     attempt: int
     prev_node_id: str
-    iteration: int
+    iteration: int | msgspec.UnsetType
     duration_ms: float
     epoch: int
+    branch: str | msgspec.UnsetType
+    trunk: int | msgspec.UnsetType
+    fork: tuple[str, ...] | msgspec.UnsetType
+    updates: msgspec.Raw | msgspec.UnsetType
     missed: tuple[str, ...] | msgspec.UnsetType
     tags: Mapping[str, str] | msgspec.UnsetType
     digest: str
     compressed: bool | msgspec.UnsetType
     encoding: str
     size: int | msgspec.UnsetType
+
+
+def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
+    """A state as it is written: payload, packing, and what the header says of it (encoding, compressed)."""
+    if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
+        return compress(state), ZSTD, "zstd+base64", True
+    return state, "", "json", msgspec.UNSET
 
 
 def make_checkpoint(
@@ -212,19 +253,23 @@ def make_checkpoint(
     next_node: str | None,
     attempt: int,
     prev_node_id: str,
-    iteration: int,
+    iteration: int | None,
     duration_ms: float,
     epoch: int,
     missed: tuple[str, ...] = (),
     tags: Mapping[str, str] | None = None,
     compressing: bool = False,
+    fork: tuple[str, ...] | None = None,
+    branch: str = "",
+    trunk: int | None = None,
+    updates: bytes | None = None,
 ) -> Record:
-    """`make_record` for the one kind that is written after every node, and therefore the fast one."""
+    """`make_record` for the one kind that is written after every node, and therefore the fast one.
+
+    `fork` are the branches that follow; `branch` and `trunk` say of a node inside something else where that is.
+    """
     size = len(state)
-    payload, packing, encoding = state, "", "json"
-    compressed: Any = msgspec.UNSET
-    if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
-        payload, packing, encoding, compressed = compress(state), "zstd", "zstd+base64", True
+    payload, packing, encoding, compressed = _packed(state, size, compressing)
     header = _CheckpointHeader(
         CHECKPOINT_VERSION,
         run_id,
@@ -235,9 +280,13 @@ def make_checkpoint(
         next_node,
         attempt,
         prev_node_id,
-        iteration,
+        msgspec.UNSET if iteration is None else iteration,
         duration_ms,
         epoch,
+        branch or msgspec.UNSET,
+        msgspec.UNSET if trunk is None else trunk,
+        fork or msgspec.UNSET,
+        msgspec.UNSET if updates is None else msgspec.Raw(updates),
         missed or msgspec.UNSET,
         tags or msgspec.UNSET,
         digest_of(state),
@@ -246,6 +295,68 @@ def make_checkpoint(
         size if packing else msgspec.UNSET,
     )
     return Record(sequence, CHECKPOINT, node_id, visit, size, _encode_json(header)[:-1], payload, packing)
+
+
+class _StepHeader(msgspec.Struct):
+    """The header of a step's completion in the order in which it is written; what is UNSET is left out."""
+
+    version: int
+    run_id: str
+    node_id: str
+    sequence: int
+    timestamp: str
+    visit: int
+    next_node: None
+    attempt: int
+    duration_ms: float
+    step_type: str
+    outcome: str
+    args: Mapping[str, str] | msgspec.UnsetType
+    rollback: bool | msgspec.UnsetType
+    marked: bool | msgspec.UnsetType
+    epoch: int
+    digest: str
+    compressed: bool | msgspec.UnsetType
+    encoding: str
+    size: int | msgspec.UnsetType
+
+
+def make_step(
+    run_id: str,
+    sequence: int,
+    timestamp: str,
+    step_id: str,
+    visit: int,
+    state: bytes,
+    fields: Mapping[str, Any],
+    epoch: int,
+    compressing: bool = False,
+) -> Record:
+    """`make_record` for a step's completion, whose `fields` are always the same ones, and therefore the fast one."""
+    size = len(state)
+    payload, packing, encoding, compressed = _packed(state, size, compressing)
+    header = _StepHeader(
+        CHECKPOINT_VERSION,
+        run_id,
+        step_id,
+        sequence,
+        timestamp,
+        visit,
+        None,
+        fields["attempt"],
+        fields["duration_ms"],
+        fields["step_type"],
+        fields["outcome"],
+        fields["args"] or msgspec.UNSET,
+        fields["rollback"] or msgspec.UNSET,
+        fields["marked"] or msgspec.UNSET,
+        epoch,
+        digest_of(state),
+        compressed,
+        encoding,
+        size if packing else msgspec.UNSET,
+    )
+    return Record(sequence, CHECKPOINT, step_id, visit, size, _encode_json(header)[:-1], payload, packing)
 
 
 def digest_of(state: bytes) -> str:
@@ -265,10 +376,13 @@ def compress(data: bytes) -> bytes:
 @functools.cache
 def _zstd() -> Any:
     """The zstd module: imported when a state is compressed for the first time, which most programs never do."""
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except OSError as exc:
+        raise StoreError(f"zstd, which large states are packed with, could not be loaded: {exc}", op="pack") from exc
     return zstd
 
 
@@ -321,72 +435,3 @@ def parse_time(text: str) -> datetime:
         return moment.astimezone(UTC)
     except OverflowError as exc:
         raise ValueError(f"time {text!r} is outside the years 1 to 9999 in UTC") from exc
-
-
-class Seals:
-    """Seals the headers of records and proves that a record is what was written.
-
-    The seal stands last in the header and covers its bytes from the first to the comma before it, so that
-    digest, place and every other field are covered too.
-    """
-
-    __slots__ = ()
-
-    def seal(self, header: bytes) -> bytes:
-        """`header` (without closing brace) with its seal as the last field."""
-        return b'%s,"seal":"sha256:%s"' % (header, hashlib.sha256(header).hexdigest().encode())
-
-    def check(self, run_id: str, record: Record) -> None:
-        """Raise unless `record` is whole and belongs at its place in `run_id`.
-
-        `CheckpointIntegrityError` when seal, place or digest do not fit, `CheckpointCorruptError` when header or
-        payload cannot be read, `CheckpointVersionError` when a newer release wrote it. A record from outside has
-        nothing to check here.
-        """
-        if record.header is None:
-            return
-        fields = record.fields()
-        version = fields.get("version")
-        if isinstance(version, int) and version > CHECKPOINT_VERSION:
-            # Asked first: what a newer release seals, and how, is not known here.
-            raise CheckpointVersionError(
-                f"record {record.sequence} of run {run_id!r} at node {record.node_id!r} has format version {version}; "
-                f"this library reads up to {CHECKPOINT_VERSION}: upgrade milepost",
-                run_id=run_id,
-                node_id=record.node_id,
-                found=version,
-                supported=CHECKPOINT_VERSION,
-            )
-        at = record.header.rfind(b',"seal":"')
-        if at < 0:
-            raise self._broken(run_id, record, "a seal", "none")
-        if self.seal(record.header[:at]) != record.header:
-            raise self._broken(run_id, record, "the seal of its header", str(fields.get("seal")))
-        place = (run_id, record.node_id, record.sequence, record.kind, record.visit)
-        found = (
-            fields.get("run_id"),
-            fields.get("node_id"),
-            fields.get("sequence"),
-            fields.get("kind", CHECKPOINT),
-            fields.get("visit", 1),
-        )
-        if place != found:
-            raise self._broken(run_id, record, f"place {place}", f"{found}")
-        state = record.state()
-        expected = fields.get("digest")
-        if (state is None) != (expected is None):
-            raise self._broken(run_id, record, "a state with its digest", "one without the other")
-        if state is not None and digest_of(state) != expected:
-            raise self._broken(run_id, record, str(expected), digest_of(state))
-
-    def _broken(self, run_id: str, record: Record, expected: str, found: str) -> CheckpointIntegrityError:
-        return CheckpointIntegrityError(
-            f"record {record.sequence} of run {run_id!r} at node {record.node_id!r} was changed after it was written "
-            f"(expected {expected}, found {found}): go on from the record before it with on_corrupt='previous', "
-            f"or restore the store from a copy",
-            run_id=run_id,
-            node_id=record.node_id,
-            sequence=record.sequence,
-            expected=expected,
-            found=found,
-        )

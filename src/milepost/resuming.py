@@ -1,4 +1,4 @@
-"""Where a run goes on: the routines behind resume, resume_from, retry and plan_resume.
+"""Where a run goes on: the routines behind resume, resume_from, retry, plan_resume and new turns.
 
 Each is the same sequence: look (read where the run stands; status and lease refuse), examine (verify, decode, compare
 with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also records the
@@ -13,14 +13,10 @@ from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any
 
-from milepost.context import Context
-from milepost.effects import Call, Routine, Sleep
+from milepost.effects import Call, Drop, Hold, Routine, Sleep
 from milepost.errors import (
-    CheckpointCorruptError,
-    InvalidResumeNodeError,
     MilepostError,
     NoCheckpointFoundError,
-    RouterError,
     RunSuspended,
     RunTimeoutError,
     SerializeStateError,
@@ -29,33 +25,27 @@ from milepost.errors import (
     StoreClosedError,
     StoreError,
 )
-from milepost.events import ResumeInfo, ResumePlan, RunResult
+from milepost.events import ResumeInfo, ResumePlan
 from milepost.examining import (
-    Found,
     Wish,
-    check_flow,
-    examine,
-    is_live,
     locked,
-    recorded_ids,
-    refusal_of,
     refused_by_status,
 )
 from milepost.failures import describe, message_of, place
-from milepost.flow import END
 from milepost.journal import ask
-from milepost.record import CHECKPOINT, OWNER, ROUTE, START, Record
+from milepost.record import OWNER, Record
 from milepost.runtime import Run
 from milepost.store import Latest, Release, RunRow, Token
-from milepost.taking import last_visit, take, take_over
+from milepost.taking import take, take_over
+from milepost.turning import CONTINUE, open_turn
 
-__all__ = ["await_change", "plan", "resume", "stored"]
+__all__ = ["await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
 
 POLL = 0.25
 """Seconds between two looks at a run that another owner has."""
 
 
-def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
+def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[Any]:
     """Go on with a run that exists, as `wish` says."""
     while True:
         latest = yield from _look(run)
@@ -69,19 +59,111 @@ def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[RunResult
         refusal = refused_by_status(run, wish, latest.row)
         if refusal is not None:
             raise refusal
-        found = yield from _find(run, wish, latest)
-        refusal = None if _is_ending(run, latest.row) else refusal_of(run, wish, found)
+        found = yield from run.find(wish, latest)
+        refusal = None if _is_ending(run, latest.row) else run.refusal(wish, found)
         if refusal is not None:
             raise refusal
         override = None
-        if found.info.already_completed:
+        if wish.verb == CONTINUE:
+            override = open_turn(run, found, wish.state)
+            yield from _revalidate(run, found, override[0])
+        elif found.info.already_completed:
             yield from _revalidate(run, found, found.state)
-            return (yield from stored(run, found))
-        if not _is_ending(run, latest.row):
+            return (yield from run.stored(found))
+        elif not _is_ending(run, latest.row):
             override = yield from _override(run, found)
-            yield from _revalidate(run, found, found.state if override is None else override[0])
+            yield from _revalidate(run, found, _seen(found) if override is None else override[0])
         if (yield from take(run, wish, found, override, nonces)):
-            return (yield from _go(run, wish, found, override))
+            return (yield from _go(run, wish, found, override, is_ending=_is_ending(run, latest.row)))
+
+
+def resume_claimed(run: Run, token: Token) -> Routine[Any]:
+    """Go on with a run that a worker has claimed. A refusal gives it back as it was, with the reason, for other code."""
+    assert run.store is not None
+    run.journal.token, run.journal.epoch = token, token.epoch
+    latest: Latest | None = None
+    # From here on, and not only once the state is read and decoded: many that were claimed at once wait for their turn.
+    yield Hold(run.store, token, run.options.lease)
+    try:
+        latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
+        run.journal.sequence = latest.newest
+        run.claims = sum(record.kind == OWNER for record in latest.tail)
+        is_ending = _is_ending(run, latest.row)
+        if is_ending and not run.is_replayed:
+            return (yield from run.hold(run.end(None, latest.row), None))
+        wish = Wish()
+        found = yield from run.find(wish, latest)
+        refusal = None if is_ending else run.refusal(wish, found)
+        if refusal is not None:
+            raise refusal
+    except StoreError as exc:
+        # The store, not the run, is at fault: it stays dead until it is claimed again.
+        yield Drop(run.store, token, None)
+        raise exc
+    except GeneratorExit:
+        raise
+    except BaseException as exc:
+        if not run.journal.is_released:
+            yield from _give_back(run, token, latest, exc)
+        raise
+    return (yield from _go(run, wish, found, None, is_ending=is_ending))
+
+
+def _go(run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, *, is_ending: bool) -> Routine[Any]:
+    """Go on with a run that is this call's, or carry out the cancel that is open."""
+    run.info = found.info
+    body = run.end(found, found.row) if is_ending else run.go_on(wish, found, override)
+    return (yield from run.hold(body, found.state if override is None else override[0]))
+
+
+def _give_back(run: Run, token: Token, latest: Latest | None, refusal: BaseException) -> Routine[None]:
+    """Release a run that was claimed and then not gone on with, with the status that it had."""
+    assert run.store is not None
+    claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
+    was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
+    waits = () if latest is None else latest.row.info.waiting_for
+    ends = [wait.wake_at.timestamp() for wait in waits if wait.wake_at is not None]
+    release = Release(
+        "interrupted" if was == "running" else was,
+        f"refused: {refusal}" if isinstance(refusal, Exception) else "the worker that had it was stopped",
+        wake_at=min(ends, default=None) if was == "waiting" else None,
+        waiting_for=waits,
+    )
+    with contextlib.suppress(StoreError):
+        yield from ask(run.store, "release", token, release)
+    yield Drop(run.store, token, None)
+
+
+def make_ready(run: Run, wish: Wish, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
+    """Have a worker go on with a run that exists, as `wish` says; what `resume` would refuse is refused here."""
+    assert run.store is not None
+    while True:
+        latest = yield from _look(run)
+        if latest is None:
+            continue
+        if latest.row.info.status == "ready" and wish.verb != CONTINUE:
+            return
+        refusal = refused_by_status(run, wish, latest.row)
+        if refusal is not None:
+            raise refusal
+        found = yield from run.find(wish, latest)
+        refusal = run.refusal(wish, found)
+        if refusal is not None:
+            raise refusal
+        override = None
+        if wish.verb == CONTINUE:
+            override = open_turn(run, found, wish.state)
+            yield from _revalidate(run, found, override[0])
+        elif found.info.already_completed:
+            return
+        if (yield from take(run, wish, found, override, nonces)):
+            row = latest.row.info
+            yield from run.journal.give_up(
+                Release("ready", wake_at=at or None, degraded=row.degraded, missed=row.missed)
+            )
+            assert run.journal.token is not None
+            yield Drop(run.store, run.journal.token, run.journal.owed)
+            return
 
 
 def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
@@ -91,10 +173,10 @@ def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
         latest = yield from _look(run, is_planning=True)
         assert latest is not None
         refusal = refused_by_status(run, wish, latest.row)
-        found = yield from _find(run, wish, latest)
+        found = yield from run.find(wish, latest)
         if _is_ending(run, latest.row):
             return _plan_of(found.info, "roll_back", f"a cancel is open ({latest.row.cancel}): the run is ended", None)
-        refusal = refusal or refusal_of(run, wish, found)
+        refusal = refusal or run.refusal(wish, found)
         if isinstance(refusal, RunSuspended):
             return _plan_of(found.info, "waiting", str(refusal), refusal)
         if refusal is not None:
@@ -104,21 +186,15 @@ def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
             isinstance(exc, NoCheckpointFoundError) and refusal is None
         ):
             raise
-        refusal = refusal or exc
+        # Why it does not go on whatever comes is told before what it waits for.
+        refusal = exc if refusal is None or isinstance(refusal, RunSuspended) else refusal
         nothing = ResumeInfo(
             run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False
         )
         return _plan_of(nothing, "refuse", str(refusal), refusal)
     if found.info.already_completed:
         return _plan_of(found.info, "finished", "the run has finished; its stored result is returned", None)
-    if found.next_node is None:
-        reason = f"the router after node {found.point.node_id!r} is asked, then the run goes on where it says"
-    elif found.next_node == END:
-        reason = "nothing is left to run; the end is recorded"
-    else:
-        attempt = found.spent.attempts + 1 + (found.row.lease == "ended")
-        reason = f"goes on at node {found.next_node!r}, attempt {attempt}"
-    return _plan_of(found.info, "continue", reason, None)
+    return _plan_of(found.info, "continue", found.plan, None)
 
 
 def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException | None) -> ResumePlan:
@@ -133,7 +209,7 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException |
 def _look(run: Run, *, is_planning: bool = False) -> Routine[Latest | None]:
     """Read where the run stands. None after a wait for another owner: look again."""
     assert run.store is not None
-    latest: Latest = yield from ask(run.store, "latest", run.run_id, with_nodes=True)
+    latest: Latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:
             yield from await_change(run)
@@ -157,9 +233,19 @@ def await_change(run: Run) -> Routine[None]:
     yield Sleep(pause)
 
 
-def _after_fence(
-    run: Run, wish: Wish, before: RunRow, token: Token, nonces: Callable[[], str]
-) -> Routine[RunResult[Any]]:
+def await_due(run: Run) -> Routine[None]:
+    """Wait until a run that was parked may go on: its signal has come, or its time; or somebody else has it."""
+    assert run.store is not None
+    while True:
+        row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+        wake_at = row.info.wake_at
+        is_due = wake_at is not None and wake_at.timestamp() <= run.store.clock.time()
+        if is_due or row.info.status != "waiting" or row.cancel is not None:
+            return
+        yield from await_change(run)
+
+
+def _after_fence(run: Run, wish: Wish, before: RunRow, token: Token, nonces: Callable[[], str]) -> Routine[Any]:
     """Go on with a run that was taken over; a refusal gives it back as it was."""
     assert run.store is not None
     try:
@@ -180,149 +266,17 @@ def _is_ending(run: Run, row: RunRow) -> bool:
     return row.cancel is not None and not run.options.reopen
 
 
-def _find(run: Run, wish: Wish, latest: Latest) -> Routine[Found]:
-    """Examine the point that the verb goes on from: the newest, the wished one, or the newest that is whole."""
-    assert run.store is not None
-    check_flow(run, latest.row)
-    point, tail = latest.point, latest.tail
-    if wish.verb == "resume_from":
-        point, tail = yield from _wished_point(run, wish, latest)
-    is_lenient = run.options.on_corrupt == "previous" and wish.verb != "resume_from"
-    remarks: list[str] = []
-    begun = None
-    if point is not None and point.sequence > 0:
-        begun = yield from _beginning(run, remarks, is_lenient=run.options.on_corrupt == "previous")
-    passed_over: list[str] = []
-    while True:
-        nodes = latest.nodes
-        if point is not None and point is not latest.point:
-            upto: Latest = yield from ask(run.store, "latest", run.run_id, before=point.sequence + 1, with_nodes=True)
-            nodes = upto.nodes
-        try:
-            told = (*remarks, *passed_over)
-            return examine(run, latest, point, tail, wish, begun, told, nodes, is_cut=bool(passed_over))
-        except CheckpointCorruptError as exc:
-            if not is_lenient or point is None:
-                raise
-            whole = tuple(record for record in tail if exc.sequence is not None and record.sequence < exc.sequence)
-            if len(whole) < len(tail) and exc.sequence != point.sequence:
-                # The point itself is good; what was recorded since, and led on from it, is not.
-                passed_over.append(f"record {exc.sequence} is damaged and was passed over, with what followed it")
-                tail = whole
-                continue
-            passed_over.append(f"record {point.sequence} at node {point.node_id!r} is damaged and was passed over")
-            older: Latest = yield from ask(run.store, "latest", run.run_id, before=point.sequence)
-            if older.point is None:
-                raise
-            point, tail = older.point, older.tail
-
-
-def _beginning(run: Run, remarks: list[str], *, is_lenient: bool) -> Routine[Record | None]:
-    """The start record, which tells the shape that the flow had; None where there is none that is whole."""
-    assert run.store is not None
-    records: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
-    if not records:
-        return None
-    try:
-        run.store.seals.check(run.run_id, records[0])
-    except CheckpointCorruptError:
-        if not is_lenient:
-            raise
-        remarks.append("the start record is damaged: how the flow has changed since then is not known")
-        return None
-    return records[0]
-
-
-def _wished_point(run: Run, wish: Wish, latest: Latest) -> Routine[tuple[Record, tuple[Record, ...]]]:
-    """The checkpoint that `resume_from` goes on after; with `rerun`, the point before it and what amended that."""
-    assert run.store is not None
-    node_id = wish.node_id
-    if node_id is None or node_id not in run.flow.units:
-        raise InvalidResumeNodeError(
-            f"flow {run.flow.name!r} has no node {node_id!r} to resume from: it has {', '.join(run.flow.units)}",
-            run_id=run.run_id,
-            node_id=node_id,
-            known=tuple(run.flow.units),
-        )
-    record: Record | None = None
-    for recorded in recorded_ids(run, node_id):
-        found = yield from _newest_live(run, CHECKPOINT, recorded, wish.visit, latest)
-        if found is not None and (record is None or found.sequence > record.sequence):
-            record = found
-    if record is None:
-        visit = f" visit {wish.visit} of" if wish.visit is not None else ""
-        raise NoCheckpointFoundError(
-            run.run_id, node_id, f"there is none for{visit} this node that was not superseded; see history()"
-        )
-    if not wish.rerun:
-        return record, (yield from _late_answer(run, record, node_id, latest))
-    older: Latest = yield from ask(run.store, "latest", run.run_id, before=record.sequence)
-    if older.point is None:
-        raise NoCheckpointFoundError(run.run_id, node_id, "what the node was given was not recorded")
-    return older.point, older.tail
-
-
-def _newest_live(
-    run: Run, kind: str, node_id: str, visit: int | None, latest: Latest, after: int = -1
-) -> Routine[Record | None]:
-    """The newest record of that kind, node and visit (None: any) that was not superseded."""
-    assert run.store is not None
-    before: int | None = None
-    while True:
-        found: list[Record] = yield from ask(
-            run.store,
-            "read",
-            run.run_id,
-            kinds=(kind,),
-            node_id=node_id,
-            after=after,
-            before=before,
-            newest=True,
-            limit=1,
-        )
-        if not found or (is_live(found[0].sequence, latest.row.live) and visit in {None, found[0].visit}):
-            return found[0] if found else None
-        before = found[0].sequence
-
-
-def _late_answer(run: Run, record: Record, node_id: str, latest: Latest) -> Routine[tuple[Record, ...]]:
-    """What the router of a checkpoint answered when it was asked again, about the same state; () for nothing."""
-    assert run.store is not None
-    if record.header is None or record.fields().get("next_node") is not None:
-        return ()
-    for asked in {record.node_id, node_id}:
-        route = yield from _newest_live(run, ROUTE, asked, record.visit, latest, record.sequence)
-        if route is None:
-            continue
-        owners: list[Record] = yield from ask(
-            run.store, "read", run.run_id, kinds=(OWNER,), after=record.sequence, before=route.sequence
-        )
-        if all(owner.payload is None for owner in owners):
-            return (route,)
-    return ()
-
-
-def stored(run: Run, found: Found) -> Routine[RunResult[Any]]:
-    """The result of a run that has finished; nothing runs and nothing is written."""
-    run.info = found.info
-    run.iteration = found.iteration
-    run.journal.degraded = found.row.info.degraded
-    run.journal.missed = found.row.info.missed
-    run.status = found.row.info.status
-    return (yield from run.tell_stored(found.state))
-
-
 # -- correct: user code ------------------------------------------------------------------------------------
 
 
-def _override(run: Run, found: Found) -> Routine[tuple[Any, bytes] | None]:
+def _override(run: Run, found: Any) -> Routine[tuple[Any, bytes] | None]:
     """The corrected state and its bytes, or None; what the override raises is raised as it is."""
     override = run.options.state_override
     if override is None:
         return None
-    state = yield Call(override, (found.state,), None, iscoroutinefunction(override))
+    state = yield Call(override, (_seen(found),), None, iscoroutinefunction(override))
     try:
-        data = run.journal.encode(state)
+        data = run.journal.encode(state, run.flow.codec)
         if isinstance(data, SerializeStateError):
             raise data
     except (StateTypeError, SerializeStateError) as exc:
@@ -335,7 +289,12 @@ def _override(run: Run, found: Found) -> Routine[tuple[Any, bytes] | None]:
     return state, data
 
 
-def _revalidate(run: Run, found: Found, state: Any) -> Routine[None]:
+def _seen(found: Any) -> Any:
+    """The state at the checkpoint that a verb goes on after, which may be inside a branch."""
+    return found.state if getattr(found, "at", None) is None else found.seen
+
+
+def _revalidate(run: Run, found: Any, state: Any) -> Routine[None]:
     """Ask whether the state is still good; the four ways to say no are one error."""
     check = run.options.revalidate
     if check is None:
@@ -360,61 +319,3 @@ def _revalidate(run: Run, found: Found, state: Any) -> Routine[None]:
             node_id=found.info.from_node,
             state=state,
         ) from cause
-
-
-# -- go ---------------------------------------------------------------------------------------------------
-
-
-def _go(run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None) -> Routine[RunResult[Any]]:
-    state, data = (found.state, found.data) if override is None else override
-    run.given = data
-    run.iteration = found.iteration
-    run.prev_node_id = found.point.node_id
-    run.followed_at = str(found.fields.get("timestamp") or run.followed_at)
-    run.journal.missed = tuple(found.fields.get("missed", ()))
-    run.journal.degraded = bool(run.journal.missed)
-    run.knows_visits = False
-    for node_id in set((run.options.rename or {}).values()):
-        # The core counts the visits of a node under the id that it has now.
-        run.visits[node_id] = yield from last_visit(run, node_id)
-    run.info = found.info
-    if wish.verb == "retry":
-        found.spent.failures = 0
-        found.spent.pause = 0.0
-    return (yield from run.hold(_body(run, found, state), state))
-
-
-def _body(run: Run, found: Found, state: Any) -> Routine[Any]:
-    if _is_ending(run, found.row):
-        raise run.journal.cancelled(found.row.cancel or "")
-    next_node = found.next_node
-    if next_node is None:
-        node_id = (run.options.rename or {}).get(found.point.node_id, found.point.node_id)
-        next_node = yield from _ask_again(run, found, node_id, state)
-    if next_node == END:
-        yield from run.journal.finish(found.point.sequence)
-        return state
-    if found.spent.visit == 0:
-        found.spent.visit = (yield from last_visit(run, next_node)) + 1
-    run.spent = found.spent
-    return (yield from run.walk(state, next_node))
-
-
-def _ask_again(run: Run, found: Found, node_id: str, state: Any) -> Routine[str]:
-    """Ask the router of a node whose work is recorded, and record its late answer."""
-    unit = run.flow.units[node_id]
-    if unit.router is None:
-        assert unit.next_node is not None
-        next_node = unit.next_node
-    else:
-        context: Context[Any] = Context(run.scope, node_id, found.point.visit, 1, run.followed_at)
-        try:
-            next_node = yield from run.ask_router(unit.router, context, state)
-        except RouterError as error:
-            journal, original = run.journal, error.__cause__ or error
-            error.state = state
-            failure = journal.failure("route", node_id, found.point.visit, 1, original, final=True)
-            yield from journal.finish_failed((failure,), error, original)
-            raise
-    yield from run.journal.route(node_id, found.point.visit, next_node, found.iteration)
-    return next_node

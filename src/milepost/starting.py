@@ -14,7 +14,6 @@ from typing import Any
 from milepost.effects import Routine
 from milepost.errors import (
     CheckpointWriteError,
-    InputMismatchError,
     MilepostError,
     NodeError,
     RunCancelled,
@@ -24,34 +23,73 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.events import RunResult
-from milepost.examining import Found, Wish, check_flow, examine, not_resumable
-from milepost.failures import describe, place, recorded_error
-from milepost.journal import ask
+from milepost.examining import Wish, check_flow, input_mismatch, not_resumable
+from milepost.failures import describe, place, recorded_error, recorded_step_error
+from milepost.journal import ask, take
 from milepost.record import FAILURE, FINISH, START, Record, make_record
-from milepost.resuming import await_change, resume, stored
+from milepost.resuming import await_change, make_ready, resume
 from milepost.runtime import Run
-from milepost.store import ENDED, Latest, NewRun, RunRow
+from milepost.store import ENDED, Latest, NewRun, RunRow, Token
+from milepost.turning import CONTINUE, is_known
 
 logger = logging.getLogger("milepost")
 
-__all__ = ["start"]
+__all__ = ["attach", "enqueue", "start"]
 
 
-def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[Any]]:
+def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     """Begin a run; what becomes of one that exists is `if_exists`."""
     if run.store is None:
-        return (yield from run.hold(run.walk(state, run.flow.entry), state))
-    flow, options, store = run.flow, run.options, run.store
+        return (yield from run.hold(run.begin(state, None), state))
+    if run.options.if_exists == CONTINUE and (yield from is_known(run)):
+        return (yield from resume(run, Wish(CONTINUE, state=state), nonces))
+    data, inputs_hash = _input(run, state)
     try:
-        data = run.journal.encode(state)
+        run.journal.token = yield from _create(run, data, inputs_hash, nonces, state)
+    except RunExistsError as exists:
+        return (yield from _existing(run, exists, state, nonces))
+    run.journal.sequence, run.journal.epoch = 0, 1
+    return (yield from run.hold(run.begin(state, data), state))
+
+
+def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
+    """Record a run for a worker to take up, from `at` (POSIX seconds, 0: at once) on; nothing of it runs here.
+
+    What becomes of one that exists is `if_exists`, as for `start`; where that would go on with it, it is made ready.
+    """
+    assert run.store is not None
+    if run.options.if_exists == CONTINUE and (yield from is_known(run)):
+        yield from make_ready(run, Wish(CONTINUE, state=state), nonces, at)
+        return
+    data, inputs_hash = _input(run, state)
+    try:
+        yield from _create(run, data, inputs_hash, nonces, state, at)
+    except RunExistsError as exists:
+        wish = yield from _wish(run, exists, state)
+        if wish is not None:
+            yield from make_ready(run, wish, nonces, at)
+
+
+def _input(run: Run, state: Any) -> tuple[bytes, str]:
+    """The encoded input and its hash."""
+    try:
+        data = run.journal.encode(state, run.flow.codec)
         if isinstance(data, SerializeStateError):
             raise data
     except (SerializeStateError, StateTypeError) as exc:
         exc.run_id, exc.state = run.run_id, state
-        place(exc, f"the input of run {run.run_id!r} cannot be recorded", "begin with a state of the declared type")
+        what = "a state" if run.flow.front == "graph" else "inputs"
+        place(exc, f"the input of run {run.run_id!r} cannot be recorded", f"begin with {what} of the declared type")
         raise
-    inputs_hash = flow.inputs_hash(state)
+    return data, run.flow.inputs_hash(state)
+
+
+def _create(
+    run: Run, data: bytes, inputs_hash: str, nonces: Callable[[], str], state: Any, at: float | None = None
+) -> Routine[Token]:
+    """Write run row and start record: owned by this call, or with `at` (0: at once) by nobody yet."""
+    assert run.store is not None
+    flow, options, store = run.flow, run.options, run.store
     record = make_record(
         run.run_id,
         0,
@@ -60,20 +98,22 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[
         state=data,
         fields={
             "flow": flow.name,
-            "flow_version": 1,
+            "flow_version": flow.version,
+            "front": None if flow.front == "graph" else flow.front,
+            "inputs": flow.digests(state) or None,
             "fingerprint": flow.fingerprint,
             "shape": flow.shape,
             "inputs_hash": inputs_hash,
-            "entry": flow.entry,
+            "entry": flow.entry or None,
             "epoch": 1,
         },
         compressing=bool(options.compress),
     )
     new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
+    if at is not None:
+        new = new._replace(status="ready", wake_at=at or None)
     try:
-        run.journal.token = yield from ask(store, "create", new)
-    except RunExistsError as exists:
-        return (yield from _existing(run, exists, data, inputs_hash, nonces))
+        token: Token = yield from take(store, "create", new, 1)
     except StoreError as exc:
         raise CheckpointWriteError(
             f"the start of run {run.run_id!r} could not be written to {store.place}: {describe(exc)}; nothing has run: "
@@ -83,19 +123,28 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[RunResult[
             op="create",
             state=state,
         ) from exc
-    run.journal.sequence, run.journal.epoch, run.given = 0, 1, data
-    return (yield from run.hold(run.walk(state, flow.entry), state))
+    return token
 
 
-def _existing(
-    run: Run, exists: RunExistsError, data: bytes, inputs_hash: str, nonces: Callable[[], str]
-) -> Routine[RunResult[Any]]:
+def _existing(run: Run, exists: RunExistsError, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     """What `if_exists` makes of a run that is there."""
+    wish = yield from _wish(run, exists, state)
+    if wish is None:
+        return (yield from attach(run))
+    return (yield from resume(run, wish, nonces))
+
+
+def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[Wish | None]:
+    """How `if_exists` goes on with a run that is there; None: by waiting for its end. Raises where it refuses."""
     assert run.store is not None
     mode = run.options.if_exists
+    if mode == CONTINUE:
+        return Wish(CONTINUE, state=state)
     row: RunRow = yield from ask(run.store, "get_run", run.run_id)
     begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
-    mismatch = _input_mismatch(run, begun[0], data, inputs_hash) if begun else None
+    mismatch = None
+    if begun:
+        mismatch = input_mismatch(run, begun[0].fields(), begun[0].state() or b"", state)
     if mode == "error":
         raise RunExistsError(
             str(exists) + (f"; {mismatch.args[0]}" if mismatch is not None else ""),
@@ -106,30 +155,11 @@ def _existing(
     if mismatch is not None and run.options.compare_inputs:
         raise mismatch from None
     if mode == "return":
-        return (yield from _attach(run))
-    wish = Wish("retry") if mode == "retry" and row.info.status == "failed" else Wish()
-    return (yield from resume(run, wish, nonces))
-
-
-def _input_mismatch(run: Run, begun: Record, data: bytes, inputs_hash: str) -> InputMismatchError | None:
-    recorded = begun.fields().get("inputs_hash")
-    if recorded is None or recorded == inputs_hash:
         return None
-    shown = []
-    for text in (begun.state() or b"", data):
-        decoded = text.decode("utf-8", "replace")
-        shown.append(decoded if len(decoded) <= 200 else "")
-    detail = f"recorded {shown[0]}, given {shown[1]}" if all(shown) else "the states are too long to show"
-    return InputMismatchError(
-        recorded,
-        inputs_hash,
-        f"{detail}: choose another run_id, resume() the run as it is, or pass compare_inputs=False",
-        run_id=run.run_id,
-        names=("state",),
-    )
+    return Wish("retry") if mode == "retry" and row.info.status == "failed" else Wish()
 
 
-def _attach(run: Run) -> Routine[RunResult[Any]]:
+def attach(run: Run) -> Routine[Any]:
     """Wait for the end of a run that somebody executes; changes nothing."""
     assert run.store is not None
     is_told = False
@@ -145,22 +175,18 @@ def _attach(run: Run) -> Routine[RunResult[Any]]:
                 extra={"run_id": run.run_id},
             )
         if info.status == "finished":
-            return (yield from stored(run, _examined(run, latest)))
+            return (yield from run.stored((yield from run.find(Wish(), latest))))
         if info.status == "failed":
             error = _recorded_end(run, latest)
             with contextlib.suppress(MilepostError):
                 # A last good state that cannot be had must not hide why the run failed.
-                error.state = _examined(run, latest).state
+                error.state = (yield from run.find(Wish(), latest)).state
             raise error
         if info.status == "cancelled":
             raise RunCancelled(f"run {run.run_id!r} was cancelled", run_id=run.run_id, reason=info.reason)
         if info.status == "blocked":
             raise not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
         yield from await_change(run)
-
-
-def _examined(run: Run, latest: Latest) -> Found:
-    return examine(run, latest, latest.point, latest.tail, Wish(), None)
 
 
 def _recorded_end(run: Run, latest: Latest) -> MilepostError:
@@ -173,6 +199,8 @@ def _recorded_end(run: Run, latest: Latest) -> MilepostError:
             status="failed",
             reason=latest.row.info.reason,
         )
+    if run.flow.front == "workflow":
+        return recorded_step_error(run.run_id, failure.fields(), failure.node_id)
     error = recorded_error(run.run_id, failure.fields(), failure.node_id)
     if isinstance(error, NodeError):
         error.visit = failure.visit

@@ -22,14 +22,16 @@ import abc
 import builtins
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from milepost.clock import SYSTEM, Clock
 from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
 from milepost.process import this_process
-from milepost.record import Record, Seals
+from milepost.record import Record
+from milepost.retry import as_seconds
+from milepost.seals import Seals
 
 __all__ = [
     "ENDED",
@@ -40,12 +42,18 @@ __all__ = [
     "Latest",
     "LeaseState",
     "NewRun",
+    "Pruned",
     "Release",
     "Renewal",
+    "Retention",
     "RunInfo",
     "RunRow",
     "Signal",
+    "Statement",
+    "Stats",
+    "Status",
     "Store",
+    "StoreOptions",
     "Token",
     "Verdict",
     "VerifyReport",
@@ -112,6 +120,7 @@ class RunInfo:
     flow: str
     status: str
     reason: str
+    """Why the run does not move, in one sentence; "" where there is nothing to tell."""
     degraded: bool
     missed: tuple[str, ...]
     created_at: datetime
@@ -212,6 +221,13 @@ class Release(NamedTuple):
     missed: tuple[str, ...] = ()
 
 
+class Statement(NamedTuple):
+    """One statement in the store's SQL, and the values that are bound to its placeholders."""
+
+    sql: str
+    params: tuple[Any, ...] | Mapping[str, Any] = ()
+
+
 class Append(NamedTuple):
     """Records of one run that are written together, all or none, if the token is current."""
 
@@ -220,6 +236,8 @@ class Append(NamedTuple):
     release: Release | None = None
     tags: Mapping[str, str] | None = None
     """Tags to add to the run row in the same write."""
+    statements: tuple[Statement, ...] = ()
+    """What a user wants to count with the records, and only with them: executed after these in their transaction."""
 
 
 class Verdict(NamedTuple):
@@ -254,6 +272,8 @@ class Latest(NamedTuple):
     newest: int
     nodes: tuple[str, ...] = ()
     """Where asked for: the nodes that have a live checkpoint up to the point, sorted."""
+    expected: int = -1
+    """The number that the newest record has at least, as the row knows it: a journal that is shorter was damaged."""
 
 
 class Signal(NamedTuple):
@@ -273,6 +293,56 @@ class VerifyReport:
 
     ok: bool
     problems: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a store may forget by itself. Nothing, unless a field is set.
+
+    `older_than` (seconds or a timedelta) is the time since the last activity after which a run that finished or was
+    cancelled is deleted; `keep_last` is how many visits of each node are kept.
+    """
+
+    older_than: float | timedelta | None = None
+    keep_last: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.older_than is not None:
+            object.__setattr__(self, "older_than", as_seconds(self.older_than, "older_than"))
+        count = self.keep_last
+        if count is not None and (type(count) is not int or count < 1):
+            raise OptionError(f"keep_last must be a whole number, 1 or more, not {count!r}", option="keep_last")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was forgotten, or with `dry_run` would have been: run ids, and how many records `thinned` runs lost."""
+
+    deleted: tuple[str, ...] = ()
+    thinned: tuple[str, ...] = ()
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How much a store has: runs by the status that they are shown with, records, and their bytes as they are kept."""
+
+    runs: Mapping[str, int]
+    records: int
+    size: int
+    oldest: datetime | None
+    """When the run that was changed least recently was changed; None without runs."""
+
+
+class StoreOptions(TypedDict, total=False):
+    """What every store can be given, by name; see `Store`."""
+
+    clock: Clock
+    retention: Retention | None
+    signing_key: Mapping[str, bytes] | None
+    allow_unsealed: bool
+    encryption_key: Mapping[str, bytes] | None
+    allow_plain: bool
 
 
 def check_id(value: Any, what: str = "node id") -> str:
@@ -320,16 +390,46 @@ class Store(abc.ABC):
     """Where journals live. Subclass this to add a store; `StoreContract` tests it.
 
     Thread-safe; usable after `fork()`, where the child has no tokens and never touches what it inherited.
+
+    Every store takes `clock`, where its time comes from; `retention`, what it may forget by itself; `signing_key`, key
+    ids and secrets of which the first seals records and all verify, so that nobody without them can change one unseen
+    (`allow_unsealed` reads those that were written without); `encryption_key`, key ids and secrets of 32 bytes of which
+    the first encrypts states and texts and all decrypt (`allow_plain` reads what was written without).
     """
 
     place: str
     """The store's absolute place, for messages; without passwords."""
+    can_encrypt: bool = False
+    """Whether the store does what `encryption_key` asks for; one that does not refuses the key."""
     is_blocking: bool = True
     """Whether a call may wait for a disk or a network; False: an event loop may call the store itself."""
+    runs_statements: bool = False
+    """Whether an append may have statements; one that may not have them refuses them with `OptionError`."""
 
-    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock = SYSTEM,
+        retention: Retention | None = None,
+        signing_key: Mapping[str, bytes] | None = None,
+        allow_unsealed: bool = False,
+        encryption_key: Mapping[str, bytes] | None = None,
+        allow_plain: bool = False,
+    ) -> None:
+        if retention is not None and not isinstance(retention, Retention):
+            raise OptionError(
+                f"retention must be a Retention, not {retention!r}: Retention(keep_last=3)", option="retention"
+            )
         self.clock = clock
-        self.seals = Seals()
+        self.retention = retention
+        if encryption_key is not None and not self.can_encrypt:
+            raise OptionError(
+                f"{type(self).__name__} can't encrypt: leave out encryption_key, or use another store",
+                option="encryption_key",
+            )
+        self.seals = Seals(
+            signing_key, allow_unsealed=allow_unsealed, encryption_ids=tuple(encryption_key) if encryption_key else ()
+        )
 
     # -- the journal and its fence -----------------------------------------------------------------
 
@@ -375,6 +475,10 @@ class Store(abc.ABC):
 
         Durable on return. One append's fate does not touch another's. A `StoreError` means that none of the batch
         was written.
+
+        An append with statements is a batch of its own (else ValueError) and has a transaction of its own, in which they
+        follow the fence and the records, in order; with any other verdict than `written` none is executed.
+        `StatementError`: one failed, or is none that may stand in a transaction, and nothing was written.
         """
 
     @abc.abstractmethod
@@ -450,6 +554,10 @@ class Store(abc.ABC):
         finished or cancelled is left as it is ("ended"). Raises `RunNotFoundError`.
         """
 
+    @abc.abstractmethod
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """The reasons of open cancels among `run_ids`, by run; the others are left out. Cheap: asked every second."""
+
     # -- views: by run and node, and bytes -----------------------------------------------------------
 
     @abc.abstractmethod
@@ -480,7 +588,8 @@ class Store(abc.ABC):
     def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
         """Delete all visits of a node, with an owner record (and a new epoch) that says so; absent: no error.
 
-        Its failure records go too. Visits go on counting: the next one has a number that was never used. Raises
+        Its failure records go too. Visits go on counting: the next one has a number that was never used. A run that had
+        finished with it is interrupted: a resume runs that node again. Raises
         `RunLockedError` while a lease is live, unless `force`.
         """
 
@@ -508,18 +617,70 @@ class Store(abc.ABC):
         stays locked or open on return.
         """
 
+    # -- keeping and forgetting ------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def prune(
+        self,
+        *,
+        older_than: float | timedelta | None = None,
+        keep_last: int | None = None,
+        statuses: str | Iterable[str] = ("finished", "cancelled"),
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Forget runs, and visits of runs, that nobody needs any more. Nothing is forgotten unasked.
+
+        Only runs with one of `statuses` (`dead` included), and never one with a live owner. `older_than`: a run whose
+        last activity is that long ago, in seconds or a timedelta, is deleted with all that belongs to it. `keep_last`:
+        of every other run each node keeps that many visits, the newest, superseded ones only where there are too few
+        others; the records of a visit go with it. The start, the end, changes of owner and replies stay, as does the
+        newest record of a node, which tells how visits go on counting, and what a visit that stays can't be resumed
+        without: its fork with all of its branches, the state around its sub-graph. The row counts what has gone
+        (`verify` knows), and takes a new epoch, so that a verb that has read what is gone begins anew; the time of the
+        last activity stays.
+
+        Each run goes in a write of its own, all or nothing, so that others get their turn in between. With `dry_run`
+        nothing is changed. `OptionError` without `older_than` and `keep_last`, and for values that make no sense.
+        """
+
+    @abc.abstractmethod
+    def tidy(self, run_id: str | None = None) -> None:
+        """Forget what `retention` says, among runs that finished or were cancelled.
+
+        With a run id, at the end of that run: thin it and, at most once a minute, delete a bounded number of old runs.
+        Without, in a worker: delete and thin all. Never raises: what fails is logged as a warning. Costs nothing
+        without `retention`.
+        """
+
+    @abc.abstractmethod
+    def stats(self) -> Stats:
+        """How much the store has, as of one moment; the cost grows with the store."""
+
     @abc.abstractmethod
     def export(self, run_id: str) -> bytes:
         """One JSON object a line: the run, its records in order as envelopes, its signals. `RunNotFoundError`.
 
-        What is no JSON (bytes saved from outside, a signal's payload) stands in `data` as base64.
+        What is no JSON, or would not come back as the same bytes (what was saved from outside, a signal's payload),
+        stands in `data` as base64. The run's line has all of its row but the nonce.
+        """
+
+    @abc.abstractmethod
+    def import_run(self, data: bytes, *, run_id: str | None = None) -> str:
+        """Keep the run that `export` gave, from a store of any kind, in one write; its run id, or the one given instead.
+
+        Everything is checked first: `CheckpointCorruptError` (`CheckpointIntegrityError` for a digest or seal that does
+        not fit, `CheckpointVersionError` for a newer form) names the line, and nothing is kept. Records are sealed
+        anew; a seal that was made with a key which is not this store's can't be proven, nor can the row and signals:
+        import what you trust. Nobody owns the copy: one that was running is `interrupted`, and the epoch is a new one.
+        All else comes back equal, times and what the run waits for included. `RunExistsError` if the id is taken.
         """
 
     @abc.abstractmethod
     def verify(self, run_id: str) -> VerifyReport:
         """Check every digest, seal, number and gap of a run, changing nothing. `RunNotFoundError`.
 
-        Saves from outside are checked against what was saved, whatever that was.
+        Saves from outside are checked against what was saved, whatever that was. As many numbers may be missing as
+        the row counts as pruned and the records of deletions tell of.
         """
 
     @abc.abstractmethod

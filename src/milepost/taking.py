@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from milepost import journal
 from milepost.effects import Routine
-from milepost.errors import CheckpointCorruptError
-from milepost.examining import Found, Wish, locked, not_resumable, recorded_ids
-from milepost.flow import END
+from milepost.examining import Wish, locked, not_resumable
 from milepost.journal import ask
-from milepost.record import CHECKPOINT, FAILURE, OWNER, format_time, make_record
+from milepost.record import OWNER, Record, format_time, make_record
 from milepost.runtime import Run
 from milepost.store import Claim, Claimed, Latest, Token
+from milepost.turning import CONTINUE
 
-__all__ = ["last_visit", "take", "take_over"]
+__all__ = ["take", "take_over"]
 
 
 def take(
-    run: Run, wish: Wish, found: Found, override: tuple[Any, bytes] | None, nonces: Callable[[], str]
+    run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, nonces: Callable[[], str]
 ) -> Routine[bool]:
     """Take the run; False if it has moved meanwhile. The owner record carries the override.
 
@@ -33,17 +33,21 @@ def take(
     crashed = row.lease == "ended"
     epoch, sequence = row.epoch + 1, found.newest + 1
     live = (*found.live, ("", sequence, None)) if found.live is not None else None
-    entered = yield from _entered(run, found) if found.live is not None else _nothing()
+    entered = yield from _entered(run) if found.live is not None else _nothing()
+    now = format_time(options.clock.time())
+    inside: Record | None = getattr(found, "at", None)
     record = make_record(
         run.run_id,
         sequence,
-        format_time(options.clock.time()),
+        now,
         OWNER,
         *entered,
         state=None if override is None else override[1],
         fields={
             "verb": wish.verb,
             "from": found.point.sequence,
+            "entry": run.flow.entry if wish.verb == CONTINUE else None,
+            "overrides": None if override is None or inside is None else inside.sequence,
             "epoch": epoch,
             "crashed": crashed or None,
             "live": None if live is None else [list(r) for r in live],
@@ -64,7 +68,7 @@ def take(
         max_crashes=options.max_crashes,
         live=live,
     )
-    claimed: Claimed = yield from ask(run.store, "claim", claim)
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch)
     if claimed.outcome == "blocked":
         raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
     if claimed.outcome == "locked":
@@ -75,6 +79,9 @@ def take(
         return False
     run.journal.token = claimed.token
     run.journal.epoch, run.journal.sequence = epoch, sequence
+    if wish.verb == CONTINUE:
+        # What the first visit of the turn follows, here and after a crash, is this record.
+        found.fields = {**found.fields, "timestamp": now}
     if crashed and live is None:
         found.spent.attempts += 1
     return True
@@ -85,36 +92,13 @@ def _nothing() -> Routine[tuple[str, int]]:
     yield  # the marker of a generator: it never asks for anything
 
 
-def _entered(run: Run, found: Found) -> Routine[tuple[str, int]]:
+def _entered(run: Run) -> Routine[tuple[str, int]]:
     """The visit that may have begun before it is superseded: its number is not used again."""
     assert run.store is not None
     latest: Latest = yield from ask(run.store, "latest", run.run_id)
     if latest.point is None or latest.row.info.status == "finished":
         return "", 1
-    try:
-        fields = latest.point.fields()
-    except CheckpointCorruptError:
-        # It was passed over; where it led is not known.
-        return "", 1
-    node_id = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
-    if not isinstance(node_id, str) or node_id == END:
-        return "", 1
-    return node_id, (yield from _number_in_flight(run, node_id, latest))
-
-
-def _number_in_flight(run: Run, node_id: str, latest: Latest) -> Routine[int]:
-    failed = [record for record in latest.tail if record.kind == FAILURE and record.node_id == node_id]
-    if failed:
-        return failed[-1].visit
-    return (yield from run.last_visit(node_id)) + 1
-
-
-def last_visit(run: Run, node_id: str) -> Routine[int]:
-    """The number of a node's last visit, those under an id that it was renamed from included; 0 for none."""
-    last = 0
-    for recorded in {node_id, *recorded_ids(run, node_id)}:
-        last = max(last, (yield from run.last_visit(recorded)))
-    return last
+    return (yield from run.in_flight(latest))
 
 
 def take_over(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -> Routine[Token | None]:
@@ -135,7 +119,7 @@ def take_over(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -
         run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
         takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
     )  # fmt: skip
-    claimed: Claimed = yield from ask(run.store, "claim", claim)
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch)
     if claimed.outcome != "claimed":
         return None
     assert claimed.token is not None

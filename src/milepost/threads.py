@@ -12,21 +12,38 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Promise", "Threads", "threads"]
+__all__ = ["Kept", "Promise", "Threads", "threads"]
 
 IDLE = 10.0
 """Seconds for which a thread without work is kept."""
 
 
 class Promise:
-    """The outcome of a call in a thread; `done` is set once it is there."""
+    """The outcome of a call in a thread, or wherever else; `done` is set once it is there, by `settle`."""
 
-    __slots__ = ("done", "error", "value")
+    __slots__ = ("_done", "error", "is_done", "value")
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self._done: threading.Event | None = None
+        self.is_done = False
         self.value: Any = None
         self.error: BaseException | None = None
+
+    @property
+    def done(self) -> threading.Event:
+        """Set once the outcome is there. Made for who asks: most calls are only told of. One thread may ask."""
+        if self._done is None:
+            self._done = threading.Event()
+            # Whichever comes second, this or `settle`, sees what the other has done.
+            if self.is_done:
+                self._done.set()
+        return self._done
+
+    def settle(self) -> None:
+        """Tell that the outcome is there."""
+        self.is_done = True
+        if self._done is not None:
+            self._done.set()
 
     def get(self) -> Any:
         """The value, or raise the error; once."""
@@ -36,6 +53,38 @@ class Promise:
             finally:
                 self.error = None
         return self.value
+
+    def recall(self) -> bool:
+        """Take the call back: True if it has not begun and never will. What has a thread has begun."""
+        return False
+
+    def abandon(self) -> None:
+        """Tell that nobody asks for the outcome any more."""
+
+
+class Kept:
+    """Promises that are abandoned together, those that come later too: Ctrl-C may come before a call is handed in."""
+
+    def __init__(self) -> None:
+        self._promises: set[Promise | Kept] = set()
+        self._is_over = False
+
+    def add(self, promise: Promise | Kept) -> None:
+        """Keep `promise`; call it before its call can begin."""
+        self._promises.add(promise)
+        # Whichever comes second, this or `abandon`, sees what the other has done.
+        if self._is_over:
+            promise.abandon()
+
+    def discard(self, promise: Promise | Kept) -> None:
+        """Keep `promise` no more."""
+        self._promises.discard(promise)
+
+    def abandon(self) -> None:
+        """Abandon all."""
+        self._is_over = True
+        for promise in [*self._promises]:
+            promise.abandon()
 
 
 class Threads:
@@ -78,7 +127,7 @@ class Threads:
                 promise.error = exc
             with self._lock:
                 self._free += 1
-            promise.done.set()
+            promise.settle()
             if then is not None:
                 then(promise)
             del fn, promise, then

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from milepost.errors import GraphProblem
-from milepost.flow import END, START, Done, Unit, Work
+from milepost.flow import END, START, Fork, Split, Unit, Walk, Work
+from milepost.forks import Forks
 
 __all__ = ["Targets", "Topology", "walk"]
 
@@ -26,13 +27,20 @@ Targets = Mapping[Any, str] | None
 _ANYWHERE = ""
 
 
-def walk(units: Mapping[str, Unit], state: Any, node_id: str) -> Generator[Work, Done, Any]:
-    """Yield the units from `node_id` on; what is sent back says with which state to go on, and where.
+def walk(
+    units: Mapping[str, Unit], forks: Mapping[str, Fork], state: Any, node_id: str, until: str, is_split: bool
+) -> Walk:
+    """Yield the units from `node_id` on, and the forks; what is sent back says with which state to go on, and where.
 
-    Returns the state that reached END. Assumes that every id is END or in `units`.
+    Returns the state that reached `until`. Assumes that every id is END or in `units`. `is_split`: the node itself is done.
     """
-    while node_id != END:
-        state, node_id = yield Work(units[node_id], state)
+    while node_id != until:
+        here = node_id
+        if not is_split:
+            state, node_id = yield Work(units[here], state)
+        is_split = False
+        if here in forks:
+            state, node_id = yield Split(forks[here], state)
     return state
 
 
@@ -48,9 +56,12 @@ class Topology:
     edges: Mapping[str, tuple[str, ...]]
     routes: Mapping[str, tuple[Targets, ...]]
     entry: str | None
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What is to be compared of nodes that are more than a function, as JSON."""
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _next: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     _components: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
+    _forks: Forks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_known", frozenset(self.nodes))
@@ -62,6 +73,23 @@ class Topology:
             inner[_ANYWHERE] = self.nodes
         object.__setattr__(self, "_next", inner)
         object.__setattr__(self, "_components", tuple(_components(inner)))
+        simple = {node: targets for node, targets in self.edges.items() if node not in self.routes}
+        object.__setattr__(self, "_forks", Forks(self.nodes, simple, self._targets, self.entry))
+
+    @classmethod
+    def of(cls, shape: Mapping[str, Any]) -> Topology:
+        """The topology that a recorded `shape` tells of, as far as it goes: its routers answer with the targets' own ids."""
+        routes = shape.get("conditional") or {}
+        return cls(
+            nodes=tuple(shape.get("nodes") or ()),
+            edges={source: tuple(targets) for source, targets in _by_source(shape.get("edges") or ()).items()},
+            routes={
+                source: (None if targets is None else {target: target for target in targets},)
+                for source, targets in routes.items()
+            },
+            entry=shape.get("entry"),
+            kinds=shape.get("kinds") or {},
+        )
 
     # -- what leads where ----------------------------------------------------------------------------
 
@@ -82,6 +110,15 @@ class Topology:
         return simple[0] if len(simple) == 1 and node_id not in self.routes else None
 
     @property
+    def forks(self) -> Mapping[str, Fork]:
+        """The forks by the node that each follows, in the order of declaration."""
+        return self._forks.found
+
+    def allowed(self, node_id: str) -> frozenset[str]:
+        """The nodes that a router of `node_id` may answer with: none inside a branch that it is not in itself."""
+        return self._forks.allowed(node_id)
+
+    @property
     def has_cycle(self) -> bool:
         """Whether a run can come to one node twice."""
         return any(map(self._is_cycle, self._components))
@@ -97,7 +134,7 @@ class Topology:
 
     def problems(self) -> list[GraphProblem]:
         """Everything that keeps the graph from running; in a fixed order."""
-        return [*self._wrong_names(), *self._wrong_edges(), *self._wrong_paths()]
+        return [*self._wrong_names(), *self._wrong_edges(), *self._forks.problems, *self._wrong_paths()]
 
     def warnings(self) -> list[GraphProblem]:
         """What a graph without problems should be looked at for."""
@@ -159,12 +196,6 @@ class Topology:
             if source in self.routes:
                 text = f"{source!r} has simple edges and a conditional one: let its router decide, or remove the router"
                 yield GraphProblem("mixed_edges", source, text)
-            elif len(once) > 1:
-                text = (
-                    f"{source!r} has edges to {_listed(once)}, which makes it a fork, and forks are not supported yet: "
-                    "keep one edge, or let a router choose with add_conditional_edge"
-                )
-                yield GraphProblem("fork_without_join", source, text)
         for source, routes in self.routes.items():
             if len(routes) > 1:
                 text = f"{source!r} has {len(routes)} conditional edges: keep one router that decides it all"
@@ -230,7 +261,7 @@ class Topology:
     @property
     def shape(self) -> dict[str, Any]:
         """The topology as JSON; the targets of a conditional edge are sorted, or null where none are declared."""
-        return {
+        shape: dict[str, Any] = {
             "nodes": list(self.nodes),
             "edges": [[source, target] for source, targets in self.edges.items() for target in targets],
             "conditional": {
@@ -239,6 +270,30 @@ class Topology:
             },
             "entry": self.entry,
         }
+        if self.kinds:
+            shape["kinds"] = {node: dict(kind) for node, kind in self.kinds.items()}
+        return shape
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The shape with what can be told from it: the forks, and those of the graphs inside."""
+        found = self.shape
+        if self.forks:
+            found["forks"] = [
+                {
+                    "node": fork.node_id,
+                    "branches": list(fork.branches),
+                    "join": fork.join,
+                    "inside": {
+                        branch: [node for node in self.nodes if node in nodes] for branch, nodes in fork.inside.items()
+                    },
+                }
+                for fork in self.forks.values()
+            ]
+        for kind in found.get("kinds", {}).values():
+            if kind.get("shape"):
+                kind["shape"] = Topology.of(kind["shape"]).described
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -272,6 +327,22 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str
     for node in new_nodes:
         if node in kept:
             yield from _changed_route(node, before, after)
+    before, after = old.get("kinds", {}), new.get("kinds", {})
+    for node in new_nodes:
+        if node in kept:
+            yield from _changed_kind(node, before.get(node) or {}, after.get(node) or {})
+
+
+def _changed_kind(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    was, now = old.get("kind", "function"), new.get("kind", "function")
+    if was != now:
+        yield f"{node} is now a {now} instead of a {was}"
+        return
+    for name in sorted({*old, *new} - {"shape"}):
+        if old.get(name) != new.get(name):
+            yield f"the {name} of {node} is now {new.get(name)!r} instead of {old.get(name)!r}"
+    if old.get("shape") != new.get("shape"):
+        yield from (f"in {node}: {told}" for told in _differences(old.get("shape") or {}, new.get("shape") or {}))
 
 
 def _by_source(edges: Iterable[Iterable[str]]) -> dict[str, list[str]]:

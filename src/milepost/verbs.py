@@ -5,108 +5,80 @@ A verb and its `a`-twin differ in the driver and in nothing else: both are made 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, overload
 
+from milepost import signalling
+from milepost.clock import SYSTEM
+from milepost.drivers import AsyncDriver, SyncDriver
 from milepost.events import Event, ResumePlan, RunResult
 from milepost.examining import Wish
 from milepost.flow import Flow
-from milepost.job import Job
+from milepost.job import Job, store_of
 from milepost.options import RunOptions
-from milepost.store import Store
+from milepost.protocols import AnyStore
+from milepost.wakeups import wake
 
-__all__ = ["Bound", "Verbs"]
+__all__ = ["Bound", "StateVerbs", "Verbs"]
 
 StateT = TypeVar("StateT")
+OutputT = TypeVar("OutputT", covariant=True)
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    FullT = typing_extensions.TypeVar("FullT", covariant=True, default=Any)
+else:
+    # A default, which the standard library knows from Python 3.13 on, is here what `_Sparing` does.
+    FullT = TypeVar("FullT", covariant=True)
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 
 
+class _Sparing:
+    """Lets the last parameter of a generic class be left out: `Bound[Order]` is `Bound[Order, Any]`."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, given: Any) -> Any:
+            named = given if isinstance(given, tuple) else (given,)
+            is_short = len(named) == len(cls.__parameters__) - 1 > 0
+            return super().__class_getitem__((*named, Any) if is_short else given)
+
+
 @dataclass(frozen=True, slots=True)
-class Bound(Generic[StateT]):
-    """A flow with its input, as every verb of an `Engine` takes it."""
+class Bound(_Sparing, Generic[OutputT, FullT]):
+    """A flow with its input, as every verb of an `Engine` takes it. What the verbs give is told at `Verbs`."""
 
-    flow: Verbs[StateT]
-    state: StateT
+    flow: Verbs[OutputT, FullT]
+    state: Any
+    """A graph's state, or a workflow's inputs by name."""
 
 
-class Verbs(Generic[StateT]):
+class Verbs(_Sparing, Generic[OutputT, FullT]):
     """The verbs of a flow by itself. Options are those of `milepost.options.Options`.
 
-    Every verb that runs something gives the final state, or with `full=True` a `RunResult`, also where a breakpoint
+    Every verb that runs something gives the flow's output (OutputT): a graph's final state, or what a workflow returned.
+    With `full=True` it gives the whole result (FullT), a `RunResult` or a `WorkflowResult`, also where a breakpoint
     stopped the run; a run that fails raises all the same. Errors carry `run_id`, `node_id` where one is known, and
     `state`, the last good one.
     """
 
     def _job(
-        self, store: Store | None, run_id: str | None, options: Mapping[str, Any], wish: Wish | None = None
+        self, store: AnyStore | None, run_id: str | None, options: Mapping[str, Any], wish: Wish | None = None
     ) -> Job:
         return Job(cast("Flow", self), store, run_id, options, _NO_OPTIONS, wish)
 
-    def bind(self, state: StateT) -> Bound[StateT]:
-        """This flow with its input, for the verbs of an `Engine`."""
-        return Bound(self, state)
-
-    @overload
-    def run(
-        self, state: StateT, *, store: Store | None = None, run_id: str | None = None, full: Literal[False] = False,
-        **options: Unpack[RunOptions],
-    ) -> StateT: ...  # fmt: skip
-    @overload
-    def run(
-        self, state: StateT, *, store: Store | None = None, run_id: str | None = None, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> RunResult[StateT]: ...  # fmt: skip
-    def run(
-        self,
-        state: StateT,
-        *,
-        store: Store | None = None,
-        run_id: str | None = None,
-        full: bool = False,
-        **options: Unpack[RunOptions],
-    ) -> StateT | RunResult[StateT]:
-        """Run the flow from its entry on `state`; the final state.
-
-        Without a store nothing is saved. With one the run is recorded under `run_id` (made where None is given, and
-        told in every event, result and error), and every node that completed stays done.
-        """
-        return _answer(self._job(store, run_id, options).do(state, full=full), full)
-
-    @overload
-    async def arun(
-        self, state: StateT, *, store: Store | None = None, run_id: str | None = None, full: Literal[False] = False,
-        **options: Unpack[RunOptions],
-    ) -> StateT: ...  # fmt: skip
-    @overload
-    async def arun(
-        self, state: StateT, *, store: Store | None = None, run_id: str | None = None, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> RunResult[StateT]: ...  # fmt: skip
-    async def arun(
-        self,
-        state: StateT,
-        *,
-        store: Store | None = None,
-        run_id: str | None = None,
-        full: bool = False,
-        **options: Unpack[RunOptions],
-    ) -> StateT | RunResult[StateT]:
-        """`run`, awaited: coroutine nodes run in this task, others in worker threads."""
-        return _answer(await self._job(store, run_id, options).ado(state, full=full), full)
-
     @overload
     def resume(
-        self, store: Store, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> StateT: ...
+        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> OutputT: ...
     @overload
-    def resume(
-        self, store: Store, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
-    ) -> RunResult[StateT]: ...
-    def resume(
-        self, store: Store, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> StateT | RunResult[StateT]:
+    def resume(self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]) -> FullT: ...
+    def resume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
         """Go on with a run where its records end; nothing recorded runs again.
 
         A finished run gives its stored result. Raises `RunNotFoundError`, `RunLockedError` while another owner has the
@@ -116,31 +88,29 @@ class Verbs(Generic[StateT]):
 
     @overload
     async def aresume(
-        self, store: Store, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> StateT: ...
+        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> OutputT: ...
     @overload
     async def aresume(
-        self, store: Store, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
-    ) -> RunResult[StateT]: ...
-    async def aresume(
-        self, store: Store, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> StateT | RunResult[StateT]:
+        self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> FullT: ...
+    async def aresume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
         """`resume`, awaited."""
         return _answer(await self._job(store, run_id, options, Wish()).ado(full=full), full)
 
     @overload
     def resume_from(
-        self, store: Store, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
+        self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
         full: Literal[False] = False, **options: Unpack[RunOptions],
-    ) -> StateT: ...  # fmt: skip
+    ) -> OutputT: ...  # fmt: skip
     @overload
     def resume_from(
-        self, store: Store, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
+        self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
         full: Literal[True], **options: Unpack[RunOptions],
-    ) -> RunResult[StateT]: ...  # fmt: skip
+    ) -> FullT: ...  # fmt: skip
     def resume_from(
         self,
-        store: Store,
+        store: AnyStore,
         run_id: str,
         node_id: str,
         *,
@@ -148,7 +118,7 @@ class Verbs(Generic[StateT]):
         rerun: bool = False,
         full: bool = False,
         **options: Unpack[RunOptions],
-    ) -> StateT | RunResult[StateT]:
+    ) -> Any:
         """Go on after a node's newest visit, or after `visit`; with `rerun` the node itself runs again.
 
         What came later is superseded: it stays in the history and counts no more. Raises `InvalidResumeNodeError`,
@@ -160,17 +130,17 @@ class Verbs(Generic[StateT]):
 
     @overload
     async def aresume_from(
-        self, store: Store, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
+        self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
         full: Literal[False] = False, **options: Unpack[RunOptions],
-    ) -> StateT: ...  # fmt: skip
+    ) -> OutputT: ...  # fmt: skip
     @overload
     async def aresume_from(
-        self, store: Store, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
+        self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
         full: Literal[True], **options: Unpack[RunOptions],
-    ) -> RunResult[StateT]: ...  # fmt: skip
+    ) -> FullT: ...  # fmt: skip
     async def aresume_from(
         self,
-        store: Store,
+        store: AnyStore,
         run_id: str,
         node_id: str,
         *,
@@ -178,65 +148,44 @@ class Verbs(Generic[StateT]):
         rerun: bool = False,
         full: bool = False,
         **options: Unpack[RunOptions],
-    ) -> StateT | RunResult[StateT]:
+    ) -> Any:
         """`resume_from`, awaited."""
         wish = Wish("resume_from", node_id, visit, rerun)
         return _answer(await self._job(store, run_id, options, wish).ado(full=full), full)
 
     @overload
     def retry(
-        self, store: Store, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> StateT: ...
+        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> OutputT: ...
     @overload
-    def retry(
-        self, store: Store, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
-    ) -> RunResult[StateT]: ...
-    def retry(
-        self, store: Store, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> StateT | RunResult[StateT]:
+    def retry(self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]) -> FullT: ...
+    def retry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
         """Run again what failed, with fresh attempts; completed work is kept. `RunNotResumableError` if nothing did."""
         return _answer(self._job(store, run_id, options, Wish("retry")).do(full=full), full)
 
     @overload
     async def aretry(
-        self, store: Store, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> StateT: ...
+        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> OutputT: ...
     @overload
     async def aretry(
-        self, store: Store, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
-    ) -> RunResult[StateT]: ...
-    async def aretry(
-        self, store: Store, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> StateT | RunResult[StateT]:
+        self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> FullT: ...
+    async def aretry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
         """`retry`, awaited."""
         return _answer(await self._job(store, run_id, options, Wish("retry")).ado(full=full), full)
 
-    def stream(
-        self, state: StateT, *, store: Store | None = None, run_id: str | None = None, **options: Unpack[RunOptions]
-    ) -> Iterator[Event]:
-        """`run` as its events, in step with the consumer. Breaking off leaves the run interrupted, to be resumed.
-
-        A stream that nobody iterates runs nothing. The error of a run that fails is raised after its last event.
-        """
-        return self._job(store, run_id, options).stream(state)
-
-    def astream(
-        self, state: StateT, *, store: Store | None = None, run_id: str | None = None, **options: Unpack[RunOptions]
-    ) -> AsyncIterator[Event]:
-        """`stream`, for `async for`."""
-        return self._job(store, run_id, options).astream(state)
-
-    def resume_stream(self, store: Store, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
+    def resume_stream(self, store: AnyStore, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """`resume` as its events."""
         return self._job(store, run_id, options, Wish()).stream()
 
-    def aresume_stream(self, store: Store, run_id: str, **options: Unpack[RunOptions]) -> AsyncIterator[Event]:
+    def aresume_stream(self, store: AnyStore, run_id: str, **options: Unpack[RunOptions]) -> AsyncIterator[Event]:
         """`resume_stream`, for `async for`."""
         return self._job(store, run_id, options, Wish()).astream()
 
     def plan_resume(
         self,
-        store: Store,
+        store: AnyStore,
         run_id: str,
         node_id: str | None = None,
         *,
@@ -253,7 +202,7 @@ class Verbs(Generic[StateT]):
 
     async def aplan_resume(
         self,
-        store: Store,
+        store: AnyStore,
         run_id: str,
         node_id: str | None = None,
         *,
@@ -264,6 +213,184 @@ class Verbs(Generic[StateT]):
         """`plan_resume`, awaited."""
         return await self._job(store, run_id, options, Wish.of(node_id, visit, rerun)).aplan()
 
+    def fork_run(
+        self,
+        store: AnyStore,
+        run_id: str,
+        node_id: str | None = None,
+        visit: int | None = None,
+        *,
+        new_run_id: str | None = None,
+        state_override: Callable[[Any], Any] | None = None,
+        into: AnyStore | None = None,
+    ) -> str:
+        """Copy a run up to a visit of a node or step into a new run, which is to be resumed; the new run's id.
 
-def _answer(result: RunResult[StateT], full: bool) -> StateT | RunResult[StateT]:
-    return result if full else result.state
+        `node_id` None: up to the newest point to resume from; `visit` None: the newest that was not superseded. The run
+        itself is only read: it may have any status, and may be executed meanwhile. The fork is `interrupted`, in the
+        store `into` (None: the same) under `new_run_id` (None: one is made). It has the records up to that visit under
+        the same numbers, with visits, attempts and keys as they were, and none of the signals that they have not used.
+        `state_override` (graphs only) corrects the state at that point.
+
+        Raises `RunNotFoundError`, `InvalidResumeNodeError`, `NoCheckpointFoundError` where that visit is not recorded,
+        `RunExistsError` where the new id is taken, `WrongFlowError`, `CheckpointIntegrityError` for records that were
+        changed, and `OptionError` for a store that keeps no journals.
+        """
+        return self._job(store, run_id, _NO_OPTIONS, Wish()).fork(node_id, visit, new_run_id, state_override, into)
+
+    async def afork_run(
+        self,
+        store: AnyStore,
+        run_id: str,
+        node_id: str | None = None,
+        visit: int | None = None,
+        *,
+        new_run_id: str | None = None,
+        state_override: Callable[[Any], Any] | None = None,
+        into: AnyStore | None = None,
+    ) -> str:
+        """`fork_run`, awaited."""
+        job = self._job(store, run_id, _NO_OPTIONS, Wish())
+        return await job.afork(node_id, visit, new_run_id, state_override, into)
+
+    def signal(
+        self,
+        store: AnyStore,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+    ) -> Literal["taken", "kept", "duplicate"]:
+        """Send a run a signal.
+
+        taken: a visit waits for it · kept: the next that waits for this name gets it · duplicate: its `signal_id` was
+        seen before, and nothing was kept. `to` reaches only that wait; if the run does not wait there:
+        `SignalRefusedError`. A run that has ended raises `RunNotResumableError`.
+        """
+        kept = store_of(store)
+        told = SyncDriver(SYSTEM).run(signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to))
+        wake(kept)
+        return told
+
+    async def asignal(
+        self,
+        store: AnyStore,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+    ) -> Literal["taken", "kept", "duplicate"]:
+        """`signal`, awaited."""
+        kept = store_of(store)
+        told = await AsyncDriver(SYSTEM).run(signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to))
+        wake(kept)
+        return told
+
+    def cancel(self, store: AnyStore, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+        """Ask a run to end.
+
+        cancelled: nobody executed it, and it has ended · requested: its owner ends it at the next boundary, and cancels
+        an async node that runs · ended: it had finished or been cancelled before, and nothing changes.
+        """
+        kept = store_of(store)
+        told = SyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
+        wake(kept)
+        return told
+
+    async def acancel(
+        self, store: AnyStore, run_id: str, reason: str = ""
+    ) -> Literal["cancelled", "requested", "ended"]:
+        """`cancel`, awaited."""
+        kept = store_of(store)
+        told = await AsyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
+        wake(kept)
+        return told
+
+
+class StateVerbs(Verbs[StateT, RunResult[StateT]]):
+    """The verbs of a flow that begins with a state and ends with one: a graph."""
+
+    def bind(self, state: StateT) -> Bound[StateT, RunResult[StateT]]:
+        """This flow with its input, for the verbs of an `Engine`."""
+        return Bound(self, state)
+
+    @overload
+    def run(
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[False] = False,
+        **options: Unpack[RunOptions],
+    ) -> StateT: ...  # fmt: skip
+    @overload
+    def run(
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> RunResult[StateT]: ...  # fmt: skip
+    def run(
+        self,
+        state: StateT,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> Any:
+        """Run the flow from its entry on `state`; the final state.
+
+        Without a store nothing is saved. With one the run is recorded under `run_id` (made where None is given, and
+        told in every event, result and error), and every node that completed stays done.
+        """
+        return _answer(self._job(store, run_id, options).do(state, full=full), full)
+
+    @overload
+    async def arun(
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[False] = False,
+        **options: Unpack[RunOptions],
+    ) -> StateT: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> RunResult[StateT]: ...  # fmt: skip
+    async def arun(
+        self,
+        state: StateT,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> Any:
+        """`run`, awaited: coroutine nodes run in this task, others in worker threads."""
+        return _answer(await self._job(store, run_id, options).ado(state, full=full), full)
+
+    def stream(
+        self,
+        state: StateT,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Iterator[Event]:
+        """`run` as its events, in step with the consumer. Breaking off leaves the run interrupted, to be resumed.
+
+        A stream that nobody iterates runs nothing. The error of a run that fails is raised after its last event.
+        """
+        return self._job(store, run_id, options).stream(state)
+
+    def astream(
+        self,
+        state: StateT,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> AsyncIterator[Event]:
+        """`stream`, for `async for`."""
+        return self._job(store, run_id, options).astream(state)
+
+
+def _answer(result: Any, full: bool) -> Any:
+    return result if full else result.output

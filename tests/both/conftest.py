@@ -1,4 +1,4 @@
-"""One suite for both ways to run a graph and for every store that can be had without a server.
+"""One suite for both ways to run a graph and for every store.
 
 `verbs` calls a verb or its a-twin, and makes nodes that are functions or coroutine functions; under `threads` the
 a-twins run plain functions. `medium` opens stores, `store` is one of them, `line` builds graphs of nodes in a row, and
@@ -17,15 +17,22 @@ from typing import Any
 
 import pytest
 
-from milepost import END, Graph, MemoryStore, SQLiteStore, Store
+from milepost import END, FileStore, Graph, MemoryStore, SQLiteStore, Store
 from milepost.drivers import AsyncDriver, SyncDriver
 from milepost.effects import Effect, Hold
 from milepost.examining import Wish
 from milepost.heartbeat import HeldLease
 from milepost.job import Job
+from milepost.stores.postgres import PostgresStore
 from milepost.testing import FakeClock
 
 LEASE = 30.0
+STORES: dict[str, type[Store]] = {
+    "memory": MemoryStore,
+    "sqlite": SQLiteStore,
+    "file": FileStore,
+    "postgres": PostgresStore,
+}
 
 
 class Killed(BaseException):
@@ -187,7 +194,7 @@ async def _adrive(job: Job, state: Any, tokens: list[Any]) -> None:
 class Medium:
     """One place where runs are kept; `open` gives a store object on it."""
 
-    def __init__(self, kind: str, path: Path) -> None:
+    def __init__(self, kind: str, path: Path | str) -> None:
         self.kind = kind
         self.path = path
         self.has_lease_end = kind != "memory"
@@ -197,7 +204,7 @@ class Medium:
         """A store; what `mixins` override comes before it. Memory is one object: later calls give the first again."""
         if self.kind == "memory" and self.opened:
             return self.opened[0]
-        base: type[Store] = MemoryStore if self.kind == "memory" else SQLiteStore
+        base = STORES[self.kind]
         kind = type("Extended", (*mixins, base), {}) if mixins else base
         place = () if self.kind == "memory" else (self.path,)
         if self.kind == "sqlite":
@@ -207,14 +214,36 @@ class Medium:
         return store
 
 
+WAYS = {"sqlite": {"sync", "async"}, "file": {"sync"}, "postgres": {"async"}}
+"""The verbs that tests call on stores that are slower to make than memory, on which they call all."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Try every way to call verbs on memory, and fewer on the stores that are slower to make.
+
+    Which verbs are called is the driver's business, and no store can tell.
+    """
+    left, out = [], []
+    for item in items:
+        given = getattr(item, "callspec", None)
+        told = {} if given is None else given.params
+        verbs = {"sync", "async", "threads"} & {value for value in told.values() if isinstance(value, str)}
+        ways = WAYS.get(str(told.get("medium")))
+        (out if ways is not None and verbs and not verbs & ways else left).append(item)
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = left
+
+
 @pytest.fixture(params=["sync", "async", "threads"])
 def verbs(request: pytest.FixtureRequest) -> Verbs:
     return Verbs(request.param)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=STORES)
 def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
-    medium = Medium(request.param, tmp_path / "runs.db")
+    is_served = request.param == "postgres"
+    medium = Medium(request.param, request.getfixturevalue("postgres") if is_served else tmp_path / "runs.db")
     yield medium
     for store in medium.opened:
         store.close()
@@ -285,3 +314,25 @@ def _logged(id: str, body: Callable[..., Any], log: list[str]) -> Callable[..., 
         return body(given)
 
     return with_context if takes_context else plain
+
+
+@pytest.fixture
+def work(verbs: Verbs, log: list[str]) -> Callable[..., Any]:
+    """Make a step's function, plain or a coroutine function, of a plain one; `log` has its name for each call."""
+
+    def make(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+        called = name or fn.__name__
+
+        @functools.wraps(fn)
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            log.append(called)
+            return fn(*args, **kwargs)
+
+        @functools.wraps(fn)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            return logged(*args, **kwargs)
+
+        return awaited if verbs.has_coroutines else logged
+
+    return make

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from milepost import END, Graph, LeaseLost, Retry, RunCancelled
+from milepost import END, Graph, LeaseLost, Retry, RunCancelled, RunStopped
 from milepost.heartbeat import heartbeat
 
 
@@ -235,3 +236,78 @@ def test_a_cancel_is_seen_at_the_next_checkpoint(verbs, store, line, log):
     with pytest.raises(RunCancelled):
         verbs.run(line(Count, "abc", {"a": a}), Count(), store=store, run_id="r1")
     assert (["a"], ["a"]) == (log, [info.node_id for info in store.list("r1")])
+
+
+class TakenMeanwhile:
+    """Interrupts the verb that calls `method`, before the store does what it is asked, or after that."""
+
+    method = ""
+    is_before = False
+    interrupt: Any = None
+
+    def _perform(self, name: str, wish: Any) -> Any:
+        perform = getattr(super(), name)
+        if name != type(self).method:
+            return perform(wish)
+        type(self).method = ""
+        if type(self).is_before:
+            type(self).interrupt()
+        given = perform(wish)
+        type(self).interrupt()
+        return given
+
+    def create(self, new: Any) -> Any:
+        return self._perform("create", new)
+
+    def claim(self, claim: Any) -> Any:
+        return self._perform("claim", claim)
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["create", "claim"])
+def test_ctrl_c_while_a_run_is_taken_leaves_it_to_the_next_verb(medium, method):
+    kind = type("Kind", (TakenMeanwhile,), {"interrupt": staticmethod(_raise)})
+    store, graph = medium.open(kind), one_node()
+    if method == "claim":
+        with pytest.raises(RunStopped):
+            graph.run(Count(), store=store, run_id="r1", stop_before="a")
+    kind.method = method
+    with pytest.raises(KeyboardInterrupt):
+        if method == "create":
+            graph.run(Count(), store=store, run_id="r1")
+        else:
+            graph.resume(store, "r1")
+    assert ("interrupted", "free") == (store.get_run("r1").info.status, store.get_run("r1").lease)
+    assert Count(1) == graph.resume(store, "r1")
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+@pytest.mark.parametrize("method", ["create", "claim"])
+def test_a_task_that_is_cancelled_while_a_run_is_taken_leaves_it_to_the_next_verb(medium, method, is_before):
+    kind = type("Kind", (TakenMeanwhile,), {"is_before": is_before})
+    store, graph = medium.open(kind), one_node()
+    if method == "claim":
+        with pytest.raises(RunStopped):
+            graph.run(Count(), store=store, run_id="r1", stop_before="a")
+
+    async def main() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        verb = graph.arun(Count(), store=store, run_id="r1") if method == "create" else graph.aresume(store, "r1")
+        working = asyncio.ensure_future(verb)
+        kind.interrupt = staticmethod(lambda: loop.call_soon_threadsafe(working.cancel))
+        kind.method = method
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(main())
+    assert ("interrupted", "free") == (store.get_run("r1").info.status, store.get_run("r1").lease)
+    assert Count(1) == graph.resume(store, "r1")
+
+
+def one_node() -> Any:
+    graph = Graph(Count).add_node("a", lambda state: Count(state.n + 1)).add_edge("a", END).set_entry("a")
+    return graph.compile("one")

@@ -20,8 +20,11 @@ from milepost import (
     RunTimeoutError,
     StateValidationError,
 )
+from milepost.fence import Held
 from milepost.heartbeat import heartbeat
 from milepost.process import describe_owner, this_process
+from milepost.record import make_record
+from milepost.store import NewRun
 
 
 @dataclass
@@ -355,3 +358,27 @@ def test_waiting_for_another_owner_is_part_of_the_time_of_a_call(verbs, medium, 
     assert Count(2) == verbs.run(graph, Count(), store=store, run_id="r1")
     assert [(RunTimeoutError, "r1", 2.0)] == [(type(error), error.run_id, error.timeout) for error in errors]
     assert 2.0 == pytest.approx(sum(jumping.waits))
+
+
+class LetsGo:
+    """Another thread has just released the run whose row was read."""
+
+    token = None
+
+    def _view(self, *args, **options):
+        if type(self).token is not None:
+            self._drop(type(self).token)
+        return super()._view(*args, **options)
+
+
+def test_a_run_that_is_released_while_its_row_is_read_is_nobody_elses(medium):
+    store = medium.open(type("Fresh", (LetsGo,), {}))
+    record = make_record(
+        "r1", 0, "2026-01-01T00:00:00.000000Z", "start", state=b"{}", fields={"flow": "line", "epoch": 1}
+    )
+    token = store.create(NewRun("r1", "line", "nonce", record, 30.0, {}))
+    store.abandon(token)
+    for look in (lambda: store.get_run("r1"), lambda: store.latest("r1").row):
+        store._held["r1"] = Held(token, is_abandoned=True)
+        type(store).token = token
+        assert "abandoned" == look().lease

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from milepost.clock import Clock
 from milepost.store import Store
@@ -20,12 +23,18 @@ class TestMemoryStore(StoreContract):
 
 
 class TestSQLiteStore(StoreContract):
+    runs_statements = True
+
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return SQLiteStore(tmp_path / "runs.db", clock=clock)
 
     def child_source(self, tmp_path: Path) -> str:
         place = str(tmp_path / "runs.db")
         return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r})"
+
+    def query(self, tmp_path: Path, sql: str) -> list[Any]:
+        with closing(sqlite3.connect(tmp_path / "runs.db", timeout=30)) as connection, connection:
+            return connection.execute(sql).fetchall()
 
 
 def test_a_promise_that_does_not_apply_is_no_test():

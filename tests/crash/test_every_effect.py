@@ -25,6 +25,7 @@ from milepost import (
 from milepost.clock import Clock
 from milepost.effects import Ask, Call, Drop, Hold, Write
 from milepost.errors import OptionError
+from milepost.forking_runs import fork
 from milepost.job import Job
 from milepost.record import CHECKPOINT, FAILURE
 from milepost.store import Store, Token
@@ -185,10 +186,33 @@ def resumed_from_a_loop() -> Subject:
     return Subject(loop().graph, Tally(), {"resume_from": "a"})
 
 
+def turns() -> Subject:
+    graph = Graph(Tally).add_node("a", adding("a")).add_node("b", adding("b", 2)).add_edge("a", "b").add_edge("b", END)
+    return Subject(graph.set_entry("a").compile("turns"), Tally(), {"turns": [Tally(1, ["hello"])]})
+
+
+def partial_turns() -> Subject:
+    """A turn that is reduced into the final state; it fails once and is resumed."""
+    failed: list[str] = []
+
+    def tell(state: Chat) -> dict[str, Any]:
+        if state["turns"] == 1 and not failed:
+            failed.append("tell")
+            raise OSError("not yet")
+        return {"messages": [f"answer to {state['messages'][-1]}"], "turns": state["turns"] + 1}
+
+    graph = Graph(Chat, partial=True).add_node("tell", tell).add_edge("tell", END).set_entry("tell")
+    options = {"turns": [{"messages": ["and?"]}], "before": failed.clear, "resumes": 1}
+    return Subject(graph.compile("chat"), Chat(messages=["hi"], turns=0), options)
+
+
 SUBJECTS = [
     line, awaited, loop, conditional, retried, failing_node, failing_router, partial, timed_out, breakpoint_before,
-    breakpoint_after, resumed_from, resumed_from_a_loop,
+    breakpoint_after, resumed_from, resumed_from_a_loop, turns, partial_turns,
 ]  # fmt: skip
+
+DYING_TWICE = [line, loop, retried, failing_router, resumed_from]
+"""What is killed at each pair of effects, which takes the square of the time."""
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -207,7 +231,7 @@ def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
     assert 2 * len(report.effects) == report.scenarios == report.crashes
 
 
-@pytest.mark.parametrize("make", SUBJECTS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", DYING_TWICE, ids=lambda make: make.__name__)
 def test_a_run_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(make: Callable[[], Subject]):
     subject = make()
     report = crashtest(subject.graph, subject.input, crashes=2, **subject.options)
@@ -216,7 +240,7 @@ def test_a_run_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(make: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("make", [line, retried, failing_router, resumed_from], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [retried, resumed_from], ids=lambda make: make.__name__)
 def test_a_run_in_a_file_that_dies_twice_ends_as_if_undisturbed(make: Callable[[], Subject], tmp_path: Path):
     subject = make()
     crashtest(
@@ -384,6 +408,28 @@ def test_failures_before_and_after_a_crash_add_up():
     assert 3 == len(failures)
     assert [1, 2, 3] == [record.fields()["attempt"] for record in failures]
     assert [] == store.read("r-1", kinds=(CHECKPOINT,))
+
+
+def test_a_fork_that_dies_at_any_effect_is_whole_or_not_there_and_its_origin_is_as_it_was():
+    graph, seen = line().graph, set()
+    for number in range(20):
+        store = MemoryStore()
+        result = graph.run(Tally(), store=store, run_id="r-1")
+        before = store.export("r-1")
+        process: Stepper[str] = Stepper(fork(store, "r-1", "f-1", into=store, node_id="b"))
+        for _ in range(number):
+            if not process.is_done:
+                process.step()
+        is_over = process.is_done
+        if not is_over:
+            process.perform()
+        assert before == store.export("r-1")
+        is_there = [info.run_id for info in store.list_runs()] == ["f-1", "r-1"]
+        seen.add((is_over, is_there))
+        if is_there:
+            assert store.verify("f-1").ok
+            assert result == graph.resume(store, "f-1")
+    assert {(False, False), (False, True), (True, True)} == seen
 
 
 def test_a_run_can_be_crashed_at_given_effects_alone():

@@ -1,141 +1,232 @@
-"""Faults that users of other libraries met and that need processes: starts at once, and a delete that is cut short.
+"""Faults that users of other libraries met and that need processes, and what must be true instead on every store.
 
-A process under test runs this file.
+A run is started by two at once; its owner is killed or frozen and another goes on; it is cancelled at the last moment; it is
+deleted by a process that dies meanwhile.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import time
 from typing import Any
 
-from milepost import END, CompiledGraph, Context, Graph, MilepostError, SQLiteStore
+import pytest
+from processes import Forks, Log, Process, calls_of, die, die_at, process, row, say
 
-RUNS = 3
-DELETES = 3
-"""How many statements a delete of a run has, at least."""
+from milepost import Engine, MilepostError
+from milepost.stores.opening import open_store
 
-
-# -- the process under test ------------------------------------------------------------------------------------
-
-
-def counting_graph(log: str) -> CompiledGraph[dict[str, Any]]:
-    """Three nodes in a row, each of which adds 1 and a line to the log."""
-
-    def add(ctx: Context[Any], state: dict[str, Any]) -> dict[str, Any]:
-        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(fd, f"{ctx.run_id} {ctx.node_id}\n".encode())
-        os.close(fd)
-        return {"n": state["n"] + 1}
-
-    graph = Graph(dict).add_node("a", add).add_node("b", add).add_node("c", add)
-    return graph.add_edge("a", "b").add_edge("b", "c").add_edge("c", END).set_entry("a").compile("counting")
+POLL = 0.1
+"""Seconds between two looks of a worker."""
+SLACK = 5.0
+"""Seconds that a machine with much else to do may take for what should take none."""
 
 
-def start(place: str, log: str, mode: str) -> None:
+# -- the processes under test ----------------------------------------------------------------------------------
+
+
+def start(url: str, log: str) -> None:
     """Start a run for each line of standard input, and tell how it ended."""
-    graph = counting_graph(log)
-    with SQLiteStore(place) as store:
-        print("up", flush=True)
+    graph = row(Log(log), lambda node_id: None)
+    with open_store(url) as store:
+        say("up")
         for line in sys.stdin:
+            mode, run_id, _ = json.loads(line)
             try:
-                told: Any = graph.run({"n": 0}, store=store, run_id=line.strip(), if_exists=mode)["n"]
+                say("done", graph.run([], store=store, run_id=run_id, if_exists=mode))
             except MilepostError as exc:
-                told = type(exc).__name__
-            print(json.dumps(told), flush=True)
+                say(type(exc).__name__)
 
 
-def delete(place: str, statement: int) -> None:
-    """Delete a run, and die before the statement of this number, or before the commit if there are not so many."""
-    from milepost.stores import sqlite
+def die_in_the_first_node(url: str, log: str, run_id: str) -> None:
+    """Begin a run, or go on with it, and die before its first node has done anything."""
+    with open_store(url) as store:
+        row(Log(log), lambda node_id: die()).run(["begun"], store=store, run_id=run_id, if_exists="resume")
 
-    seen = 0
 
-    def die(text: str) -> None:
-        nonlocal seen
-        seen += text.lstrip().startswith("DELETE")
-        if seen > statement or (seen and text == "COMMIT"):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    connect: Callable[..., Any] = sqlite.sqlite3.connect
-
-    def traced(*args: Any, **options: Any) -> Any:
-        connection = connect(*args, **options)
-        connection.set_trace_callback(die)
-        return connection
-
-    sqlite.sqlite3.connect = traced
-    SQLiteStore(place).delete_run("r-1")
+def die_in_a_delete(url: str, moment: int) -> None:
+    """Delete a run, and die at a moment of that."""
+    with open_store(url) as store:
+        die_at(moment, store.delete_run)("r-1")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "start":
-        start(*sys.argv[2:])
-    else:
-        delete(sys.argv[2], int(sys.argv[3]))
+    start(*sys.argv[1:])
     sys.exit()
 
-# -- the test's side -------------------------------------------------------------------------------------------
-
-import pytest  # noqa: E402 - a process under test need not pay for it
+# -- who starts ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["error", "resume", "return"])
-def test_processes_that_start_one_id_at_once_execute_it_once(mode: str, tmp_path: Path):
-    place, log = str(tmp_path / "runs.db"), tmp_path / "log"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, "start", place, str(log), mode],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    try:
-        assert ["up\n"] * 2 == [process.stdout.readline() for process in processes if process.stdout]
-        for number in range(RUNS):
-            for process in processes:
-                assert process.stdin
-                process.stdin.write(f"r-{number}\n")
-                process.stdin.flush()
-            told = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
-            assert 3 in told
-            others = {"error": {"RunExistsError"}, "resume": {3, "RunLockedError"}, "return": {3}}[mode]
-            told.remove(3)
-            assert set(told) <= others
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    lines = log.read_text(encoding="utf-8").splitlines()
-    assert sorted(f"r-{number} {node}" for number in range(RUNS) for node in "abc") == sorted(lines)
-    with SQLiteStore(place) as store:
-        assert all(store.verify(f"r-{number}").ok for number in range(RUNS))
+def test_processes_that_start_one_id_at_once_execute_it_once(url: str, log: str) -> None:
+    refused = {"error": {"RunExistsError"}, "resume": {"done", "RunLockedError"}, "return": {"done"}}
+    run_ids = [f"{mode}-{number}" for mode in refused for number in range(2)]
+    with process(url, log, file=__file__) as one, process(url, log, file=__file__) as two:
+        assert (["up"], ["up"]) == (one.hear(), two.hear())
+        for run_id in run_ids:
+            mode = run_id.partition("-")[0]
+            one.tell(mode, run_id)
+            two.tell(mode, run_id)
+            told = [one.hear(), two.hear()]
+            assert all([*"abc"] == state for _, *states in told for state in states)
+            kinds = [kind for kind, *_ in told]
+            kinds.remove("done")
+            assert set(kinds) <= refused[mode]
+    with open_store(url) as store:
+        for run_id in run_ids:
+            assert [*"abc"] == [call.node_id for call in calls_of(log, run_id)]
+            assert store.verify(run_id).ok
 
 
-@pytest.mark.parametrize("statement", range(DELETES + 1))
-def test_a_delete_that_is_killed_leaves_the_whole_run_or_nothing_of_it(statement: int, tmp_path: Path):
-    place, log = str(tmp_path / "runs.db"), str(tmp_path / "log")
-    graph = counting_graph(log)
-    with SQLiteStore(place) as store:
-        graph.run({"n": 5}, store=store, run_id="r-1", tags={"old": "yes"})
-        before = store.export("r-1")
-    ended = subprocess.run([sys.executable, __file__, "delete", place, str(statement)], check=False)
-    assert -signal.SIGKILL == ended.returncode
-    with SQLiteStore(place) as store:
-        assert before == store.export("r-1")
-        assert store.verify("r-1").ok
-        assert {"n": 8} == graph.resume(store, "r-1")
-        store.delete_run("r-1")
-        assert ([], []) == (store.list_runs(), store.read("r-1"))
-        assert {"n": 103} == graph.run({"n": 100}, store=store, run_id="r-1")
-        assert {} == dict(store.get_run("r-1").info.tags)
-        assert [1, 1, 1] == [info.visit for info in store.history("r-1")]
-        assert b'"n":8' not in store.export("r-1")
-    assert 6 == len(Path(log).read_text(encoding="utf-8").splitlines())
+# -- who goes on -----------------------------------------------------------------------------------------------
+
+
+def begin(owner: Process, run_id: str, **options: Any) -> None:
+    """Have it begin a run and come to the second node."""
+    owner.tell("run", run_id, **options)
+    assert ["in", "a"] == owner.hear()
+    owner.tell()
+    assert ["in", "b"] == owner.hear()
+
+
+def finish(other: Process) -> None:
+    """Let it go on from the second node, where it is, to the end of the run."""
+    other.tell()
+    assert ["in", "c"] == other.hear()
+    other.tell()
+
+
+def test_a_run_that_was_killed_in_its_first_node_again_and_again_is_listed_and_ends(
+    forks: Forks, url: str, log: str
+) -> None:
+    with open_store(url) as store:
+        for crashes in range(3):
+            assert forks.call(die_in_the_first_node, url, log, "r-1").was_killed
+            (info,) = store.list_runs()
+            assert ("r-1", "row", "dead", crashes) == (info.run_id, info.flow, info.status, info.crash_count)
+            assert [b'["begun"]'] == [record.payload for record in store.read("r-1", kinds=("start",))]
+        assert ["begun", *"abc"] == row(Log(log), lambda node_id: None).resume(store, "r-1")
+        assert "finished" == store.get_run("r-1").info.status
+    assert [*"aaaabc"] == [call.node_id for call in calls_of(log, "r-1")]
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["on this host", "elsewhere"])
+def test_a_worker_that_was_up_before_the_kill_goes_on_within_lease_and_poll(
+    is_elsewhere: bool, url: str, log: str
+) -> None:
+    with process("obey", url, log) as owner, process("obey", url, log) as worker, open_store(url) as store:
+        assert (["up"], ["up"]) == (owner.hear(), worker.hear())
+        if is_elsewhere:
+            owner.tell("move away")
+            assert ["away"] == owner.hear()
+        worker.tell("work", poll=POLL)
+        assert ["working"] == worker.hear()
+        begin(owner, "r-1", lease=0.6 if is_elsewhere else 3600.0)
+        owner.kill()
+        killed_at = time.time()
+        until = store.get_run("r-1").info.lease_until
+        assert until is not None
+        assert ["in", "b"] == worker.hear()
+        taken_at = time.time()
+        # Of a process of this host it is known that it is gone; elsewhere only the end of its lease tells.
+        free_at = until.timestamp() if is_elsewhere else killed_at
+        assert free_at <= taken_at < free_at + POLL + SLACK
+        finish(worker)
+        with Engine(store) as engine:
+            assert [*"abc"] == engine.handle("r-1", row(Log(log))).result(timeout=SLACK)
+        assert [(owner.pid, "a"), (owner.pid, "b"), (worker.pid, "b"), (worker.pid, "c")] == [
+            (call.pid, call.node_id) for call in calls_of(log, "r-1")
+        ]
+
+
+def test_of_two_that_resume_a_dead_run_at_once_exactly_one_wins(forks: Forks, url: str, log: str) -> None:
+    run_ids = [f"r-{number}" for number in range(4)]
+    with process("obey", url, log) as one, process("obey", url, log) as two:
+        assert (["up"], ["up"]) == (one.hear(), two.hear())
+        for run_id in run_ids:
+            assert forks.call(die_in_the_first_node, url, log, run_id).was_killed
+            one.tell("resume", run_id)
+            two.tell("resume", run_id)
+            said = [one.hear(), two.hear()]
+            assert [["RunLockedError"], ["in", "a"]] == sorted(said, key=str)
+            winner = (one, two)[said.index(["in", "a"])]
+            winner.tell()
+            assert ["in", "b"] == winner.hear()
+            finish(winner)
+            assert ["done", ["begun", *"abc"]] == winner.hear()
+            assert [*"aabc"] == [call.node_id for call in calls_of(log, run_id)]
+    with open_store(url) as store:
+        for run_id in run_ids:
+            assert store.verify(run_id).ok
+            owners = store.read(run_id, kinds=("owner",))
+            assert [True] == [record.fields().get("crashed") for record in owners]
+
+
+def test_a_frozen_owner_that_was_overtaken_starts_no_further_node(url: str, log: str) -> None:
+    with process("obey", url, log) as owner, process("obey", url, log) as other:
+        assert (["up"], ["up"]) == (owner.hear(), other.hear())
+        begin(owner, "r-1", lease=0.6)
+        other.tell("resume", "r-1")
+        assert ["RunLockedError"] == other.hear()
+        owner.freeze()
+        other.tell("resume", "r-1", on_locked="wait")
+        assert ["in", "b"] == other.hear()
+        finish(other)
+        assert ["done", [*"abc"]] == other.hear()
+        with open_store(url) as store:
+            journal = store.read("r-1")
+            owner.thaw()
+            owner.tell()
+            assert ["LeaseLost"] == owner.hear()
+            assert journal == store.read("r-1")
+            assert "finished" == store.get_run("r-1").info.status
+        assert [(owner.pid, "a"), (owner.pid, "b"), (other.pid, "b"), (other.pid, "c")] == [
+            (call.pid, call.node_id) for call in calls_of(log, "r-1")
+        ]
+
+
+# -- the end of a run ------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_just_before_the_last_node_ends_is_the_one_outcome_and_the_process_goes_on(url: str, log: str) -> None:
+    with process("obey", url, log) as owner, open_store(url) as store, Engine(store) as engine:
+        assert ["up"] == owner.hear()
+        begin(owner, "r-1")
+        owner.tell()
+        assert ["in", "c"] == owner.hear()
+        assert "requested" == engine.cancel("r-1", "not needed")
+        owner.tell()
+        assert ["RunCancelled"] == owner.hear()
+        info = store.get_run("r-1").info
+        assert ("cancelled", "not needed") == (info.status, info.reason)
+        assert ["cancelled"] == [record.fields()["status"] for record in store.read("r-1", kinds=("finish",))]
+        owner.tell("resume", "r-1")
+        assert ["RunNotResumableError"] == owner.hear()
+        begin(owner, "r-2")
+        finish(owner)
+        assert ["done", [*"abc"]] == owner.hear()
+
+
+def test_a_delete_that_is_killed_leaves_the_whole_run_or_nothing_of_it(forks: Forks, url: str, log: str) -> None:
+    graph, parts, outcomes = row(Log(log), lambda node_id: None), 5, []
+    with open_store(url) as store:
+        graph.run(["old"], store=store, run_id="r-1", tags={"old": "yes"})
+        whole = store.export("r-1")
+        ((_, moments),) = forks.call(die_in_a_delete, url, -1).told
+        for part in range(parts + 1):
+            store.import_run(whole)
+            before = store.export("r-1")
+            moment = moments * part // parts if part < parts else sys.maxsize
+            assert forks.call(die_in_a_delete, url, moment).was_killed
+            outcomes.append(bool(store.list_runs()))
+            if outcomes[-1]:
+                assert before == store.export("r-1")
+                assert store.verify("r-1").ok
+                store.delete_run("r-1")
+            assert ([], []) == (store.list_runs(), store.read("r-1"))
+            assert ["new", *"abc"] == graph.run(["new"], store=store, run_id="r-1")
+            assert {} == dict(store.get_run("r-1").info.tags)
+            assert [1, 1, 1] == [info.visit for info in store.history("r-1")]
+            assert b"old" not in store.export("r-1")
+            store.delete_run("r-1")
+    assert (True, False) == (outcomes[0], outcomes[-1])

@@ -1,63 +1,38 @@
-"""Real processes, killed by SIGKILL and frozen by SIGSTOP while they run, and others that go on with their runs.
+"""Processes that are killed by SIGKILL while they run: at a moment of each save, and at random moments again and again.
 
-A process under test runs this file. It appends a line to a log for each call of a node, and writes a line to its
-standard output for each checkpoint that was reported saved. Everything random is seeded.
+A process under test appends a line to a log for each call of a node, and says so of each checkpoint that was reported
+saved. Everything random is seeded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-import select
-import signal
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from milepost import END, CheckpointSaved, CompiledGraph, Context, Graph, MilepostError, Retry, SQLiteStore, Store
+import pytest
+from processes import Forks, Log, calls_of, die_at, process, say
+
+from milepost import END, CheckpointSaved, CompiledGraph, Context, Graph, Retry, RunNotFoundError, Store
+from milepost.stores.opening import open_store
 
 ROUNDS = 14
 NODES = 3
 """In each round of the graph."""
 
 
-# -- the process under test ------------------------------------------------------------------------------------
+# -- the processes under test ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Work:
     round: int = 0
     total: int = 0
-
-
-def say(kind: str, *told: Any) -> None:
-    """Tell the test something, in one write."""
-    os.write(1, json.dumps([kind, *told]).encode() + b"\n")
-
-
-def heard() -> None:
-    """Block until the test says something; end with the test."""
-    if not sys.stdin.readline():
-        os._exit(0)
-
-
-class Log:
-    """A file of lines that several processes append to."""
-
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def add(self, ctx: Context[Any]) -> None:
-        line = json.dumps([os.getpid(), ctx.run_id, ctx.node_id, ctx.visit, ctx.attempt])
-        os.write(self._fd, line.encode() + b"\n")
 
 
 def working_graph(log: Log, is_async: bool) -> CompiledGraph[Work]:
@@ -100,129 +75,118 @@ def working_graph(log: Log, is_async: bool) -> CompiledGraph[Work]:
     )
 
 
-def waiting_graph(log: Log) -> CompiledGraph[Work]:
-    """Two nodes; the first says that it is there and goes on when it is told to."""
+def short_graph(log: Log) -> CompiledGraph[list[str]]:
+    """Four nodes in a row, each of which adds its name."""
 
-    def wait(ctx: Context[Any], state: Work) -> Work:
+    def add(ctx: Context[Any], state: list[str]) -> list[str]:
         log.add(ctx)
-        say("in")
-        heard()
-        return Work(state.round, state.total + 1)
+        return [*state, ctx.node_id]
 
-    def last(ctx: Context[Any], state: Work) -> Work:
-        log.add(ctx)
-        return Work(state.round, state.total + 10)
-
-    graph = Graph(Work).add_node("wait", wait).add_node("last", last).add_edge("wait", "last").add_edge("last", END)
-    return graph.set_entry("wait").compile("waiting")
+    graph = Graph(list[str])
+    for node_id, target in zip("abcd", ["b", "c", "d", END], strict=True):
+        graph.add_node(node_id, add).add_edge(node_id, target)
+    return graph.set_entry("a").compile("short")
 
 
-def work(place: str, log: Log, run_id: str, is_async: bool) -> None:
-    """Begin a run, or go on with it at once, and report each checkpoint."""
+def run(graph: CompiledGraph[Any], is_async: bool, *args: Any, **options: Any) -> Any:
+    """What `run` gives, or its a-twin, that tells the test of each checkpoint that was saved."""
 
     def report(event: Any) -> None:
         if type(event) is CheckpointSaved:
             say("saved", event.node_id, event.sequence)
 
-    graph = working_graph(log, is_async)
-    with SQLiteStore(place) as store:
-        if is_async:
-            state = asyncio.run(graph.arun(Work(), store=store, run_id=run_id, if_exists="resume", hooks=[report]))
-        else:
-            state = graph.run(Work(), store=store, run_id=run_id, if_exists="resume", hooks=[report])
+    options["hooks"] = [report]
+    return asyncio.run(graph.arun(*args, **options)) if is_async else graph.run(*args, **options)
+
+
+def work(url: str, log: str, run_id: str, is_async: bool) -> None:
+    """Begin a run, or go on with it at once."""
+    graph = working_graph(Log(log), is_async)
+    with open_store(url) as store:
+        state = run(graph, is_async, Work(), store=store, run_id=run_id, if_exists="resume")
     say("done", state.round, state.total)
 
 
-def obey(place: str, log: Log) -> None:
-    """Run a verb for each line of standard input."""
-    graph = waiting_graph(log)
-    with SQLiteStore(place) as store:
-        say("up")
-        for line in sys.stdin:
-            verb, run_id, options = json.loads(line)
-            try:
-                if verb == "run":
-                    state = graph.run(Work(), store=store, run_id=run_id, **options)
-                else:
-                    state = graph.resume(store, run_id, **options)
-            except MilepostError as exc:
-                say(type(exc).__name__)
-            else:
-                say("done", state.total)
+def die_in_a_save(url: str, log: str, run_id: str, is_async: bool, save: int, moment: int) -> None:
+    """Begin a run and die at a moment of its save with this number; 0 is that of the start."""
+    with open_store(url) as store:
+        saves = 0
 
+        def counted(fn: Callable[..., Any]) -> Callable[..., Any]:
+            def counting(*args: Any) -> Any:
+                nonlocal saves
+                saves += 1
+                return (die_at(moment, fn) if saves == save + 1 else fn)(*args)
 
-def main() -> None:
-    kind, place, log, *more = sys.argv[1:]
-    if kind == "work":
-        work(place, Log(log), more[0], more[1] == "async")
-    else:
-        obey(place, Log(log))
+            return counting
+
+        for name in ("create", "append"):
+            setattr(store, name, counted(getattr(store, name)))
+        run(short_graph(Log(log)), is_async, [], store=store, run_id=run_id)
 
 
 if __name__ == "__main__":
-    main()
+    url, log, run_id, way = sys.argv[1:]
+    work(url, log, run_id, way == "async")
     sys.exit()
 
-# -- the test's side -------------------------------------------------------------------------------------------
 
-import pytest  # noqa: E402 - a process under test is started often, and need not pay for it
-
-
-class Process:
-    """A process under test."""
-
-    def __init__(self, kind: str, *args: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, kind, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self.pid = self._process.pid
-
-    def tell(self, verb: str = "", run_id: str = "", **options: Any) -> None:
-        self._stdin.write(json.dumps([verb, run_id, options]).encode() + b"\n")
-        self._stdin.flush()
-
-    def hear(self) -> list[Any]:
-        """What it says next; [] when it has ended."""
-        line = self._stdout.readline()
-        return json.loads(line) if line.endswith(b"\n") else []
-
-    def rest(self) -> Iterator[list[Any]]:
-        """What it says until it ends."""
-        while told := self.hear():
-            yield told
-
-    def says_nothing_for(self, seconds: float) -> None:
-        """Let time pass, until it ends or says something at the latest."""
-        select.select([self._stdout], [], [], seconds)
-
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def kill(self) -> bool:
-        """Kill it; whether it was still alive then."""
-        self._process.kill()
-        return self._process.wait() == -signal.SIGKILL
-
-    def end(self) -> None:
-        self.kill()
-        self._stdin.close()
-        self._stdout.close()
+# -- at a moment of each save ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def process(kind: str, *args: str) -> Iterator[Process]:
-    started = Process(kind, *args)
+def die_at_moments(forks: Forks, url: str, log: str, save: int, parts: int) -> None:
+    """Kill processes before a save, after it, and at `parts` - 1 moments between; this one goes on with their runs."""
+    graph, nodes, is_async = short_graph(Log(log)), [*"abcd"], save % 2 == 1
+    told = forks.call(die_in_a_save, url, log, "whole", is_async, save, -1).told
+    (moments,) = (number for kind, number, *_ in told if kind == "moments")
+    outcomes = []
+    with open_store(url) as store:
+        for part in range(parts + 1):
+            # However long the last save takes: it is over.
+            moment = moments * part // parts if part < parts else sys.maxsize
+            run_id = f"r-{part}"
+            ended = forks.call(die_in_a_save, url, log, run_id, is_async, save, moment)
+            reported = [node_id for kind, node_id, *_ in ended.told if kind == "saved"]
+            assert (True, nodes[: max(0, save - 1)]) == (ended.was_killed, reported)
+            assert nodes[:save] == [call.node_id for call in calls_of(log, run_id)]
+            found = saves(store, run_id)
+            assert nodes == graph.run([], store=store, run_id=run_id, if_exists="resume")
+            # What was saved did not run again, reported or not; what was not did so once.
+            after = [call.node_id for call in calls_of(log, run_id)][save:]
+            assert after in (nodes[save:], nodes[max(0, save - 1) :])
+            # A server may still have been about to save it.
+            outcomes.append(nodes[save:] == after if save else found == 1)
+            assert found == save + outcomes[-1] or (found == save and url.startswith("postgresql"))
+            assert (True, "finished") == (store.verify(run_id).ok, store.get_run(run_id).info.status)
+            assert nodes == [info.node_id for info in store.history(run_id)]
+    assert (False, True) == (outcomes[0], outcomes[-1])
+
+
+def saves(store: Store, run_id: str) -> int:
+    """How many saves of a run are there, that of its start included."""
     try:
-        yield started
-    finally:
-        started.end()
+        store.get_run(run_id)
+    except RunNotFoundError:
+        return 0
+    return 1 + len(store.history(run_id))
+
+
+@pytest.mark.parametrize("save", range(5))
+def test_a_process_killed_before_in_and_after_a_save_loses_nothing_that_was_saved(
+    save: int, forks: Forks, url: str, log: str
+) -> None:
+    die_at_moments(forks, url, log, save, parts=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("save", range(5))
+def test_a_process_killed_at_many_moments_of_a_save_loses_nothing_that_was_saved(
+    save: int, forks: Forks, url: str, log: str
+) -> None:
+    die_at_moments(forks, url, log, save, parts=20)
+
+
+# -- at random moments, again and again ------------------------------------------------------------------------
 
 
 @dataclass
@@ -235,19 +199,18 @@ class Story:
     reported: list[tuple[int, int]]
     """Process and sequence of each checkpoint that was reported."""
     pids: list[int]
-    is_async: bool
 
 
 def undisturbed() -> Work:
     return Work(ROUNDS, sum(range(ROUNDS)) + 1000 * ROUNDS)
 
 
-def kill_until_done(place: str, log: str, run_id: str, kills: int, draw: random.Random, is_async: bool) -> Story:
+def kill_until_done(url: str, log: str, run_id: str, kills: int, draw: random.Random, is_async: bool) -> Story:
     """Let one process after the other work on a run; the first `kills` of them are killed at random moments."""
-    story = Story(run_id, 0, [], [], [], is_async)
+    story = Story(run_id, 0, [], [], [])
     left = kills
     while not story.told:
-        with process("work", place, log, run_id, "async" if is_async else "sync") as one:
+        with process(url, log, run_id, "async" if is_async else "sync", file=__file__) as one:
             story.pids.append(one.pid)
             # So few that the run does not end before all of them were killed.
             patience = draw.randint(0, max(0, 2 * ROUNDS * NODES // (kills + 1) - 1)) if left else None
@@ -273,12 +236,6 @@ def kill_until_done(place: str, log: str, run_id: str, kills: int, draw: random.
     return story
 
 
-def calls_of(log: str, run_id: str) -> list[tuple[int, str, int]]:
-    """The process, node and visit of each call that the log tells of, in order."""
-    lines = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]
-    return [(pid, node_id, visit) for pid, run, node_id, visit, _ in lines if run == run_id]
-
-
 def check(story: Story, store: Store, log: str) -> None:
     """What must be true of a run, however often its processes were killed."""
     want = undisturbed()
@@ -294,7 +251,7 @@ def check(story: Story, store: Store, log: str) -> None:
     visit_at = {info.sequence: (info.node_id, info.visit) for info in history}
     for pid, sequence in story.reported:
         visit = visit_at[sequence]
-        again = [call for call in calls if call[1:] == visit and order[call[0]] > order[pid]]
+        again = [call for call in calls if call[1:] == visit and order[call.pid] > order[pid]]
         assert not again, f"{visit} ran again in {again}, though its checkpoint was reported by process {pid}"
     stumbles = {("stumble", visit): 2 for visit in range(1, ROUNDS + 1, 3)}
     extra = Counter((node_id, visit) for _, node_id, visit in calls)
@@ -302,122 +259,47 @@ def check(story: Story, store: Store, log: str) -> None:
     assert sum(max(0, more) for more in extra.values()) <= story.kills
 
 
-def kill_runs(tmp_path: Path, *, seed: int, runs: int, kills: int, is_async: bool) -> int:
-    """Kill the processes of several runs in one file at random moments; how many were killed."""
-    place, log = str(tmp_path / "runs.db"), str(tmp_path / "log")
+def kill_runs(url: str, log: str, *, seed: int, runs: int, kills: int, is_async: bool) -> int:
+    """Kill the processes of several runs in one store at random moments; how many were killed."""
 
     def one(number: int) -> list[Story]:
         draw = random.Random(f"{seed}/{number}")
         told: list[Story] = []
         # Where the disk is fast a run may end before all kills are spent: the next run gets the others.
         while (left := kills - sum(story.kills for story in told)) > 0:
-            told.append(kill_until_done(place, log, f"r-{number}-{len(told)}", left, draw, is_async))
+            told.append(kill_until_done(url, log, f"r-{number}-{len(told)}", left, draw, is_async))
         return told
 
     with ThreadPoolExecutor(runs) as pool:
         stories = [story for told in pool.map(one, range(runs)) for story in told]
-    with SQLiteStore(place) as store:
+    with open_store(url) as store:
         for story in stories:
             check(story, store, log)
     return sum(story.kills for story in stories)
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_runs_whose_processes_are_killed_at_random_end_right(is_async: bool, tmp_path: Path):
-    assert 30 == kill_runs(tmp_path, seed=17, runs=3, kills=10, is_async=is_async)
+ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+@ways
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_runs_whose_processes_are_killed_at_random_end_right(is_async: bool, url: str, log: str) -> None:
+    assert 30 == kill_runs(url, log, seed=17, runs=3, kills=10, is_async=is_async)
+
+
+@pytest.mark.slow
+@ways
+@pytest.mark.parametrize("url", ["file", "postgres"], indirect=True)
+def test_runs_whose_processes_are_killed_often_end_right_on_other_stores_too(
+    is_async: bool, url: str, log: str
+) -> None:
+    assert 20 == kill_runs(url, log, seed=17, runs=4, kills=5, is_async=is_async)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_runs_that_are_killed_very_often_end_right(is_async: bool, seed: int, tmp_path: Path):
-    assert 80 == kill_runs(tmp_path, seed=seed, runs=4, kills=20, is_async=is_async)
-
-
-# -- who goes on ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> tuple[str, str]:
-    """Where the store is, and the log."""
-    return str(tmp_path / "runs.db"), str(tmp_path / "log")
-
-
-def test_a_process_that_was_up_before_the_kill_goes_on_at_once(place: tuple[str, str]):
-    with process("obey", *place) as owner, process("obey", *place) as other:
-        assert (["up"], ["up"]) == (owner.hear(), other.hear())
-        owner.tell("run", "r-1")
-        assert ["in"] == owner.hear()
-        other.tell("resume", "r-1")
-        assert ["RunLockedError"] == other.hear()
-        owner.kill()
-        other.tell("resume", "r-1")
-        assert ["in"] == other.hear()
-        other.tell()
-        assert ["done", 11] == other.hear()
-        assert [
-            (owner.pid, "wait", 1),
-            (other.pid, "wait", 1),
-            (other.pid, "last", 1),
-        ] == calls_of(place[1], "r-1")
-
-
-def test_of_two_that_resume_a_dead_run_at_once_exactly_one_wins(place: tuple[str, str]):
-    with process("obey", *place) as one, process("obey", *place) as two:
-        assert (["up"], ["up"]) == (one.hear(), two.hear())
-        for number in range(8):
-            run_id = f"r-{number}"
-            with process("obey", *place) as owner:
-                owner.hear()
-                owner.tell("run", run_id)
-                assert ["in"] == owner.hear()
-                owner.kill()
-            one.tell("resume", run_id)
-            two.tell("resume", run_id)
-            said = [one.hear(), two.hear()]
-            assert [["RunLockedError"], ["in"]] == sorted(said, key=str)
-            winner = (one, two)[said.index(["in"])]
-            winner.tell()
-            assert ["done", 11] == winner.hear()
-            assert 3 == len(calls_of(place[1], run_id))
-    with SQLiteStore(place[0]) as store:
-        for number in range(8):
-            assert store.verify(f"r-{number}").ok
-            owners = store.read(f"r-{number}", kinds=("owner",))
-            assert [True] == [record.fields().get("crashed") for record in owners]
-
-
-def test_a_frozen_owner_that_was_overtaken_starts_no_further_node(place: tuple[str, str]):
-    with process("obey", *place) as owner, process("obey", *place) as other:
-        assert (["up"], ["up"]) == (owner.hear(), other.hear())
-        owner.tell("run", "r-1", lease=0.6)
-        assert ["in"] == owner.hear()
-        owner.freeze()
-        other.tell("resume", "r-1", on_locked="wait")
-        assert ["in"] == other.hear()
-        other.tell()
-        assert ["done", 11] == other.hear()
-        with SQLiteStore(place[0]) as store:
-            journal = store.read("r-1")
-            owner.thaw()
-            owner.tell()
-            assert ["LeaseLost"] == owner.hear()
-            assert journal == store.read("r-1")
-            assert "finished" == store.get_run("r-1").info.status
-        assert [
-            (owner.pid, "wait", 1),
-            (other.pid, "wait", 1),
-            (other.pid, "last", 1),
-        ] == calls_of(place[1], "r-1")
-
-
-def test_a_run_of_a_killed_process_is_listed_as_dead(place: tuple[str, str]):
-    with process("obey", *place) as owner:
-        owner.hear()
-        owner.tell("run", "r-1", tags={"customer": "17"})
-        assert ["in"] == owner.hear()
-        owner.kill()
-    with SQLiteStore(place[0]) as store:
-        (info,) = store.list_runs(status="dead")
-        assert ("r-1", "waiting", {"customer": "17"}) == (info.run_id, info.flow, dict(info.tags))
+@pytest.mark.parametrize("seed", range(2))
+@ways
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_runs_that_are_killed_very_often_end_right(is_async: bool, seed: int, url: str, log: str) -> None:
+    assert 80 == kill_runs(url, log, seed=seed, runs=4, kills=20, is_async=is_async)

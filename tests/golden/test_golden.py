@@ -162,6 +162,22 @@ RECORDS = {
         },
         b'{"n":7}',
     ),
+    "owner_continue": (
+        {"sequence": 7, "node_id": "", "verb": "continue", "from": 5, "entry": "order", "epoch": 3},
+        b'{"n":9}',
+    ),
+    "owner_fork": (
+        {"sequence": 4, "node_id": "", "verb": "fork", "from": 3, "epoch": 3, "reason": "its state was overridden"},
+        b'{"n":7}',
+    ),
+    "start_forked": (
+        {
+            "sequence": 0,
+            "flow": "orders",
+            "origin": {"run_id": "r-0", "sequence": 3, "origin": {"run_id": "r", "sequence": 2}},
+        },
+        b'{"n":5}',
+    ),
     "failure": (
         {
             "sequence": 4,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from milepost.checkpoint import Checkpoint, migrate, read_envelope
 from milepost.errors import DeserializeStateError, SerializeStateError
-from milepost.record import FAILURE, START, Seals, compress, make_record
+from milepost.record import FAILURE, START, compress, make_record
+from milepost.seals import Seals
 
 MOMENT = datetime(2025, 12, 20, 15, 30, tzinfo=UTC)
 STAMP = "2025-12-20T15:30:00.000000Z"

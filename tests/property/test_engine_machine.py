@@ -1,4 +1,4 @@
-"""Random graphs with loops, random failures and random crashes: the end is always that of the undisturbed run."""
+"""Random graphs with loops, turns, random failures and random crashes: the end is always that of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class Plan:
     """How often the node of that step fails, as far as its policy allows."""
     router_failures: frozenset[int]
     """The steps whose router fails when it is first asked."""
+    turns: tuple[int, ...] = ()
+    """The step at which each further turn of the run begins."""
 
     @property
     def resumes(self) -> int:
@@ -69,6 +71,7 @@ def plans(draw: st.DrawFn) -> Plan:
         answers=tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=5))),
         node_failures=draw(st.dictionaries(st.integers(0, LIMIT), st.integers(1, 2), max_size=3)),
         router_failures=draw(st.frozensets(st.integers(0, LIMIT), max_size=2)),
+        turns=tuple(draw(st.lists(st.integers(0, LIMIT), max_size=2))),
     )
 
 
@@ -142,8 +145,16 @@ def router_of(number: int, node: NodePlan, plan: Plan, world: World) -> Callable
 def check(plan: Plan, crashes: list[Crash], **options: Any) -> None:
     world = World()
     graph = build(plan, world)
+    turns = [State(step) for step in plan.turns]
     report = crashtest(
-        graph, State(), crashes=crashes, before=world.clear, resumes=plan.resumes, max_crashes=None, **options
+        graph,
+        State(),
+        crashes=crashes,
+        turns=turns,
+        before=world.clear,
+        resumes=plan.resumes,
+        max_crashes=None,
+        **options,
     )
     note(f"undisturbed: {', '.join(report.calls)}")
     event(f"{report.crashes} crashes")

@@ -27,6 +27,7 @@ from milepost.errors import (
     RunNotResumableError,
 )
 from milepost.store import ENDED, Latest, Ranges, Release, Store, Token
+from milepost.stores.file import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite import SQLiteStore
 from milepost.testing import FakeClock
@@ -400,11 +401,20 @@ class SQLiteMachine(StoreMachine):
         return SQLiteStore(place / "runs.db", durability="normal", clock=clock)
 
 
+class FileMachine(StoreMachine):
+    def make_store(self, place: Path, clock: FakeClock) -> Store:
+        return FileStore(place / "runs", clock=clock)
+
+
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.settings = settings(
     max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestSQLiteMachine = SQLiteMachine.TestCase
 TestSQLiteMachine.settings = settings(
+    max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestFileMachine = FileMachine.TestCase
+TestFileMachine.settings = settings(
     max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

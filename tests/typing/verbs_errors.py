@@ -30,5 +30,5 @@ orders.run(Order(), max_iterations="9")  # type: ignore[call-overload]  # pyrigh
 orders.resume("runs.db", "r1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 engine.resume(Graph(Order), "r1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 engine.retry(orders)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-Engine(store, if_exists="continue")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Engine(store, if_exists="again")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_type(engine.resume(orders, "r1"), RunResult[Order])  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,21 @@ from benchmarks.setting import TINY, Setting
 ROUNDS = Rounds({"ours": (3.0, 4.0, 9.0), "limit": (1.0, 2.0, 3.0), "aside": (1.0, 1.0, 1.0)})
 
 
+@pytest.fixture(autouse=True)
+def little_to_collect() -> Iterator[None]:
+    """Garbage is collected before each turn of each side: what other tests have left does not take part in that."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def figure(**changes) -> Figure:
     given = {"measure": "ratio", "unit": "ms", "limit": "limit", "limit_is": "raw"} | changes
     return compare("some work", ROUNDS, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_each_benchmark_tells_whole_figures(name: str, tmp_path: Path) -> None:
     places = {"disk": tmp_path / "a", "tmpfs": tmp_path / "b"}
@@ -88,6 +100,7 @@ def test_the_json_says_the_same_as_the_table() -> None:
     assert ("<= 2", False, None, None) == (only["goal"], only["reached"], only["aim"], only["aim_reached"])
 
 
+@pytest.mark.slow
 def test_the_command_measures_only_what_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--only", "compile", "--quick", "--json", "--dir", str(tmp_path), "--tmpfs", str(tmp_path / "none")]
     assert 0 == main(arguments)

@@ -19,7 +19,8 @@ from milepost.errors import (
     DeserializeStateError,
     SerializeStateError,
 )
-from milepost.record import FAILURE, START, Record, Seals, compress, digest_of, make_record
+from milepost.record import FAILURE, START, Record, compress, digest_of, make_record
+from milepost.seals import Seals
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 MOMENT = datetime(2025, 12, 20, 15, 30, tzinfo=UTC)

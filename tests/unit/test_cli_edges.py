@@ -18,8 +18,8 @@ from cli_calls import Shop, shop
 from test_cli_looking import make_run
 
 from milepost import SQLiteStore
-from milepost.cli.app import OneLine
 from milepost.cli.invocation import in_options
+from milepost.cli.logs import OneLine
 from milepost.store import Release, Wait
 
 __all__ = ["shop"]
@@ -49,7 +49,7 @@ WRONG = [
     (2, ["run", "shop:graph", "-i", "id"]),
     (2, ["run", "shop:graph", "-i", "id=a", "-i", "id=b"]),
     (2, ["run", "shop:graph", "-i", "id=a", "--run-id", " "]),
-    (2, ["run", "shop:graph", "-i", "id=a", "--store", "file:///x"]),
+    (2, ["run", "shop:graph", "-i", "id=a", "--store", "file://host/x"]),
     (2, ["run", "shop:graph", "-i", "id=a", "--store", "sqlite:///text.db"]),
     (2, ["resume", "a", "shop:graph", "--visit", "1"]),
     (2, ["resume", "a", "shop:graph", "--from", "nowhere"]),
@@ -237,7 +237,7 @@ def test_a_killed_run_is_shown_as_dead_with_what_to_do(shop: Shop) -> None:
         process.kill()
     shown = shop.call("show", "a", "--json").json
     assert ("dead", "charge") == (shown["run"]["status"], shown["next_node"])
-    assert shown["why"].startswith(f"process {process.pid} has died or stands still")
+    assert shown["why"].startswith(f"process {process.pid} on this machine stopped without a word")
     assert "milepost resume a TARGET goes on at 'charge'" in shown["why"]
     plan = shop.call("resume", "a", "shop:graph", "--plan", "--json").json
     assert ("continue", "charge") == (plan["verdict"], plan["next_node"])

@@ -1,9 +1,10 @@
-"""export, verify, delete, graph and doctor."""
+"""export, import, verify, delete, prune, stats, graph and doctor."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
 from contextlib import closing
 
 import pytest
@@ -59,6 +60,118 @@ def test_verify_tells_of_a_damaged_record(done: Shop) -> None:
     assert (False, 1) == (document["ok"], len(document["problems"]))
 
 
+def test_verify_of_all_runs(done: Shop) -> None:
+    done.call("run", "shop:graph", "-i", "id=b", "--run-id", "b")
+    answer = done.call("verify", "--all")
+    assert (0, "2 runs verified, nothing is wrong\n") == (answer.code, answer.out)
+    damage()
+    answer = done.call("verify", "--all")
+    assert 1 == answer.code
+    assert ["run 'b' has 1 problem:", "run 'a' has 1 problem:"] == answer.out.splitlines()[::2]
+    document = done.call("verify", "--all", "--json").json
+    assert (False, 2, ["b", "a"]) == (document["ok"], document["runs"], [d["run_id"] for d in document["damaged"]])
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "--all"]])
+def test_verify_needs_either_a_run_or_all(done: Shop, arguments: list[str]) -> None:
+    answer = done.call("verify", *arguments)
+    assert 2 == answer.code
+    assert "--all" in answer.err
+
+
+def test_import_takes_in_what_export_wrote(done: Shop) -> None:
+    done.call("export", "a", "-o", "a.jsonl")
+    answer = done.call("import", "a.jsonl")
+    assert (1, True) == (answer.code, "run 'a' exists" in answer.err)
+    answer = done.call("import", "a.jsonl", "--run-id", "copy")
+    assert (0, "imported run 'copy', which is finished\n") == (answer.code, answer.out)
+    document = done.call("import", "a.jsonl", "--store", "sqlite:///other.db", "--json").json
+    assert ("a", "finished", 7) == (document["run_id"], document["status"], document["lines"])
+    for place in (("copy",), ("a", "--store", "sqlite:///other.db")):
+        assert 0 == done.call("verify", *place).code
+        assert 0 == done.call("resume", place[0], "shop:graph", *place[1:]).code
+
+
+def test_import_reads_the_standard_input(done: Shop) -> None:
+    exported = done.call_process("export", "a").out
+    with done.spawn("import", "-", "--run-id", "b", stdin=subprocess.PIPE) as process:
+        out, err = process.communicate(exported, timeout=60)
+    assert (0, "imported run 'b', which is finished\n", "") == (process.returncode, out, err)
+
+
+def test_import_of_a_damaged_file_names_the_line(done: Shop) -> None:
+    done.call("export", "a", "-o", "a.jsonl")
+    path = done.folder / "a.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"id":"a"', b'"id":"b"', 1))
+    answer = done.call("import", "a.jsonl", "--run-id", "b")
+    assert 1 == answer.code
+    assert "line 2 of the run to import" in answer.err
+    assert 3 == done.call("show", "b").code
+    assert 2 == done.call("import", "no such file").code
+
+
+def test_prune_deletes_old_runs_and_thins_the_others(done: Shop) -> None:
+    document = done.call("prune", "--older-than", "1h", "--keep-last", "1", "--dry-run", "--json").json
+    assert {"dry_run": True, "deleted": [], "thinned": ["a"], "records": 2} == document
+    answer = done.call("prune", "--keep-last", "1", "--dry-run")
+    assert "would thin a\nwould take 2 records out of 1 run\n" == answer.out
+    assert "took 2 records out of 1 run\n" == done.call("prune", "--keep-last", "1").out
+    assert "there is nothing to prune\n" == done.call("prune", "--keep-last", "1", "--older-than", "4w").out
+    assert 0 == done.call("verify", "a").code
+    assert "would delete a\nwould delete 1 run\n" == done.call("prune", "--older-than", "0", "--dry-run").out
+    assert "deleted 1 run\n" == done.call("prune", "--older-than", "0s").out
+    assert 3 == done.call("show", "a").code
+
+
+def test_prune_spares_runs_of_a_status_that_is_not_named(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=bad", "-i", "fails=true", "--run-id", "bad")
+    assert "there is nothing to prune\n" == shop.call("prune", "--older-than", "0").out
+    assert "there is nothing to prune\n" == shop.call("prune", "--older-than", "0", "--status", "waiting").out
+    document = shop.call("prune", "--older-than", "0", "--status", "waiting", "--status", "failed", "--json").json
+    assert ["bad"] == document["deleted"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--dry-run",),
+        ("--status", "finished"),
+        ("--older-than", "soon"),
+        ("--older-than", "-1d"),
+        ("--older-than", "1y"),
+        ("--keep-last", "0"),
+        ("--older-than", "1d", "--status", "done"),
+    ],
+)
+def test_prune_by_nothing_or_by_nonsense_is_refused(done: Shop, arguments: tuple[str, ...]) -> None:
+    answer = done.call("prune", *arguments)
+    assert (2, "") == (answer.code, answer.out)
+    assert 0 == done.call("show", "a").code
+
+
+def test_stats_count_what_a_store_has(done: Shop) -> None:
+    done.call("run", "shop:graph", "-i", "id=bad", "-i", "fails=true", "--run-id", "bad")
+    answer = done.call("stats")
+    assert 0 == answer.code
+    lines = [line.split() for line in answer.out.splitlines()]
+    assert [["status", "runs"], ["failed", "1"], ["finished", "1"], [], ["runs", "2"]] == lines[:5]
+    assert ["records", "oldest", "store"] == [line[0] for line in lines[5:]]
+    document = done.call("stats", "--json").json
+    assert ({"failed": 1, "finished": 1}, 10) == (document["runs"], document["records"])
+    assert 1000 < document["bytes"] < 10_000
+    assert document["oldest"].endswith("Z")
+
+
+def test_stats_of_an_empty_store_and_of_none(done: Shop) -> None:
+    done.call("delete", "a", "--yes")
+    assert "runs     none" in done.call("stats").out
+    document = done.call("stats", "--json").json
+    assert ({}, 0, 0, None) == (document["runs"], document["records"], document["bytes"], document["oldest"])
+    assert 3 == done.call("stats", "--store", "sqlite:///none.db").code
+    assert 3 == done.call("prune", "--older-than", "0", "--store", "sqlite:///none.db").code
+
+
 def test_delete_asks_before_it_deletes(done: Shop) -> None:
     answer = done.call_process("delete", "a")
     assert 2 == answer.code
@@ -95,7 +208,9 @@ def test_doctor_names_what_it_looked_at(done: Shop) -> None:
     answer = done.call("doctor")
     assert 0 == answer.code
     names = [line.split("  ")[0] for line in answer.out.splitlines()[1:]]
-    assert ["milepost", "python", "sqlite", "store", "writable", "file mode", "extra cli"] == names
+    extras = [name for name in names if name.startswith("extra ")]
+    assert ["milepost", "python", "sqlite", "store", "writable", "file mode", "free space", *extras] == names
+    assert "extra cli" in extras
 
 
 def test_doctor_with_json_tells_of_the_bug_of_an_old_sqlite(done: Shop) -> None:

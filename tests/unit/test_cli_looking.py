@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from cli_calls import Shop, shop
@@ -12,12 +14,14 @@ from milepost import Checkpoint, SQLiteStore
 from milepost.cli.looking import why_it_stands
 from milepost.identifiers import new_nonce
 from milepost.record import format_time, make_record
-from milepost.store import NewRun, Release, RunInfo, Token, Wait
+from milepost.store import NewRun, Release, RunInfo, Store, Token, Wait
+from milepost.stores.file import FileStore
+from milepost.testing import FakeClock
 
 __all__ = ["shop"]
 
 
-def make_run(store: SQLiteStore, run_id: str) -> Token:
+def make_run(store: Store, run_id: str) -> Token:
     """A run that this process owns, with its input recorded."""
     record = make_record(
         run_id,
@@ -43,7 +47,7 @@ def test_runs_lists_newest_first_without_the_users_code(done: Shop) -> None:
     answer = done.call("runs")
     assert 0 == answer.code
     header, first, second = answer.out.splitlines()
-    assert ["run", "flow", "status", "next", "records", "updated", "reason"] == header.split()
+    assert ["run", "flow", "status", "next", "records", "updated", "why"] == header.split()
     assert ["bad", "orders", "failed", "charge"] == first.split()[:4]
     assert ["good", "orders", "finished", "(end)"] == second.split()[:4]
 
@@ -111,13 +115,62 @@ def test_show_tells_who_executes_a_run(shop: Shop) -> None:
     with SQLiteStore("s.db") as store:
         make_run(store, "live")
         why = shop.call("show", "live", "--json", "--store", "sqlite:///s.db").json["why"]
-    assert why.startswith("it moves: process ")
+    assert why.startswith(f"executed by process {os.getpid()} on this machine, lease until ")
 
 
 def test_show_tells_what_a_run_waits_for(shop: Shop) -> None:
     with SQLiteStore("s.db") as store:
         store.release(make_run(store, "w"), Release("waiting", waiting_for=(Wait("w#1", "approval"),), signals=0))
-    assert "it waits for approval" == shop.call("show", "w", "--json", "--store", "sqlite:///s.db").json["why"]
+    why = shop.call("show", "w", "--json", "--store", "sqlite:///s.db").json["why"]
+    assert "waits for signal 'approval' at 'w#1'; milepost signal w approval [JSON] sends it" == why
+
+
+def test_show_tells_that_no_worker_takes_a_flow(shop: Shop) -> None:
+    with SQLiteStore("s.db", clock=FakeClock()) as store:
+        store.release(make_run(store, "old"), Release("ready"))
+    why = shop.call("show", "old", "--json", "--store", "sqlite:///s.db").json["why"]
+    assert why.startswith("ready since 2026-01-01 00:00:00 UTC; no worker has taken flow 'orders'; milepost worker or ")
+
+
+def test_runs_shortens_why_and_json_does_not(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        store.release(make_run(store, "r"), Release("interrupted", "x" * 100))
+    url = ("--store", "sqlite:///s.db")
+    assert f"{'x' * 57}..." in shop.call("runs", *url).out
+    (run,) = shop.call("runs", "--json", *url).json["runs"]
+    assert ("x" * 100, str(shop.folder / "s.db")) == (run["reason"], run["store"])
+    assert f"it was interrupted ({'x' * 100}): milepost resume r TARGET goes on" == run["why"]
+    assert "x" * 100 in shop.call("show", "r", *url).out
+
+
+def test_runs_lists_each_default_store_that_is_there(shop: Shop) -> None:
+    folder = Path(".milepost/checkpoints")
+    folder.parent.mkdir()
+    with FileStore(folder, clock=FakeClock()) as store:
+        store.clock.advance(days=1)
+        make_run(store, "in-folder")
+        assert ["in-folder"] == [run["run_id"] for run in shop.call("runs", "--json").json["runs"]]
+    with SQLiteStore(".milepost/runs.db", clock=(clock := FakeClock())) as store:
+        for number in range(3):
+            make_run(store, f"in-file-{number}")
+            clock.advance(days=0.75)
+    answer = shop.call("runs", "--limit", "2")
+    assert ["run", "flow", "status", "next", "records", "updated", "why", "store"] == answer.out.splitlines()[0].split()
+    shown = [line.split() for line in answer.out.splitlines()[1:-1]]
+    assert [("in-file-2", "runs.db"), ("in-folder", "checkpoints")] == [
+        (line[0], Path(line[-1]).name) for line in shown
+    ]
+    page = shop.call("runs", "--limit", "2", "--after", "in-folder", "--json").json
+    assert (["in-file-1", "in-file-0"], None) == ([run["run_id"] for run in page["runs"]], page["after"])
+    assert 3 == shop.call("runs", "--after", "nobody").code
+
+
+def test_a_folder_of_something_else_gets_no_files_by_being_looked_at(shop: Shop) -> None:
+    (shop.folder / "other").mkdir()
+    for url in ("file:other", "file:nowhere"):
+        assert 3 == shop.call("runs", "--store", url).code
+        assert 3 == shop.call("show", "a", "--store", url).code
+    assert ["other", "shop.py"] == sorted(path.name for path in shop.folder.rglob("*"))
 
 
 @pytest.mark.parametrize("status", ["ready", "dead", "cancelled", "blocked", "interrupted", "failed"])

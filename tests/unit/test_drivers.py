@@ -14,10 +14,10 @@ from milepost.clock import SYSTEM
 from milepost.drivers import SyncDriver
 from milepost.effects import Write
 from milepost.errors import StoreClosedError
+from milepost.graph_run import NodeRun
 from milepost.heartbeat import Heartbeat, heartbeat
 from milepost.identifiers import new_nonce
 from milepost.options import Options
-from milepost.runtime import Run
 from milepost.starting import start
 from milepost.store import Release, Renewal, Token
 from milepost.threads import Threads
@@ -94,6 +94,8 @@ def test_a_new_lease_does_not_put_off_the_renewal_of_the_others():
         heartbeat.hold(store, token(number), 0.9 - number / 1000, SYSTEM)
     assert store.renewed.is_set()
     assert number < 40
+    for given in range(number + 1):
+        heartbeat.drop(store, token(given), None)
 
 
 def test_a_store_that_answers_nonsense_does_not_end_the_heartbeat():
@@ -101,10 +103,11 @@ def test_a_store_that_answers_nonsense_does_not_end_the_heartbeat():
         def renew(self, tokens: Any) -> list[Renewal]:
             return []
 
-    heartbeat = Heartbeat()
-    held = heartbeat.hold(Silent(), token(0), 30, SYSTEM)
+    heartbeat, store = Heartbeat(), Silent()
+    held = heartbeat.hold(store, token(0), 30, SYSTEM)
     heartbeat.beat()
     assert not held.is_lost
+    heartbeat.drop(store, token(0), None)
 
 
 def test_what_is_owed_to_a_closed_store_is_given_up():
@@ -202,7 +205,7 @@ def test_control_c_between_two_effects_interrupts_the_run():
     graph = Graph(dict).add_node("a", lambda s: s).add_node("b", lambda s: s).add_edge("a", "b").add_edge("b", END)
     flow: Any = graph.set_entry("a").compile("two")
     store = MemoryStore()
-    run = Run(flow, store, "r", Options(), is_listening=False)
+    run = NodeRun(flow, store, "r", Options(), is_listening=False)
     with pytest.raises(KeyboardInterrupt):
         Interrupting(SYSTEM).run(start(run, {}, new_nonce))
     assert "interrupted" == store.get_run("r").info.status

@@ -71,6 +71,7 @@ known("CheckpointVersionError", ValueError, "DeserializeStateError", facts={"fou
 known("CheckpointMigrationError", ValueError, "DeserializeStateError", facts={"found": "no next_node"})
 known("StoreError", OSError, facts={"store": "memory", "op": "append"})
 known("CheckpointWriteError", OSError, "StoreError", facts={"run_id": "r", "node_id": "a"})
+known("StatementError", facts={"sql": "INSERT"})
 known("StoreVersionError", OSError, "StoreError", facts={"found": 2, "supported": 1})
 known("StoreClosedError", ValueError)
 known("NotAuthorizedError", PermissionError, facts={"action": "resume", "run_id": "r"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 
 from milepost.branches import Branches, merged
 from milepost.clock import SYSTEM
+from milepost.context import Context, RunScope
 from milepost.drivers import AsyncDriver, SyncDriver
-from milepost.effects import Call, Gather, Outcome, Routine, Sleep, Write
+from milepost.effects import Call, Emit, Gather, HoldOver, Outcome, Routine, Sleep, Write
+from milepost.events import Emitted, Event
 from milepost.record import make_record
 from milepost.store import Append, NewRun
 from milepost.stores.memory import MemoryStore
+from milepost.testing import FakeClock
+from milepost.testing.stepping import Lease
 
 Drive = Callable[[Routine[Any]], Any]
 
@@ -74,6 +79,26 @@ def test_an_error_of_one_branch_does_not_stop_the_others(drive: Drive) -> None:
     found = drive(gathering(bad=calling(fail), good=calling(lambda: 1)))
     assert isinstance(found["bad"].error, ValueError)
     assert found["good"].value == 1
+
+
+def test_ctrl_c_while_a_branch_is_stepped_waits_for_none_beside_it(drive: Drive) -> None:
+    never = threading.Event()
+
+    def interrupted() -> Routine[None]:
+        yield Call(int, ())
+        raise KeyboardInterrupt
+
+    def waiting() -> Routine[None]:
+        yield Call(never.wait, (60,))
+
+    def both() -> Routine[Any]:
+        return (yield Gather({"a": waiting(), "b": interrupted()}))
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        drive(both())
+    assert time.monotonic() - began < 30
+    never.set()
 
 
 def test_nested_gathers_need_no_threads_of_their_own(drive: Drive) -> None:
@@ -159,3 +184,44 @@ def test_branches_are_stepped_without_any_driver() -> None:
     assert branches.is_over
     assert {"a": "A", "b": "B"} == values(branches.outcomes)
     assert merged([]) == []
+
+
+def told(number: int) -> Event:
+    return Emitted(run_id="r", timestamp=0.0, node_id="a", name=str(number))
+
+
+def test_a_stream_tells_what_a_branch_does_while_another_one_goes_on() -> None:
+    may_end = threading.Event()
+
+    def routine() -> Routine[None]:
+        yield Gather({"slow": calling(lambda: may_end.wait(10)), "quick": telling()})
+
+    def telling() -> Routine[None]:
+        yield Emit(told(1))
+        yield Sleep(0.0)
+
+    for event in SyncDriver(SYSTEM).stream(routine()):
+        assert told(1) == event
+        assert not may_end.is_set()
+        may_end.set()
+    assert may_end.is_set()
+
+
+def test_a_call_of_a_cancelled_run_that_goes_on_is_left_to_its_thread() -> None:
+    clock, may_end = FakeClock(), threading.Event()
+    scope = RunScope("r", clock=clock)
+    scope.held = Lease()
+
+    def stubborn() -> Routine[None]:
+        yield Call(lambda: may_end.wait(10), (), Context(scope, "a"))
+
+    def cancelling() -> None:
+        scope.held.cancel = "enough"
+        for _ in range(3):
+            time.sleep(0.6)  # real time: the driver looks at the lease twice a second
+            clock.advance(31)
+
+    threading.Thread(target=cancelling).start()
+    outcome = SyncDriver(clock).run(gathering(a=stubborn()))["a"]
+    may_end.set()
+    assert isinstance(outcome.error, HoldOver)

@@ -57,6 +57,7 @@ def test_a_process_that_has_ended_is_gone() -> None:
         named("pid", "5"),
         named("-1", "5"),
     ],
+    ids=["empty", "text", "colon", "no-start", "other-boot", "own-without-start", "no-pid", "word", "negative"],
 )
 def test_of_a_name_that_tells_too_little_nothing_is_claimed(name: str) -> None:
     assert not is_gone(name)

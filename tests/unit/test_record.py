@@ -16,7 +16,6 @@ from milepost.record import (
     FAILURE,
     START,
     Record,
-    Seals,
     compress,
     decompress,
     digest_of,
@@ -24,6 +23,7 @@ from milepost.record import (
     make_record,
     parse_time,
 )
+from milepost.seals import Seals
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from milepost import END, Graph, MemoryStore, Retry
+from milepost import END, Engine, Graph, MemoryStore, Retry, RunSuspended, StepError, Steps, step, workflow
+from milepost.testing import FakeClock
 
 
 def flaky(ctx, state: dict) -> dict:  # type: ignore[no-untyped-def, type-arg]
@@ -40,6 +42,65 @@ def test_each_event_is_one_sentence_in_the_log(caplog: pytest.LogCaptureFixture)
     assert {"r"} == {vars(record)["run_id"] for record in caplog.records}
     levels = {record.getMessage().split(":")[1].strip()[:9]: record.levelno for record in caplog.records[1:-1]}
     assert logging.WARNING == levels["attempt 1"]
+
+
+def bad(x: int) -> int:
+    raise ValueError("bad")
+
+
+@workflow("booked")
+def booked() -> Steps[None]:
+    yield step("one").python(int, args=(1,)).with_rollback(lambda ctx: None)
+    yield step("two").python(int, args=(2,)).with_rollback(lambda ctx: bad(1))
+    yield step("left out").when(lambda ctx: False).python(int, args=(1,))
+    yield step("asked").wait_for("answer", timeout=60)
+    yield step("three").python(bad, args=(1,))
+
+
+def sentences(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Level and message of what the log has, without times and durations."""
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    caplog.clear()
+    return [(level, re.sub(r"\d+\.\d+ ms|until \S+", "...", message)) for level, message in told]
+
+
+def test_each_event_of_a_workflow_is_one_sentence_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    engine = Engine(MemoryStore(clock=clock), clock=clock)
+    with caplog.at_level(logging.DEBUG, logger="milepost"):
+        with pytest.raises(RunSuspended):
+            engine.run(booked, run_id="r")
+        first = sentences(caplog)
+        clock.advance(minutes=2)
+        with pytest.raises(StepError):
+            engine.resume(booked, "r")
+        nodes = {vars(record).get("node_id") for record in caplog.records}
+        second = sentences(caplog)
+    assert ("INFO", "run 'r' of flow 'booked' starts") == first[0]
+    assert ("DEBUG", "run 'r': python step 'one' starts: visit 1, attempt 1") == first[1]
+    assert ("DEBUG", "run 'r': python step 'one' succeeded in ...") in first
+    assert ("DEBUG", "run 'r': python step 'left out' skipped in ...") in first
+    assert [
+        ("INFO", "run 'r': waits at 'asked#1' for signal 'answer' ..."),
+        ("INFO", "run 'r' of flow 'booked' is waiting after ..."),
+    ] == first[-2:]
+    assert ("INFO", "run 'r' of flow 'booked' goes on at step 'asked' after record 3 (skipped: 3)") == second[0]
+    assert [("WARNING", "run 'r': attempt 1 of node 'three' failed: ValueError: bad; no further attempt")] == [
+        (level, message) for level, message in second if "'three'" in message and level == "WARNING"
+    ]
+    assert ("DEBUG", "run 'r': step 'two' is rolled back, and that failed: ValueError: bad") in second
+    assert ("DEBUG", "run 'r': step 'one' is rolled back") in second
+    assert ("INFO", True) == (second[-1][0], second[-1][1].startswith("run 'r' of flow 'booked' is failed after ..."))
+    assert {"one", "two", "asked", "three", None} == nodes
+
+
+def test_a_run_that_had_finished_is_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(MemoryStore())
+    short = workflow("short")(lambda: (yield step("one").python(int, args=(1,))))
+    engine.run(short, run_id="r")
+    with caplog.at_level(logging.INFO, logger="milepost"):
+        engine.resume(short, "r")
+    assert ("INFO", "run 'r' of flow 'short' has finished before") == sentences(caplog)[0]
 
 
 def test_a_program_that_configures_no_logging_hears_nothing(tmp_path: Path) -> None:

@@ -75,11 +75,6 @@ def test_a_stub_that_cannot_be_called_as_a_node_is_refused():
         run_flow(SHOP, Cart(), stubs={"pay": lambda: Cart()})
 
 
-def test_signals_are_refused():
-    with pytest.raises(OptionError, match="signals"):
-        run_flow(SHOP, Cart(), signals={"approved": True})
-
-
 def test_the_input_is_not_changed():
     def add(state: Cart) -> Cart:
         state.items.append("pen")

@@ -120,8 +120,8 @@ def test_a_thousand_nodes_are_checked_in_less_than_50_ms() -> None:
     edges = {source: (target,) for source, target in zip(ids, [*ids[1:], END], strict=True)}
 
     def checked() -> float:
-        begin = time.perf_counter()
+        begin = time.thread_time()  # however busy the machine is
         Topology(nodes=tuple(ids), edges=edges, routes={}, entry="n0").problems()
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     assert min(checked() for _ in range(5)) < 0.05

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from milepost import __version__
 from milepost.cli.checking import doctor, draw_graph
+from milepost.cli.database import db
 from milepost.cli.demo import demo
 from milepost.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, code_of
+from milepost.cli.forking import fork
 from milepost.cli.invocation import Invocation, in_options, shared_options
-from milepost.cli.keeping import delete, export, verify
-from milepost.cli.looking import history, runs, show
+from milepost.cli.keeping import delete, export, import_run, prune, stats, verify
+from milepost.cli.logs import logging_warnings
+from milepost.cli.looking import history, runs
 from milepost.cli.running import resume, retry, run
+from milepost.cli.sending import cancel, signal, start
+from milepost.cli.showing import show
 from milepost.cli.states import diff, state
-from milepost.cli.text import clean, error_text
-from milepost.drivers.driver import log as log_event
-from milepost.errors import MilepostError, RunNotFoundError
+from milepost.cli.text import clean
+from milepost.cli.watching import watch
+from milepost.cli.working import recover, worker
+from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
 
-__all__ = ["OneLine", "cli", "main"]
+__all__ = ["cli", "main"]
 
 BROKEN_PIPE = 141
 """As a shell tells of a process that SIGPIPE ended."""
@@ -48,6 +52,7 @@ def cli(context: click.Context) -> None:
     \b
     Begin with:   milepost demo
     Then:         milepost run my_flow.py:graph '{"id": "o-17"}'
+                  milepost run my_flow.py:workflow --input id=o-17
                   milepost runs
                   milepost resume RUN my_flow.py:graph
     """
@@ -61,16 +66,27 @@ for _command in (
     run,
     resume,
     retry,
+    start,
+    watch,
+    signal,
+    cancel,
+    worker,
+    recover,
     runs,
     show,
     history,
     state,
     diff,
     export,
+    import_run,
+    fork,
     verify,
     delete,
+    prune,
+    stats,
     draw_graph,
     doctor,
+    db,
 ):
     cli.add_command(_command)
 
@@ -84,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            with _logging("--debug" in given):
+            with logging_warnings("--debug" in given):
                 answer = _invoke(given, invocation)
             sys.stdout.flush()
         except BrokenPipeError:
@@ -122,6 +138,8 @@ def _tell(exc: BaseException, invocation: Invocation) -> int:
         told: dict[str, Any] = {"type": type(exc).__name__, "message": line, "exit_code": code}
         if isinstance(exc, MilepostError):
             told |= {"run_id": exc.run_id, "node_id": exc.node_id}
+        if isinstance(exc, FlowChangedError):
+            told["differences"] = list(exc.differences)
         marked = {"event": "Error"} if invocation.is_live else {}
         print(json.dumps({**marked, "error": told}, ensure_ascii=False))
     return code
@@ -148,36 +166,3 @@ def _line_of(exc: BaseException, invocation: Invocation) -> str:
     # A list of problems has a line for each, which begins with "- "; an option's own dashes stay.
     parts = [part.strip().removeprefix("- ") for part in text.split("\n") if part.strip()]
     return clean("; ".join(parts)).replace(":;", ":")
-
-
-@contextlib.contextmanager
-def _logging(is_debug: bool) -> Iterator[None]:
-    """Send the library's log to the standard error: warnings, or everything."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s") if is_debug else OneLine())
-    logger = logging.getLogger("milepost")
-    if not is_debug:
-        handler.addFilter(_is_news)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG if is_debug else logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a log record tells what the command does not show already: it shows events itself."""
-    return record.pathname != log_event.__code__.co_filename
-
-
-class OneLine(logging.Formatter):
-    """A log record in one line, with its exception but without the traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        line = f"{record.levelname}: {record.getMessage()}"
-        exc = record.exc_info[1] if record.exc_info else None
-        return line if exc is None else f"{line}: {error_text(exc)} (--debug shows where)"

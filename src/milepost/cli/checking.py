@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sqlite3
-import stat
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
+from dataclasses import asdict
+from typing import Any
 
 import click
 
 from milepost import __version__
 from milepost.cli.exits import FAILED, OK
+from milepost.cli.graphs import notes_of, standing_document
+from milepost.cli.inspecting import Finding, store_findings
 from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import chosen_url, file_of, open_existing, url_of
+from milepost.cli.journals import is_workflow, records_of
+from milepost.cli.places import open_existing
 from milepost.cli.tables import print_table
 from milepost.cli.targets import load_target
 from milepost.cli.text import to_json
-from milepost.errors import MilepostError
+from milepost.drawing import recorded_picture, to_dot, to_mermaid
+from milepost.graph import CompiledGraph
+from milepost.standing import Standing, standing
+from milepost.store import RunInfo
+from milepost.topology import Topology
+from milepost.workflow import Workflow
 
 __all__ = ["doctor", "draw_graph"]
 
@@ -31,46 +36,97 @@ OLDEST_SQLITE = (3, 35)
 
 @command(
     "graph",
-    click.argument("target", metavar="TARGET"),
+    click.argument("target", metavar="[TARGET]", required=False),
+    click.option("--run", "run_id", metavar="RUN", help="Colour the nodes by where this run stands."),
     click.option(
         "--format", "form", type=click.Choice(["mermaid", "dot", "json"]), default="mermaid", show_default=True
     ),
 )
-def draw_graph(invocation: Invocation, target: str, form: str) -> int:
+def draw_graph(invocation: Invocation, target: str | None, run_id: str | None, form: str) -> int:
     """Draw a graph as Mermaid, Graphviz or JSON.
 
-    TARGET is module:graph or path.py:graph.
+    TARGET is module:graph or path.py:graph. A workflow has none: its steps are known only while it runs. With --run the nodes
+    say where that run stands: what is done, running, failed, waiting or next. Without TARGET the graph is drawn as it was when
+    the run began, which needs no code.
     """
-    graph = load_target(target)
+    if target is None and run_id is None:
+        raise click.UsageError("name the graph, as module:graph or path.py:graph, or a run with --run RUN")
+    graph = None if target is None else _graph(target)
+    found = None if run_id is None else _run_of(invocation, run_id, graph)
+    stands = None if found is None else found[1]
+    status, notes = (None, None) if stands is None else (stands.statuses, notes_of(stands))
     if invocation.is_json or form == "json":
-        warnings = [{"code": w.code, "where": w.where, "text": w.text} for w in graph.warnings]
-        print(to_json({**graph.to_dict(), "warnings": warnings}))
+        told: dict[str, Any] = _recorded(found) if graph is None else graph.to_dict()
+        told["warnings"] = (
+            [] if graph is None else [{"code": w.code, "where": w.where, "text": w.text} for w in graph.warnings]
+        )
+        print(to_json(told if found is None else told | _run_document(*found)))
+    elif graph is not None:
+        print(graph.to_mermaid(status, notes) if form == "mermaid" else graph.to_dot(status, notes), end="")
     else:
-        print(graph.to_mermaid() if form == "mermaid" else graph.to_dot(), end="")
+        assert found is not None
+        picture = recorded_picture(found[1].shape)
+        print(
+            to_mermaid(picture, status, notes) if form == "mermaid" else to_dot(picture, status, found[0].flow, notes),
+            end="",
+        )
     return OK
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
+def _graph(target: str) -> CompiledGraph[Any]:
+    graph = load_target(target)
+    if isinstance(graph, Workflow):
+        raise click.UsageError(
+            f"target {target!r} is workflow {graph.name!r}, whose steps are known only while it runs: milepost show RUN has "
+            f"those of a run"
+        )
+    return graph
 
-    name: str
-    value: str
-    verdict: Literal["ok", "note", "problem"] = "ok"
-    note: str = ""
+
+def _run_of(invocation: Invocation, run_id: str, graph: CompiledGraph[Any] | None) -> tuple[RunInfo, Standing]:
+    """A run of a graph, and where it stands."""
+    with open_existing(invocation) as store:
+        latest = store.latest(run_id)
+        row = latest.row
+        if is_workflow(store, run_id):
+            raise click.UsageError(f"run {run_id!r} is one of a workflow: milepost show {run_id} has its steps")
+        stands = standing(records_of(store, run_id, latest.newest), row.live, row.info.status)
+    if graph is not None and row.info.flow != graph.name:
+        raise click.UsageError(f"run {run_id!r} is one of flow {row.info.flow!r}, and the target is {graph.name!r}")
+    if graph is None and not stands.shape:
+        raise click.UsageError(
+            f"what graph run {run_id!r} is of is not recorded: name it, as module:graph or path.py:graph"
+        )
+    return row.info, stands
+
+
+def _recorded(found: tuple[RunInfo, Standing] | None) -> dict[str, Any]:
+    assert found is not None
+    info, stands = found
+    topology = Topology.of(stands.shape)
+    return {"name": info.flow, "fingerprint": topology.fingerprint, **topology.described}
+
+
+def _run_document(info: RunInfo, stands: Standing) -> dict[str, Any]:
+    told = standing_document(stands)
+    return {
+        "run": {"run_id": info.run_id, "status": info.status},
+        **{name: told[name] for name in ("statuses", "next_nodes", "maps")},
+    }
 
 
 @command("doctor")
 def doctor(invocation: Invocation) -> int:
     """Check Python, SQLite, the store and the extras.
 
-    Exit code 1 if something is wrong.
+    Of a store: whether it can be used, its version, what its disk or its server promises, and its clock. Exit code 1 if
+    something is wrong.
     """
     findings = [
         Finding("milepost", __version__),
         _python(),
         _sqlite(),
-        *_store(invocation),
+        *store_findings(invocation),
         *_extras(),
     ]
     is_ok = all(finding.verdict != "problem" for finding in findings)
@@ -98,44 +154,6 @@ def _sqlite() -> Finding:
         )
         return Finding("sqlite", found, "note", note)
     return Finding("sqlite", found)
-
-
-def _store(invocation: Invocation) -> list[Finding]:
-    url = url_of(invocation)
-    source = "--store" if invocation.store_url else "MILEPOST_STORE" if chosen_url(invocation) else "the default"
-    path = file_of(url)
-    if path is not None:
-        return _file_store(invocation, path.absolute(), source)
-    try:
-        with open_existing(invocation) as store:
-            return [Finding("store", store.place, "ok", f"named by {source}")]
-    except MilepostError as exc:
-        return [Finding("store", f"{url.partition(':')[0]}:...", "problem", str(exc))]
-
-
-def _file_store(invocation: Invocation, path: Path, source: str) -> list[Finding]:
-    place = Finding("store", str(path), "ok", f"named by {source}")
-    if not path.exists():
-        folder = next(parent for parent in path.parents if parent.exists())
-        if not os.access(folder, os.W_OK | os.X_OK):
-            return [place, Finding("writable", "no", "problem", f"{folder} can't be written to")]
-        if folder != path.parent and source != "the default":
-            return [place, Finding("writable", "no", "problem", f"its folder is missing: make {path.parent} first")]
-        return [place, Finding("writable", "yes", "ok", "it is not there yet; the first run makes it")]
-    findings = [place]
-    try:
-        with open_existing(invocation) as store:
-            store.list_runs(limit=1)
-    except (MilepostError, click.ClickException) as exc:
-        findings.append(Finding("readable", "no", "problem", str(exc)))
-    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
-    note = "" if is_writable else "the file and its folder must be writable, for the log beside it"
-    findings.append(Finding("writable", "yes" if is_writable else "no", "ok" if is_writable else "problem", note))
-    mode = stat.S_IMODE(path.stat().st_mode)
-    is_open = bool(mode & 0o077)
-    advice = f"others may use it, and states may hold secrets: chmod 600 {path}" if is_open else ""
-    findings.append(Finding("file mode", f"{mode:04o}", "note" if is_open else "ok", advice))
-    return findings
 
 
 def _extras() -> list[Finding]:

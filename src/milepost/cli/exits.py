@@ -11,6 +11,7 @@ from milepost.errors import (
     InvalidIDError,
     InvalidResumeNodeError,
     LeaseLost,
+    MissingExtraError,
     OptionError,
     RunLockedError,
     RunSuspended,
@@ -24,6 +25,7 @@ __all__ = [
     "LOCKED",
     "NOT_FOUND",
     "OK",
+    "TERMINATED",
     "USAGE",
     "WAITING",
     "NotFound",
@@ -37,6 +39,7 @@ NOT_FOUND = 3
 WAITING = 4
 LOCKED = 5
 INTERRUPTED = 130
+TERMINATED = 143
 
 EXIT_CODES = {
     OK: "done",
@@ -46,13 +49,14 @@ EXIT_CODES = {
     WAITING: "waiting: the run waits for a signal or a time",
     LOCKED: "locked: another owner executes the run",
     INTERRUPTED: "interrupted by Ctrl-C; the run can be resumed",
+    TERMINATED: "a worker that got SIGTERM twice; what ran is taken up by the next one",
 }
 
 _MEANINGS: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
     ((CheckpointNotFoundError,), NOT_FOUND),
     ((RunSuspended,), WAITING),
     ((RunLockedError, LeaseLost), LOCKED),
-    ((AsyncNodeError, GraphError, InvalidIDError, InvalidResumeNodeError, OptionError), USAGE),
+    ((AsyncNodeError, GraphError, InvalidIDError, InvalidResumeNodeError, MissingExtraError, OptionError), USAGE),
 )
 
 

@@ -16,12 +16,14 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"\bon_(locked|corrupt)='(\w+)'", r"--on-\1 \2"),
     (r"\bif_exists='(\w+)'", r"--if-exists \1"),
     (r"(?:pass )?\brename=\{'([^']*)': new name\}", r"--rename \1=NEW"),
+    (r"\bwith rename=(?!\{)", "with --rename OLD=NEW"),
     (r"\bmax_iterations or None\b", "--max-iterations"),
     (r"\bmax_iterations\b", "--max-iterations"),
     (r", resume\(\) the run as it is, or pass compare_inputs=False", ", or resume the run as it is"),
     (r"\bsee history\(\)", "see milepost history"),
     (r"\bresume_from a node\b", "resume --from a node"),
     (r"\bresume_from\b", "resume --from NODE"),
+    (r"\bnew_run_id\b", "--as ID"),
     (r"\brun_id\b", "run id"),
 )
 """What errors of the library advise, and how this command line says it."""

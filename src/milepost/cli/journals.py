@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,10 +11,26 @@ from typing import Any
 from milepost.checkpoint import Checkpoint, read_envelope
 from milepost.cli.text import clean, iso
 from milepost.errors import DeserializeStateError
-from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, ROUTE, START, Record, parse_time
+from milepost.examining import is_live
+from milepost.origins import origins_of
+from milepost.record import (
+    CHECKPOINT,
+    FAILURE,
+    FINISH,
+    ITEMS,
+    OWNER,
+    REPLY,
+    ROLLBACK,
+    ROUTE,
+    START,
+    WAIT,
+    Record,
+    parse_time,
+)
 from milepost.store import Latest, Store
+from milepost.turning import CONTINUE, newest_turn
 
-__all__ = ["Entry", "Step", "next_node", "read_entries", "state_of", "steps_of"]
+__all__ = ["Entry", "Step", "is_workflow", "next_node", "read_entries", "records_of", "state_of", "steps_of"]
 
 _PAGE = 256
 
@@ -33,6 +50,8 @@ class Entry:
     size: int
     superseded: bool
     epoch: int | None
+    branch: str | None
+    """The way to the branch or item that it is of, as `fork#visit/branch`, the outermost first."""
     note: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,15 +84,29 @@ class Step:
         }
 
 
+def is_workflow(store: Store, run_id: str) -> bool:
+    """Whether a run is one of a workflow, as its start record says. What has none is taken for a graph's."""
+    for record in store.read(run_id, limit=1, kinds=(START,)):
+        with contextlib.suppress(DeserializeStateError):
+            return record.fields().get("front") == "workflow"
+    return False
+
+
 def read_entries(store: Store, run_id: str) -> Iterator[Entry]:
     """All records of a run in order, a page at a time."""
-    known = {info.sequence: info for info in store.history(run_id)}
-    after = -1
-    while True:
-        page = store.read(run_id, after=after, limit=_PAGE)
-        for record in page:
-            info = known.get(record.sequence)
-            yield _entry(record, info is not None and info.superseded, None if info is None else info.timestamp)
+    known = {info.sequence: info.timestamp for info in store.history(run_id)}
+    live = store.get_run(run_id).live
+    for record in records_of(store, run_id):
+        is_of_node = bool(record.node_id) and record.kind != OWNER
+        superseded = is_of_node and not is_live(record.sequence, live)
+        yield _entry(record, superseded, known.get(record.sequence))
+
+
+def records_of(store: Store, run_id: str, newest: int | None = None) -> Iterator[Record]:
+    """All records of a run in order, up to `newest`, a page at a time."""
+    after, before = -1, None if newest is None else newest + 1
+    while page := store.read(run_id, after=after, before=before, limit=_PAGE):
+        yield from page
         if len(page) < _PAGE:
             return
         after = page[-1].sequence
@@ -99,23 +132,50 @@ def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> Entr
         size=record.size,
         superseded=superseded,
         epoch=fields.get("epoch"),
+        branch=fields.get("branch"),
         note=note,
     )
 
 
 def _note(kind: str, fields: dict[str, Any]) -> str:
+    """What a record tells that its other columns do not."""
     if kind == START:
-        return f"flow {fields.get('flow')!r} begins at {fields.get('entry')!r}"
+        entry = fields.get("entry")
+        nearest = next(iter(origins_of(fields)), None)
+        told = "" if nearest is None else f", forked from run {nearest.run_id!r} at record {nearest.sequence}"
+        return f"flow {fields.get('flow')!r} begins" + (f" at {entry!r}" if entry else "") + told
+    if kind == CHECKPOINT:
+        outcome = fields.get("outcome", "succeeded")
+        return "" if outcome == "succeeded" else str(outcome)
     if kind == FAILURE:
         return f"{fields.get('op')} failed: {fields.get('error_type')}: {fields.get('message')}".partition("\n")[0]
     if kind == OWNER:
         reason = fields.get("reason")
+        if fields.get("verb") == CONTINUE:
+            return f"a new turn begins at {fields.get('entry')!r}"
         return f"{fields.get('verb')} after record {fields.get('from')}" + (f": {reason}" if reason else "")
     if kind == FINISH:
         return str(fields.get("status", "")) + (f": {fields['reason']}" if fields.get("reason") else "")
     if kind == ROUTE:
-        return "the router's late answer"
+        if "verdict" in fields:
+            return "its predicate was true"
+        return f"option {fields['index']} was chosen" if "index" in fields else "the router's late answer"
+    if kind == ITEMS:
+        return f"{fields.get('count')} items"
+    if kind in {WAIT, REPLY}:
+        return _wait_note(kind, fields)
+    if kind == ROLLBACK:
+        return "rolled back" if fields.get("message") is None else f"rollback failed: {fields['message']}"
     return ""
+
+
+def _wait_note(kind: str, fields: dict[str, Any]) -> str:
+    if kind == REPLY:
+        if fields.get("refused"):
+            return str(fields["refused"])
+        return "its time has come" if "signal" not in fields else f"signal number {fields['signal']} came"
+    signal = "" if fields.get("signal") is None else f" for signal {fields['signal']!r}"
+    return f"waits{signal}" + (f" until {fields['wake_at']}" if fields.get("wake_at") else "")
 
 
 def steps_of(entries: Iterator[Entry]) -> list[Step]:
@@ -143,7 +203,10 @@ def next_node(latest: Latest) -> str | None:
         return None
     try:
         found = latest.point.fields().get("entry" if latest.point.kind == START else "next_node")
-        for record in latest.tail:
+        turn, tail = newest_turn(latest.tail)
+        if turn is not None:
+            return str(turn.fields().get("entry"))
+        for record in tail:
             if record.kind == ROUTE:
                 found = record.fields().get("next_node")
     except DeserializeStateError:

@@ -1,20 +1,28 @@
-"""The commands that keep runs in order: export, verify, delete. They need no code of the user's."""
+"""The commands that keep runs in order: export, import, verify, delete, prune, stats. They need no code of the user's."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import click
 
 from milepost.cli.exits import FAILED, OK
 from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import open_existing
-from milepost.cli.text import clean, plural, size, to_json
-from milepost.errors import CheckpointNotFoundError
+from milepost.cli.looking import STATUSES
+from milepost.cli.places import open_existing, open_or_make
+from milepost.cli.tables import print_facts, print_table
+from milepost.cli.text import ago, clean, iso, plural, size, to_json
+from milepost.errors import CheckpointNotFoundError, RunNotFoundError
+from milepost.store import Pruned, Store, VerifyReport
 
-__all__ = ["delete", "export", "verify"]
+__all__ = ["delete", "export", "import_run", "prune", "stats", "verify"]
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 
 
 @command(
@@ -50,23 +58,67 @@ def export(invocation: Invocation, run_id: str, output: Path | None) -> int:
     return OK
 
 
-@command("verify", click.argument("run_id", metavar="RUN"))
-def verify(invocation: Invocation, run_id: str) -> int:
-    """Check every digest, seal and number of a run.
+@command(
+    "import",
+    click.argument("file", metavar="FILE", type=click.File("rb")),
+    click.option("--run-id", metavar="ID", help="Keep the run under this id instead of its own."),
+)
+def import_run(invocation: Invocation, file: BinaryIO, run_id: str | None) -> int:
+    """Take in a run that export wrote.
+
+    FILE is what it wrote, - the standard input. Everything is checked first, then all of the run is kept or nothing.
+    """
+    data = file.read()
+    with open_or_make(invocation) as store:
+        kept = store.import_run(data, run_id=run_id)
+        info = store.get_run(kept).info
+    if invocation.is_json:
+        print(to_json({"run_id": kept, "status": info.status, "bytes": len(data), "lines": data.count(b"\n")}))
+    else:
+        print(f"imported run {clean(kept)!r}, which is {info.status}")
+    return OK
+
+
+@command(
+    "verify",
+    click.argument("run_id", metavar="[RUN]", required=False),
+    click.option("--all", "is_all", is_flag=True, help="Check every run of the store."),
+)
+def verify(invocation: Invocation, run_id: str | None, is_all: bool) -> int:
+    """Check every digest, seal and number of a run, or with --all of all runs.
 
     Exit code 1 if something is wrong.
     """
+    if (run_id is None) != is_all:
+        raise click.UsageError("name a run to verify, or give --all")
     with open_existing(invocation) as store:
-        report = store.verify(run_id)
+        reports = _verify_all(store) if run_id is None else {run_id: store.verify(run_id)}
+    damaged = {name: report for name, report in reports.items() if not report.ok}
     if invocation.is_json:
-        print(to_json({"run_id": run_id, "ok": report.ok, "problems": list(report.problems)}))
-    elif report.ok:
+        told = [
+            {"run_id": name, "ok": report.ok, "problems": list(report.problems)} for name, report in reports.items()
+        ]
+        problems = [document for document in told if not document["ok"]]
+        print(to_json({"ok": not damaged, "runs": len(reports), "damaged": problems} if is_all else told[0]))
+    elif is_all and not damaged:
+        print(f"{plural(len(reports), 'run')} verified, nothing is wrong")
+    elif not damaged:
         print(f"run {clean(run_id)!r} is whole")
-    else:
-        print(f"run {clean(run_id)!r} has {plural(len(report.problems), 'problem')}:")
+    for name, report in damaged.items() if not invocation.is_json else ():
+        print(f"run {clean(name)!r} has {plural(len(report.problems), 'problem')}:")
         for problem in report.problems:
             print(f"  {clean(problem)}")
-    return OK if report.ok else FAILED
+    return FAILED if damaged else OK
+
+
+def _verify_all(store: Store) -> dict[str, VerifyReport]:
+    reports = {}
+    for info in store.list_runs(limit=sys.maxsize):
+        try:
+            reports[info.run_id] = store.verify(info.run_id)
+        except RunNotFoundError:  # deleted since it was listed
+            continue
+    return reports
 
 
 @command(
@@ -97,4 +149,93 @@ def delete(invocation: Invocation, run_id: str, node_id: str | None, force: bool
         print(to_json({"run_id": run_id, "node_id": node_id, "deleted": True}))
     else:
         print(f"deleted {what}")
+    return OK
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """A duration such as `30d`, or seconds, as seconds."""
+    if value is None:
+        return None
+    found = _DURATION.fullmatch(value.strip())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no duration: give a number and s, m, h, d or w, such as 30d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@command(
+    "prune",
+    click.option("--older-than", metavar="DURATION", callback=_seconds,
+                 help="Delete runs whose last activity is that long ago: 45s, 30m, 12h, 30d, 4w."),
+    click.option("--keep-last", metavar="N", type=click.IntRange(1),
+                 help="Keep the newest N visits of each node of every other run."),
+    click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES),
+                 help="Runs of this status. Repeatable. Default: finished and cancelled."),
+    click.option("--dry-run", is_flag=True, help="Only tell what would be deleted."),
+)  # fmt: skip
+def prune(
+    invocation: Invocation,
+    older_than: float | None,
+    keep_last: int | None,
+    statuses: tuple[str, ...],
+    dry_run: bool,
+) -> int:
+    """Delete old runs and old visits for good, of runs that have ended.
+
+    A run that somebody executes is never touched.
+    """
+    if older_than is None and keep_last is None:
+        raise click.UsageError("give --older-than, --keep-last or both: nothing is deleted unasked")
+    wanted: dict[str, Any] = {"statuses": statuses} if statuses else {}
+    with open_existing(invocation) as store:
+        pruned = store.prune(older_than=older_than, keep_last=keep_last, dry_run=dry_run, **wanted)
+    if invocation.is_json:
+        document = {"deleted": list(pruned.deleted), "thinned": list(pruned.thinned), "records": pruned.records}
+        print(to_json({"dry_run": dry_run, **document}))
+        return OK
+    if dry_run:
+        for deed, run_ids in (("delete", pruned.deleted), ("thin", pruned.thinned)):
+            for run_id in run_ids:
+                print(f"would {deed} {clean(run_id)}")
+    print(_told(pruned, dry_run))
+    return OK
+
+
+def _told(pruned: Pruned, is_dry: bool) -> str:
+    """What was pruned, in one line."""
+    deeds = []
+    if pruned.deleted:
+        deeds.append(f"{'delete' if is_dry else 'deleted'} {plural(len(pruned.deleted), 'run')}")
+    if pruned.thinned:
+        records, runs = plural(pruned.records, "record"), plural(len(pruned.thinned), "run")
+        deeds.append(f"{'take' if is_dry else 'took'} {records} out of {runs}")
+    if not deeds:
+        return "there is nothing to prune"
+    return ("would " if is_dry else "") + " and ".join(deeds)
+
+
+@command("stats")
+def stats(invocation: Invocation) -> int:
+    """Tell how much a store holds: runs by status, records, bytes."""
+    with open_existing(invocation) as store:
+        found, place = store.stats(), store.place
+    if invocation.is_json:
+        document = {
+            "runs": dict(found.runs),
+            "records": found.records,
+            "bytes": found.size,
+            "oldest": iso(found.oldest),
+        }
+        print(to_json({"store": place, **document}))
+        return OK
+    if found.runs:
+        print_table(("status", "runs"), list(found.runs.items()))
+        print()
+    print_facts(
+        [
+            ("runs", sum(found.runs.values()) or "none"),
+            ("records", f"{found.records}, {size(found.size)}"),
+            ("oldest", "" if found.oldest is None else ago(found.oldest)),
+            ("store", place),
+        ]
+    )
     return OK

@@ -13,12 +13,11 @@ from typing import Any, Protocol, TextIO, cast
 
 from milepost.cli.lines import line_of
 from milepost.cli.text import iso, to_json
-from milepost.events import (
-    Event,
-    RunStarted,
-)
+from milepost.events import Event, RunStarted, StepCompleted, WorkflowCompleted, WorkflowStarted
+from milepost.results import SkipMarker
+from milepost.telling import status_of
 
-__all__ = ["Watcher", "event_document", "recorded", "watching"]
+__all__ = ["Watcher", "event_document", "prints_aside", "recorded", "watching"]
 
 
 class Watcher(Protocol):
@@ -28,12 +27,17 @@ class Watcher(Protocol):
         """Show one event."""
 
 
+def prints_aside(is_json: bool) -> contextlib.AbstractContextManager[object]:
+    """Under JSON what nodes print goes to the standard error, for as long as the block lasts."""
+    return contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def watching(codec: Any, *, is_json: bool) -> Iterator[Watcher]:
     """Give the hook that suits where the output goes. Under JSON what nodes print goes to the standard error."""
     if is_json:
         output = sys.stdout
-        with contextlib.redirect_stdout(sys.stderr):
+        with prints_aside(is_json):
             yield _quietly(output, lambda event: to_json(event_document(event, codec), is_line=True))
     elif sys.stdout.isatty():
         from milepost.cli.spinner import Spinner
@@ -92,6 +96,16 @@ def event_document(event: Event, codec: Any) -> dict[str, Any]:
     document.pop("result", None)
     if isinstance(event, RunStarted):
         document["input"] = recorded(codec, event.input)
+    elif isinstance(event, WorkflowStarted):
+        # Of a run that had finished nothing is read but its end.
+        is_told = event.resumed is None or not event.resumed.already_completed
+        document["inputs"] = recorded(codec, event.inputs) if is_told and event.inputs else {}
+    elif isinstance(event, StepCompleted) and event.outcome in {"failed", "skipped"}:
+        result = event.result
+        document["error"] = None if result.error is None else f"{result.error_type}: {result.error}"
+        document["reason"] = result.output.reason if isinstance(result.output, SkipMarker) else None
+    elif isinstance(event, WorkflowCompleted):
+        document["status"] = status_of(event)
     return document
 
 

@@ -1,23 +1,32 @@
-"""The commands that look at runs: runs, show, history. They need no code of the user's."""
+"""The commands that list: runs, history. They need no code of the user's."""
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
 
 from milepost.cli.exits import OK
-from milepost.cli.invocation import Invocation, command
-from milepost.cli.journals import Step, next_node, read_entries, steps_of
-from milepost.cli.places import has_store, open_existing, url_of
-from milepost.cli.tables import print_facts, print_table
+from milepost.cli.invocation import Invocation, command, in_options
+from milepost.cli.journals import read_entries
+from milepost.cli.lines import signal_command, wait_document
+from milepost.cli.places import is_postgres, open_each, open_existing, url_of
+from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
 from milepost.cli.text import ago, clean, duration, iso, short, size, to_json
+from milepost.errors import RunNotFoundError
 from milepost.flow import END
-from milepost.store import RunInfo
+from milepost.store import RunInfo, Store
 
-__all__ = ["history", "info_document", "runs", "show", "why_it_stands"]
+__all__ = ["history", "info_document", "runs", "shown_next", "why_it_stands"]
 
+_PLACES = 4
+"""How many places are named beside the first."""
 STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead")
 
 
@@ -39,93 +48,84 @@ def runs(
 ) -> int:
     """List runs, newest first."""
     wanted = read_pairs(tags, "--tag")
-    found: list[RunInfo] = []
-    if has_store(invocation):
-        with open_existing(invocation) as store:
-            if after is not None:
-                store.get_run(after)
-            found = store.list_runs(flow=flow, status=status or None, tags=wanted, limit=limit + 1, after=after)
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(store) for store in open_each(invocation)]
+        found = _newest(stores, after, limit + 1, {"flow": flow, "status": status or None, "tags": wanted})
     page, has_more = found[:limit], len(found) > limit
     if invocation.is_json:
-        document = {"runs": [info_document(info) for info in page], "after": page[-1].run_id if has_more else None}
-        print(to_json(document))
+        shown = [
+            {**info_document(info), "why": why_it_stands(info, info.next_node or ""), "store": place}
+            for place, info in page
+        ]
+        print(to_json({"runs": shown, "after": page[-1][1].run_id if has_more else None}))
         return OK
     if not page:
-        is_filtered = bool(flow or status or wanted or after)
-        print("no runs match" if is_filtered else f"no runs yet in {url_of(invocation)}: try milepost demo")
+        is_filtered, url = bool(flow or status or wanted or after), url_of(invocation)
+        # A URL of a server may have a password in it.
+        where = stores[0].place if is_postgres(url) else url
+        print("no runs match" if is_filtered else f"no runs yet in {where}: try milepost demo")
         return OK
-    print_table(
-        ("run", "flow", "status", "next", "records", "updated", "reason"),
-        [
-            (
-                i.run_id,
-                i.flow,
-                i.status,
-                _shown_next(i.next_node),
-                i.sequence + 1,
-                ago(i.updated_at),
-                short(i.reason, 50),
-            )
-            for i in page
-        ],
-    )
+    columns = ["run", "flow", "status", "next", "records", "updated", "why", *(["store"] if len(stores) > 1 else [])]
+    print_table(columns, [(*_run_row(info), place)[: len(columns)] for place, info in page])
     if has_more:
-        print(f"more: milepost runs --after {clean(page[-1].run_id)}")
+        print(f"more: milepost runs --after {clean(page[-1][1].run_id)}")
     return OK
 
 
-@command("show", click.argument("run_id", metavar="RUN"))
-def show(invocation: Invocation, run_id: str) -> int:
-    """Show where a run stands, and why.
+def _newest(
+    stores: Sequence[Store], after: str | None, limit: int, filters: dict[str, Any]
+) -> list[tuple[str, RunInfo]]:
+    """The newest runs of all stores, each with its store's place: those after the run `after`, where one is given."""
+    if not stores:
+        return []
+    if len(stores) == 1:
+        if after is not None:
+            stores[0].get_run(after)
+        return [(stores[0].place, info) for info in stores[0].list_runs(limit=limit, after=after, **filters)]
+    found: Iterator[tuple[str, RunInfo]]
+    found = heapq.merge(*(_all_runs(store, filters) for store in stores), key=_created, reverse=True)
+    if after is not None:
+        last = _find(stores, after)
+        found = itertools.dropwhile(lambda run: _created(run) >= last.created_at, found)
+    return list(itertools.islice(found, limit))
 
-    One sentence says why it does not move; a table tells what its nodes did.
-    """
-    with open_existing(invocation) as store:
-        latest = store.latest(run_id)
-        info = latest.row.info
-        steps = steps_of(read_entries(store, run_id))
-        place = store.place
-    following = next_node(latest)
-    why = why_it_stands(info, following)
-    if invocation.is_json:
-        document = {
-            "run": info_document(info),
-            "why": why,
-            "next_node": following,
-            "cancel_requested": latest.row.cancel,
-            "steps": [step.to_dict() for step in steps],
-        }
-        print(to_json(document))
-        return OK
-    print_facts(
-        [
-            ("run", info.run_id),
-            ("flow", info.flow),
-            ("status", info.status + (" (degraded)" if info.degraded else "")),
-            ("why", why),
-            ("next", _shown_next(following)),
-            ("created", ago(info.created_at)),
-            ("updated", ago(info.updated_at)),
-            ("records", str(info.sequence + 1) + (f", the newest state has {size(info.size)}" if info.size else "")),
-            ("crashes", info.crash_count or None),
-            ("missed", ", ".join(info.missed)),
-            ("tags", " ".join(f"{key}={value}" for key, value in info.tags.items())),
-            ("store", place),
-        ]
+
+def _all_runs(store: Store, filters: dict[str, Any]) -> Iterator[tuple[str, RunInfo]]:
+    after: str | None = None
+    while page := store.list_runs(limit=100, after=after, **filters):
+        yield from ((store.place, info) for info in page)
+        after = page[-1].run_id
+
+
+def _created(run: tuple[str, RunInfo]) -> datetime:
+    return run[1].created_at
+
+
+def _find(stores: Sequence[Store], run_id: str) -> RunInfo:
+    for store in stores[:-1]:
+        with contextlib.suppress(RunNotFoundError):
+            return store.get_run(run_id).info
+    return stores[-1].get_run(run_id).info
+
+
+def _run_row(info: RunInfo) -> tuple[object, ...]:
+    return (
+        info.run_id,
+        info.flow,
+        info.status,
+        shown_next(info.next_node),
+        info.sequence + 1,
+        ago(info.updated_at),
+        short(in_options(info.reason), 60),
     )
-    if steps:
-        print()
-        print_table(
-            ("node", "visits", "attempts", "failures", "took", "last", "next"), [_step_row(step) for step in steps]
-        )
-    return OK
 
 
 @command("history", click.argument("run_id", metavar="RUN"))
 def history(invocation: Invocation, run_id: str) -> int:
     """List all records of a run in order.
 
-    Every visit, superseded ones too, every failure and every change of owner.
+    Every visit, superseded ones too, every failure and every change of owner; of a workflow its steps, waits and rollbacks; of
+    a graph with forks or maps, which branch or item each is of.
     """
     with open_existing(invocation) as store:
         store.get_run(run_id)
@@ -133,19 +133,32 @@ def history(invocation: Invocation, run_id: str) -> int:
     if invocation.is_json:
         print(to_json({"run_id": run_id, "records": [entry.to_dict() for entry in entries]}))
         return OK
+    has_branches = any(entry.branch for entry in entries)
     print_table(
-        ("record", "kind", "node", "attempt", "time", "took", "size", "next", "note"),
+        (
+            "record",
+            "kind",
+            "node",
+            *(["branch"] if has_branches else []),
+            "attempt",
+            "time",
+            "took",
+            "size",
+            "next",
+            "note",
+        ),
         [
             (
                 entry.sequence,
                 entry.kind,
                 f"{entry.node_id}#{entry.visit}" if entry.node_id else "",
+                *([entry.branch] if has_branches else []),
                 entry.attempt,
                 ago(entry.timestamp) if entry.timestamp else "",
                 duration(entry.duration_ms),
                 size(entry.size) if entry.size else "",
-                _shown_next(entry.next_node),
-                "superseded" if entry.superseded else short(entry.note, 100),
+                shown_next(entry.next_node),
+                short(": ".join(filter(None, ("superseded" * entry.superseded, entry.note))), 100),
             )
             for entry in entries
         ],
@@ -171,62 +184,48 @@ def info_document(info: RunInfo) -> dict[str, Any]:
         "owner": info.owner,
         "lease_until": iso(info.lease_until),
         "wake_at": iso(info.wake_at),
-        "waiting_for": [
-            {"wait_id": w.wait_id, "signal": w.signal, "prompt": w.prompt, "wake_at": iso(w.wake_at)}
-            for w in info.waiting_for
-        ],
+        "waiting_for": [wait_document(wait) for wait in info.waiting_for],
         "crash_count": info.crash_count,
         "tags": dict(info.tags),
     }
 
 
-def why_it_stands(info: RunInfo, following: str | None) -> str:
-    """One sentence: why the run does not move, or that it does, and what to do."""
-    where = f"at {following!r}" if following not in {None, END} else "at its end" if following else "with its router"
-    reason = f": {info.reason}" if info.reason else ""
-    told = f" ({info.reason})" if info.reason else ""
+def why_it_stands(info: RunInfo, following: str | None, *others: str | None) -> str:
+    """One sentence: why the run does not move, or who moves it, and what to do.
+
+    `following` is where it goes on; None: its router has yet to say, "": not known here. `others` are where other branches do.
+    """
+    told = in_options(info.reason) or f"it is {info.status}"
+    places = ", ".join(map(repr, (following, *others[:_PLACES])))
+    more = f" and {len(others) - _PLACES} more" if len(others) > _PLACES else ""
+    where = {None: " with its router", END: " at its end", "": ""}.get(following, f" at {places}{more}")
     resume = f"milepost resume {info.run_id} TARGET"
     match info.status:
         case "finished":
             return "it has finished"
         case "running":
-            until = f", whose lease lasts until {ago(info.lease_until)}" if info.lease_until else ""
-            return f"it moves: {owner_of(info)} executes it{until}"
+            return told
         case "dead":
-            return f"{owner_of(info)} has died or stands still and its lease has ended: {resume} goes on {where}"
-        case "interrupted":
-            return f"it was interrupted{told}: {resume} goes on {where}"
-        case "failed":
-            again = f"{resume}, or milepost retry for fresh attempts, goes on {where}"
-            return f"it failed{reason}" if "resume" in info.reason else f"it failed{reason}; {again}"
-        case "waiting":
-            waits = ", ".join(w.signal or w.wait_id for w in info.waiting_for) or "its time"
-            return f"it waits for {waits}" + (f" until {ago(info.wake_at)}" if info.wake_at else "")
+            return f"{told}; {resume} goes on{where}"
         case "ready":
-            return (
-                f"ready since {ago(info.updated_at)}; no worker has taken flow {info.flow!r}: {resume} goes on {where}"
+            return f"{told}; milepost worker or {resume} goes on{where}"
+        case "waiting":
+            waits = info.waiting_for
+            sends = "; ".join(
+                f"{signal_command(info.run_id, wait, waits)} sends it" for wait in waits if wait.signal is not None
             )
+            return f"{told}; {sends}" if sends else told
+        case "failed":
+            failed = f"it failed: {told}" if info.reason else "it failed"
+            again = f"{resume}, or milepost retry for fresh attempts, goes on{where}"
+            return failed if "resume" in info.reason else f"{failed}; {again}"
+        case "interrupted":
+            return f"it was interrupted{f' ({told})' if info.reason else ''}: {resume} goes on{where}"
         case _:
-            return f"it is {info.status}{told}: {resume} --reopen goes on {where}"
+            stands = f"it is {info.status}{f' ({told})' if info.reason else ''}"
+            return f"{stands}: {resume} --reopen goes on{where}"
 
 
-def owner_of(info: RunInfo) -> str:
-    """The process that executes, or executed, a run."""
-    parts = info.owner.split(":")
-    return f"process {parts[-2]}" if len(parts) > 1 and parts[-2].isdigit() else "its owner"
-
-
-def _step_row(step: Step) -> tuple[object, ...]:
-    return (
-        step.node_id,
-        step.visits,
-        step.attempts,
-        step.failures or "",
-        duration(step.duration_ms),
-        ago(step.last_at) if step.last_at else "",
-        _shown_next(step.next_node),
-    )
-
-
-def _shown_next(node_id: str | None) -> str:
+def shown_next(node_id: str | None) -> str:
+    """Where a run goes on, for people."""
     return "(end)" if node_id == END else node_id or ""

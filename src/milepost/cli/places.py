@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -15,7 +16,20 @@ from milepost.cli.invocation import Invocation
 from milepost.store import Store
 from milepost.stores.opening import open_store
 
-__all__ = ["DEFAULT_URL", "chosen_url", "file_of", "open_existing", "open_or_make", "url_of"]
+__all__ = [
+    "DEFAULT_URL",
+    "chosen_url",
+    "file_of",
+    "folder_of",
+    "has_store",
+    "is_file_store",
+    "is_postgres",
+    "open_each",
+    "open_existing",
+    "open_or_make",
+    "url_for",
+    "url_of",
+]
 
 _DEFAULT_FILE = Path(".milepost/runs.db")
 DEFAULT_URL = "sqlite:///.milepost/runs.db"
@@ -29,11 +43,16 @@ def chosen_url(invocation: Invocation) -> str | None:
 
 def url_of(invocation: Invocation) -> str:
     """The store to look into: the one that was named, else the default that exists, else the default."""
+    return _urls_of(invocation)[0]
+
+
+def _urls_of(invocation: Invocation) -> list[str]:
     named = chosen_url(invocation)
     if named is not None:
-        return named
+        return [named]
     folder, url = _DEFAULT_FOLDER
-    return url if folder.is_dir() and not _DEFAULT_FILE.exists() else DEFAULT_URL
+    there = [*([DEFAULT_URL] if _DEFAULT_FILE.exists() else []), *([url] if is_file_store(folder) else [])]
+    return there or [DEFAULT_URL]
 
 
 def url_for(path: str | os.PathLike[str]) -> str:
@@ -48,6 +67,23 @@ def file_of(url: str) -> Path | None:
     return Path(path) if scheme.lower() == "sqlite" and rest.startswith("///") and path != ":memory:" else None
 
 
+def folder_of(url: str) -> Path | None:
+    """The folder of a file store's URL; None for everything else."""
+    scheme, _, rest = url.partition(":")
+    path = unquote(rest[2:] if rest.startswith("///") else rest)
+    return Path(path) if scheme.lower() == "file" and path.strip("/") and not path.startswith("//") else None
+
+
+def is_postgres(url: str) -> bool:
+    """Whether a URL names a PostgreSQL database."""
+    return url.partition(":")[0].lower() in {"postgresql", "postgres"}
+
+
+def is_file_store(folder: Path) -> bool:
+    """Whether there is a file store in `folder`."""
+    return (folder / ".milepost" / "version.json").is_file()
+
+
 def open_or_make(invocation: Invocation) -> Store:
     """The store to run something in; the default's folder is made."""
     url = chosen_url(invocation) or DEFAULT_URL
@@ -58,19 +94,29 @@ def open_or_make(invocation: Invocation) -> Store:
 
 def open_existing(invocation: Invocation) -> Store:
     """The store to look into or to resume in; `NotFound` where there is none, so that looking makes no files."""
-    url = url_of(invocation)
-    path = file_of(url)
-    if path is not None:
-        if not path.exists():
-            raise NotFound(f"there is no store at {path.absolute()}: run something first, or give --store")
-        _refuse_foreign(path)
-    return open_store(url)
+    return _open_there(url_of(invocation))
+
+
+def open_each(invocation: Invocation) -> Iterator[Store]:
+    """The stores to list: the one that was named, else each default that exists; none where there is none."""
+    yield from map(_open_there, _urls_of(invocation) if has_store(invocation) else ())
 
 
 def has_store(invocation: Invocation) -> bool:
     """Whether there is a store to look into, or one was named."""
-    path = file_of(url_of(invocation))
-    return chosen_url(invocation) is not None or path is None or path.exists()
+    return chosen_url(invocation) is not None or url_of(invocation) != DEFAULT_URL or _DEFAULT_FILE.exists()
+
+
+def _open_there(url: str) -> Store:
+    path, folder = file_of(url), folder_of(url)
+    if path is not None:
+        if not path.exists():
+            raise NotFound(f"there is no store at {path.absolute()}: run something first, or give --store")
+        _refuse_foreign(path)
+    elif folder is not None and not is_file_store(folder):
+        what = "is a folder without runs" if folder.is_dir() else "is no folder"
+        raise NotFound(f"{folder.absolute()} {what}: run something first, or give the store with --store")
+    return open_store(url)
 
 
 def _make_default_folder() -> None:

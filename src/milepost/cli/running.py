@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import shlex
+import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, cast
 
 import click
 
-from milepost.cli.exits import FAILED, OK, code_of
+from milepost.cli.exits import FAILED, INTERRUPTED, OK, WAITING, code_of
 from milepost.cli.invocation import Invocation, command, in_options
+from milepost.cli.lines import signal_command, wait_document, wait_text
 from milepost.cli.live import recorded, watching
 from milepost.cli.places import open_existing, open_or_make
-from milepost.cli.targets import load_target, read_input, read_pairs
-from milepost.cli.text import clean, plural, pretty, to_json
-from milepost.events import Event, ResumePlan, RunResult, RunStarted
-from milepost.graph import CompiledGraph
+from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
+from milepost.cli.text import clean, iso, plural, pretty, to_json
+from milepost.errors import RunSuspended
+from milepost.events import Event, ResumePlan, RunCompleted, RunResult, RunStarted, WorkflowCompleted, WorkflowStarted
+from milepost.flow import Flow
+from milepost.results import WorkflowResult
+from milepost.workflow import Workflow
 
 __all__ = ["resume", "retry", "run"]
 
-Flow = CompiledGraph[Any]
+Result = RunResult[Any] | WorkflowResult[Any]
 
 
 def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,10 +66,10 @@ _correcting = _options(
     _target,
     click.argument("input", metavar="[INPUT]", required=False),
     click.option("--input", "-i", "fields", multiple=True, metavar="KEY=VALUE",
-                 help="One field of the input; VALUE is JSON if it parses, else text. Repeatable."),
+                 help="One field of the state, or one input; VALUE is JSON if it parses, else text. Repeatable."),
     click.option("--run-id", metavar="ID", help="Default: one is made."),
-    click.option("--if-exists", type=click.Choice(["error", "resume", "retry", "return"]), default="error",
-                 show_default=True, help="What becomes of a run of that id."),
+    click.option("--if-exists", type=click.Choice(["error", "resume", "retry", "return", "continue"]),
+                 default="error", show_default=True, help="What becomes of a run of that id."),
     click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="A tag of the run. Repeatable."),
     _iterations,
 )  # fmt: skip
@@ -75,16 +85,19 @@ def run(
 ) -> int:
     """Run a flow and record it.
 
-    TARGET is module:graph or path.py:graph. INPUT is the initial state as JSON, or - to read it; without it, and
-    without --input, the state's defaults.
+    TARGET is module:flow or path.py:flow, a compiled graph or a workflow. INPUT is the initial state of a graph, or an
+    object of the inputs of a workflow, as JSON, or - to read it; without it, and without --input, the defaults.
     """
     options: dict[str, Any] = {"tags": read_pairs(tags, "--tag"), "if_exists": if_exists}
     if max_iterations is not None:
         options["max_iterations"] = max_iterations
     flow = load_target(target)
-    state = read_input(flow, input, fields)
+    given = read_input(cast("Flow", flow), input, fields)
+    arguments: tuple[Any, ...] = (given,)
+    if isinstance(flow, Workflow):
+        arguments, options["inputs"] = (), given
     with open_or_make(invocation) as store:
-        return _perform(invocation, flow, "run", (state,), store=store, run_id=run_id, **options)
+        return _perform(invocation, flow, "run", arguments, target, store=store, run_id=run_id, **options)
 
 
 @command(
@@ -120,8 +133,9 @@ def resume(
             planned = flow.plan_resume(store, run_id, node_id, visit=visit, rerun=rerun, **options)
             return _show_plan(invocation, planned)
         if node_id is None:
-            return _perform(invocation, flow, "resume", (store, run_id), **options)
-        return _perform(invocation, flow, "resume_from", (store, run_id, node_id), visit=visit, rerun=rerun, **options)
+            return _perform(invocation, flow, "resume", (store, run_id), target, **options)
+        options |= {"visit": visit, "rerun": rerun}
+        return _perform(invocation, flow, "resume_from", (store, run_id, node_id), target, **options)
 
 
 @command("retry", _run_id, _target, _correcting)
@@ -133,7 +147,7 @@ def retry(invocation: Invocation, run_id: str, target: str, **correcting: Any) -
     options = _read_correcting(correcting)
     flow = load_target(target)
     with open_existing(invocation) as store:
-        return _perform(invocation, flow, "retry", (store, run_id), **options)
+        return _perform(invocation, flow, "retry", (store, run_id), target, **options)
 
 
 def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
@@ -144,43 +158,107 @@ def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _perform(invocation: Invocation, flow: Flow, verb: str, arguments: tuple[Any, ...], **options: Any) -> int:
-    """Call a verb, show what happens, then its result."""
+def _perform(
+    invocation: Invocation, flow: Runnable, verb: str, arguments: tuple[Any, ...], target: str, **options: Any
+) -> int:
+    """Call a verb, show what happens, then its result. `target` is how the flow was named."""
     invocation.is_live = invocation.is_json
+    results: list[Result] = []
 
     def note(event: Event) -> None:
-        if isinstance(event, RunStarted):
+        if isinstance(event, (RunStarted, WorkflowStarted)):
             invocation.run_id = event.run_id
+        elif isinstance(event, (RunCompleted, WorkflowCompleted)) and event.result is not None:
+            results.append(event.result)
 
     with watching(flow.codec, is_json=invocation.is_json) as watcher:
-        result = _call(flow, verb, arguments, full=True, hooks=(note, watcher), **options)
-    _show_result(invocation, flow, result)
-    return OK if result.status == "finished" else FAILED
+        try:
+            _call(flow, verb, arguments, hooks=(note, watcher), **options)
+        except RunSuspended as exc:
+            waiting: RunSuspended | None = exc
+        else:
+            waiting = None
+    if waiting is not None:
+        _show_waits(invocation, waiting, target)
+        return WAITING
+    _show_result(invocation, flow, results[-1])
+    return OK if results[-1].status == "finished" else FAILED
 
 
-def _call(flow: Flow, verb: str, arguments: tuple[Any, ...], **options: Any) -> RunResult[Any]:
-    """The sync verb, or its async twin where the flow has coroutine functions."""
-    result: RunResult[Any]
-    if not flow.async_names:
-        result = getattr(flow, verb)(*arguments, **options)
-        return result
+def _call(flow: Runnable, verb: str, arguments: tuple[Any, ...], **options: Any) -> None:
+    """The sync verb, or its async twin where there may be coroutine functions: in a workflow always."""
+    if not isinstance(flow, Workflow) and not flow.async_names:
+        getattr(flow, verb)(*arguments, **options)
+        return
 
-    async def perform() -> RunResult[Any]:
-        answer: RunResult[Any] = await getattr(flow, f"a{verb}")(*arguments, **options)
-        return answer
+    async def perform() -> None:
+        with _ended_by_second_signal():
+            await getattr(flow, f"a{verb}")(*arguments, **options)
 
-    result = asyncio.run(perform())
-    return result
+    asyncio.run(perform())
 
 
-def _show_result(invocation: Invocation, flow: Flow, result: RunResult[Any]) -> None:
-    state = recorded(flow.codec, result.state)
+@contextlib.contextmanager
+def _ended_by_second_signal() -> Iterator[None]:
+    """Say what the first Ctrl-C waits for, a function that runs in a thread, and let the second one end the process."""
+    stops, loop = signal.getsignal(signal.SIGINT), asyncio.get_running_loop()
+    if not callable(stops) or threading.current_thread() is not threading.main_thread():
+        yield  # a shell has what it runs in the background ignore it
+        return
+    is_stopping = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        # Streams may not be used in here: the signal may have come in the middle of a line.
+        nonlocal is_stopping
+        if is_stopping:
+            os.write(2, b"milepost: ended at once: what ran is done again by a resume\n")
+            os._exit(INTERRUPTED)
+        is_stopping = True
+        os.write(2, b"milepost: interrupted: stopping when what runs has ended; once more to end at once\n")
+        stops(number, frame)
+
+    with contextlib.suppress(NotImplementedError):
+        # Only so that a signal wakes the loop: one that comes just before it sleeps would be seen when it next wakes.
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, stops)
+
+
+def _show_result(invocation: Invocation, flow: Runnable, result: Result) -> None:
+    told = result.to_dict()
+    if isinstance(result, WorkflowResult):
+        assert isinstance(flow, Workflow)
+        # Its events told of the steps, and show does.
+        told = {name: told[name] for name in told if name not in {"step_results", "final_output"}}
+        output = told["output"] = recorded(flow.output_codec, result.output)
+    else:
+        output = told["state"] = recorded(flow.codec, result.state)
     if invocation.is_json:
-        print(to_json({"event": "Result", **result.to_dict(), "state": state}, is_line=True))
+        print(to_json({"event": "Result", **told}, is_line=True))
         return
     if result.degraded:
         print(f"without a checkpoint: {', '.join(map(clean, result.missed))}", file=sys.stderr)
-    print(pretty(state))
+    print(pretty(output))
+
+
+def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str) -> None:
+    """What a run waits for, and the commands that go on with it as they can be typed."""
+    run_id, waits = str(waiting.run_id), waiting.waiting_for
+    if invocation.is_json:
+        told = {"run_id": run_id, "status": "waiting", "waiting_for": [wait_document(wait) for wait in waits]}
+        print(to_json({"event": "Result", **told, "wake_at": iso(waiting.wake_at)}, is_line=True))
+        return
+    store = [] if invocation.store_url is None else ["--store", invocation.store_url]
+    for wait in waits:
+        print(f"{clean(wait.wait_id)} waits for {wait_text(wait)}")
+        if wait.signal is not None:
+            print(f"  {signal_command(run_id, wait, waits, store)}")
+    print(clean(f"then a worker, or: milepost {shlex.join(['resume', run_id, target, *store])}"))
 
 
 def _show_plan(invocation: Invocation, plan: ResumePlan) -> int:

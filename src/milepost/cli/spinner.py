@@ -9,8 +9,23 @@ from typing import Self
 from rich.console import Console
 from rich.text import Text
 
-from milepost.cli.lines import line_of, progress_text, visit_of
-from milepost.events import AttemptFailed, CheckpointFailed, Event, NodeCompleted, NodeStarted, Progress, RunCompleted
+from milepost.cli.lines import line_of, progress_text, step_of, visit_of
+from milepost.cli.tables import STYLES
+from milepost.events import (
+    AttemptFailed,
+    CheckpointFailed,
+    Event,
+    NodeCompleted,
+    NodeStarted,
+    Progress,
+    RollbackCompleted,
+    RunCompleted,
+    RunWaiting,
+    StepCompleted,
+    StepStarted,
+    WorkflowCompleted,
+)
+from milepost.telling import status_of
 
 __all__ = ["Spinner"]
 
@@ -32,15 +47,17 @@ class Spinner:
     ) -> None:
         self._status.stop()
 
-    def __call__(self, event: Event) -> None:
-        """Show one event."""
+    def __call__(self, event: Event, error: str | None = None) -> None:
+        """Show one event; `error`: what to say of its error."""
         with self._lock:
             if isinstance(event, NodeStarted):
                 attempt = f" attempt {event.attempt}" if event.attempt > 1 else ""
                 self._status.update(Text(f"{visit_of(event).rstrip()}{attempt}", style="cyan"))
+            elif isinstance(event, StepStarted):
+                self._status.update(Text(step_of(event), style="cyan"))
             elif isinstance(event, Progress):
                 self._status.update(Text(f"{event.node_id}: {progress_text(event)}", style="cyan"))
-            elif (line := line_of(event)) is not None:
+            elif (line := line_of(event, error)) is not None:
                 self._console.print(Text(line, style=_style(event)))
 
 
@@ -49,6 +66,12 @@ def _style(event: Event) -> str:
         return "red" if getattr(event, "retry_in", None) is None else "yellow"
     if isinstance(event, NodeCompleted):
         return "green"
-    if isinstance(event, RunCompleted):
-        return "bold green" if event.status == "finished" else "bold red"
+    if isinstance(event, StepCompleted):
+        return {"succeeded": "green", "failed": "red"}.get(event.outcome, "yellow")
+    if isinstance(event, RollbackCompleted):
+        return "yellow" if event.error is None else "red"
+    if isinstance(event, RunWaiting):
+        return STYLES["waiting"]
+    if isinstance(event, (RunCompleted, WorkflowCompleted)):
+        return "bold " + {"finished": "green", "waiting": STYLES["waiting"]}.get(status_of(event), "red")
     return ""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from milepost.cli.text import clean
 
-__all__ = ["print_facts", "print_table"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["drawn_table", "fact_lines", "print_facts", "print_table"]
 
 STYLES = {
     "finished": "green",
@@ -29,10 +33,14 @@ _FOLDED = 12
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, styles: Sequence[str] = ()) -> None:
     """Print rows under a header; "" and None are shown as "-". `styles` has one for each row of a terminal's table."""
-    texts = [[_cell(value) for value in row] for row in rows]
     if sys.stdout.isatty():
-        _draw(columns, texts, styles)
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        table, console.width = drawn_table(columns, rows, styles, console.width)
+        console.print(table)
         return
+    texts = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in (list(columns), *texts)) for i in range(len(columns))]
     for row in (list(columns), *texts):
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -40,35 +48,41 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, sty
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     """Print names and values, one a line; values of "" and None are left out."""
+    for line in fact_lines(facts):
+        print(line)
+
+
+def fact_lines(facts: Sequence[tuple[str, object]]) -> Iterator[str]:
+    """The lines of `print_facts`."""
     width = max((len(name) for name, _ in facts), default=0)
     for name, value in facts:
         if value not in (None, ""):
-            print(f"{name.ljust(width)}  {clean(value)}")
+            yield f"{name.ljust(width)}  {clean(value)}"
 
 
 def _cell(value: object) -> str:
     return "-" if value is None or value == "" else clean(value)
 
 
-def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
+def drawn_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str], width: int
+) -> tuple[Table, int]:
+    """The table for a terminal of that width, and how wide the lines are that it needs."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    texts = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in (columns, *texts)) for i in range(len(columns))]
     # Ids, statuses and times are for copying and for the eye: they stay whole, and long texts fold beside them. A
     # terminal too narrow for that breaks the lines itself, as it does with those of any other program.
     is_whole = [number == 0 or width <= _WHOLE for number, width in enumerate(widths)]
     needed = sum(width if whole else _FOLDED for width, whole in zip(widths, is_whole, strict=True)) + 3 * len(widths)
-    is_narrow = needed > console.width
-    if is_narrow:
-        console.width = sum(widths) + 3 * len(widths)
+    is_narrow = needed > width
     table = Table(box=None if is_narrow else box.SIMPLE_HEAD, pad_edge=False)
     for column, whole in zip(columns, is_whole, strict=True):
         table.add_column(column, overflow="fold", no_wrap=whole or is_narrow)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(texts):
         style = styles[number] if number < len(styles) else ""
         table.add_row(*(Text(text, style=STYLES.get(text, "")) for text in row), style=style)
-    console.print(table)
+    return table, sum(widths) + 3 * len(widths) if is_narrow else width

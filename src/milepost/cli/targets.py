@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Sequence
@@ -17,18 +18,33 @@ from typing import Any
 
 import click
 
+from milepost.codec import Codec
 from milepost.errors import DeserializeStateError, GraphError
+from milepost.flow import Flow
 from milepost.graph import CompiledGraph, Graph
+from milepost.workflow import Workflow
 
-__all__ = ["load_target", "read_input", "read_pairs"]
+__all__ = ["Runnable", "find_target", "load_target", "read_input", "read_json", "read_pairs"]
 
-_FORM = "a target is module:graph or path.py:graph"
+Runnable = CompiledGraph[Any] | Workflow[..., Any]
+"""What can be run by its name: a compiled graph, or a workflow."""
+
+_FORM = "a target is module:flow or path.py:flow"
 
 
-def load_target(target: str) -> CompiledGraph[Any]:
+def load_target(target: str) -> Runnable:
     """Import the flow that `target` names. What its module prints goes to the standard error.
 
-    Raises `click.UsageError` for a target that is not there, cannot be imported or is no compiled graph.
+    Raises `click.UsageError` for a target that is not there, cannot be imported, or is no flow.
+    """
+    module, found, name = find_target(target)
+    return _checked(found, target, module, name)
+
+
+def find_target(target: str) -> tuple[ModuleType, Any, str]:
+    """Import what `target` names: its module, the object (None: the module has none) and the object's name.
+
+    Raises `click.UsageError` for a module that is not there or cannot be imported.
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
@@ -47,7 +63,7 @@ def load_target(target: str) -> CompiledGraph[Any]:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    return _checked(found, target, module, name)
+    return module, found, name
 
 
 def _import_module(name: str) -> ModuleType:
@@ -72,22 +88,25 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _checked(found: Any, target: str, module: ModuleType, name: str) -> CompiledGraph[Any]:
-    if isinstance(found, CompiledGraph):
+def _checked(found: Any, target: str, module: ModuleType, name: str) -> Runnable:
+    if isinstance(found, (CompiledGraph, Workflow)):
         return found
     if isinstance(found, Graph):
         raise click.UsageError(f"target {target!r} is a graph that is not compiled: name what its compile() returned")
-    flows = sorted(key for key, value in vars(module).items() if isinstance(value, CompiledGraph))
-    hint = f"it has {', '.join(flows)}" if flows else "it has no compiled graph"
+    flows = sorted(key for key, value in vars(module).items() if isinstance(value, (CompiledGraph, Workflow)))
+    hint = f"it has {', '.join(flows)}" if flows else "it has no compiled graph and no workflow"
     if found is None:
         raise click.UsageError(f"target {target!r}: module {module.__name__!r} has no {name!r}: {hint}")
-    raise click.UsageError(f"target {target!r} is a {type(found).__name__}, not a compiled graph: {hint}")
+    if inspect.isgeneratorfunction(found) or inspect.iscoroutinefunction(found):
+        raise click.UsageError(f"target {target!r} is a function and no workflow yet: put @workflow(name) above it")
+    raise click.UsageError(f"target {target!r} is a {type(found).__name__}, not a compiled graph or a workflow: {hint}")
 
 
-def read_input(flow: CompiledGraph[Any], text: str | None, fields: Sequence[str]) -> Any:
-    """The initial state: from JSON text ("-": the standard input), or from fields `key=value`; {} without either.
+def read_input(flow: Flow, text: str | None, fields: Sequence[str]) -> Any:
+    """What a run begins with, from JSON text ("-": the standard input) or from fields `key=value`; {} without either.
 
-    Raises `click.UsageError`, which names the field, where that gives no state.
+    A state for a graph, inputs by name for a workflow. Raises `click.UsageError`, which names the field, where that gives
+    none.
     """
     if text is not None and fields:
         raise click.UsageError("give the input either as JSON or as --input key=value, not both")
@@ -96,10 +115,37 @@ def read_input(flow: CompiledGraph[Any], text: str | None, fields: Sequence[str]
     if text is None:
         text = json.dumps({key: _value(value) for key, value in read_pairs(fields, "--input").items()})
     try:
-        return flow.codec.decode(text.encode("utf-8", "surrogatepass"), root="input")
+        if isinstance(flow, Workflow):
+            return _inputs(flow, text)
+        return flow.codec.decode(_encoded(text), root="input")
     except DeserializeStateError as exc:
         told = str(exc).replace("the record", "the input").partition(": pass ")[0]
-        raise click.UsageError(f"the input is no state of flow {flow.name!r}: {told}") from exc
+        kind = "does not fit workflow" if isinstance(flow, Workflow) else "is no state of flow"
+        raise click.UsageError(f"the input {kind} {flow.name!r}: {told}") from exc
+
+
+def _inputs(flow: Workflow[..., Any], text: str) -> dict[str, Any]:
+    """The inputs of a workflow, with the defaults of those that are not given."""
+    try:
+        given = _parsed(text)
+    except ValueError as exc:
+        raise click.UsageError(f"the input of workflow {flow.name!r} is no JSON: {exc}") from exc
+    names = ", ".join(parameter.name for parameter in flow.parameters) or "none"
+    if not isinstance(given, dict):
+        raise click.UsageError(f"workflow {flow.name!r} takes a JSON object of its inputs: {names}")
+    known = {parameter.name for parameter in flow.parameters}
+    wrong = [f"unknown input {name!r}" for name in given if name not in known]
+    needed = [parameter.name for parameter in flow.parameters if parameter.name not in flow.defaults()]
+    wrong += [f"missing input {name!r}" for name in needed if name not in given]
+    if wrong:
+        raise click.UsageError(f"workflow {flow.name!r}: {', '.join(wrong)}; its inputs are: {names}")
+    # What has a default may be missing here, and nowhere else.
+    codec: Codec[dict[str, Any]] = Codec(flow.codec.type, types=flow.types, total=False)
+    return flow.completed(codec.decode(_encoded(text), root="input"))
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def read_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
@@ -115,13 +161,27 @@ def read_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
     return found
 
 
+def read_json(text: str, what: str) -> Any:
+    """The value of JSON text ("-": the standard input); `what` names it in the `click.UsageError` for other text."""
+    if text == "-":
+        text = sys.stdin.read()
+    try:
+        return _parsed(text)
+    except ValueError as exc:
+        raise click.UsageError(f"{what} is no JSON: {exc}: a text is written with its quotes, '\"like this\"'") from exc
+
+
 def _value(text: str) -> Any:
     """JSON where the text is JSON, else the text."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _parsed(text)
     except ValueError:
         return text
 
 
+def _parsed(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(name)
+    raise ValueError(f"{name} is no number of JSON")

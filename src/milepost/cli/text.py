@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-__all__ = ["ago", "clean", "duration", "error_text", "iso", "plural", "pretty", "short", "size", "to_json"]
+__all__ = ["ago", "clean", "duration", "error_text", "iso", "plural", "pretty", "short", "size", "to_json", "utc"]
 
 
 def clean(text: object) -> str:
@@ -41,6 +41,11 @@ def ago(moment: datetime) -> str:
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def utc(moment: datetime) -> str:
+    """A time for people of several zones, as the reasons of runs have it."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def duration(milliseconds: float | None) -> str:
     """A duration in the unit that people would choose."""
     if milliseconds is None:
@@ -60,7 +65,9 @@ def size(count: int) -> str:
         return f"{count} B"
     if count < 1024 * 1024:
         return f"{count / 1024:.1f} KB"
-    return f"{count / 1024 / 1024:.1f} MB"
+    if count < 1024 * 1024 * 1024:
+        return f"{count / 1024 / 1024:.1f} MB"
+    return f"{count / 1024 / 1024 / 1024:.1f} GB"
 
 
 def plural(count: int, noun: str) -> str:

@@ -5,6 +5,7 @@ Both keep the protocol of `milepost.effects`. They differ in how they wait, and 
 | effect | `SyncDriver` | `AsyncDriver` |
 |---|---|---|
 | `Call` of a sync function | in the caller's thread; with a timeout or while streaming in a daemon thread | a daemon thread |
+| the same with an executor | there; the caller's thread waits | there; no thread waits |
 | `Call` of a coroutine function | refused before anything runs | awaited in the caller's task |
 | `Write`, `Ask` | in the caller's thread | in the store's lane, `milepost.lane` |
 | `Gather` | branches are stepped here, their calls go to threads | stepped here, their calls become tasks |

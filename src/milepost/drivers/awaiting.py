@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from milepost.branches import Branch, Branches, merged
 from milepost.clock import Clock
 from milepost.context import current_context
-from milepost.drivers.driver import GLANCE, Driver, StreamClosed, invoke, is_over
+from milepost.drivers.driver import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake
 from milepost.effects import (
     OVERDUE_GRACE,
+    Alone,
     Ask,
     AttemptTimedOut,
     Call,
     Drop,
     Effect,
     Gather,
+    Held,
+    HoldOver,
     Outcome,
     Routine,
     Sleep,
@@ -27,11 +32,46 @@ from milepost.effects import (
 from milepost.events import Event
 from milepost.hooks import Hook, surround
 from milepost.lane import lane_of
-from milepost.threads import Promise, threads
+from milepost.threads import Promise
 
 __all__ = ["AsyncDriver"]
 
 T = TypeVar("T")
+
+
+class _Watch:
+    """Cancels what the current task awaits inside the block, and raises `HoldOver`, once the run is lost or cancelled.
+
+    Built as `asyncio.timeout` is: a cancel of the task by somebody else stays what it is.
+    """
+
+    __slots__ = ("_before", "_has_cancelled", "_held", "_is_left", "_loop", "_task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, held: Held) -> None:
+        self._loop = loop
+        self._held = held
+        self._has_cancelled = self._is_left = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._before = task, task.cancelling()
+        self._held.watch(self._tell)
+
+    def _tell(self) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._is_left:
+            self._has_cancelled = True
+            self._task.cancel()
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
+        self._is_left = True
+        self._held.unwatch(self._tell)
+        if self._has_cancelled and self._task.uncancel() <= self._before and exc_type is asyncio.CancelledError:
+            raise HoldOver from exc
 
 
 class AsyncDriver(Driver):
@@ -42,6 +82,8 @@ class AsyncDriver(Driver):
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._wake: asyncio.Event | None = None
+        self._leaving: set[asyncio.Future[None]] = set()
+        """What waits to leave calls to their threads; kept here so that it is not collected."""
 
     def live(self, event: Event) -> None:
         """Take an event from inside a running node, in whatever thread it runs."""
@@ -90,37 +132,56 @@ class AsyncDriver(Driver):
         return self.perform_quick(effect)
 
     async def _gather(self, gather: Gather) -> dict[str, Outcome]:
-        """Step all branches here; calls of user code and sleeps become tasks."""
-        branches = Branches(gather)
-        waiting: deque[tuple[Branch, Call]] = deque()
-        tasks: dict[asyncio.Future[Any], tuple[Branch, bool]] = {}
+        """Step all branches here; calls of user code and sleeps become tasks.
+
+        Everything else is done in between, so that a branch that ends with its call has ended before the next call begins.
+        """
+        branches = Branches(gather, MAX_THREADS)
+        lonely: deque[Branch] = deque()
+        tasks: dict[asyncio.Future[Any], tuple[int, Branch, bool]] = {}
+        numbers = itertools.count()
         try:
             while not branches.is_over:
                 writes: list[tuple[Branch, Write]] = []
                 while (item := branches.step()) is not None:
                     branch, effect = item
                     if isinstance(effect, Call) and not effect.is_quick:
-                        waiting.append((branch, effect))
+                        branches.want(branch, effect)
                     elif isinstance(effect, Write):
                         writes.append((branch, effect))
+                    elif isinstance(effect, Alone):
+                        lonely.append(branch)
+                    elif isinstance(effect, Sleep) or (isinstance(effect, Call) and effect.is_async):
+                        tasks[asyncio.ensure_future(self.perform(effect))] = (next(numbers), branch, False)
                     else:
-                        tasks[asyncio.ensure_future(self.perform(effect))] = (branch, False)
+                        await self._settle(branches, [branch], self.perform(effect))
                 for append, settled in merged(writes):
                     write = self.perform(Write(writes[0][1].store, append))
                     await self._settle(branches, settled, write)
-                running = sum(is_call for _, is_call in tasks.values())
-                while waiting and (gather.max_parallel is None or running < gather.max_parallel):
-                    branch, call = waiting.popleft()
-                    tasks[asyncio.ensure_future(self.perform(call))] = (branch, True)
-                    running += 1
-                if writes or branches.is_over:
+                if lonely and not writes and not branches.is_ready:
+                    branches.answer(lonely.popleft(), None)
+                if branches.is_ready:
+                    continue
+                for branch, call in branches.admitted():
+                    tasks[asyncio.ensure_future(self.perform(call))] = (next(numbers), branch, True)
+                if branches.is_ready or branches.is_over:
                     continue
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    await self._settle(branches, [tasks.pop(task)[0]], task)
+                # In the order in which they began: that of a set is another one each time.
+                for task in sorted(done, key=tasks.__getitem__):
+                    _, branch, is_call = tasks.pop(task)
+                    if is_call:
+                        branches.has_called(branch)
+                    await self._settle(branches, [branch], task)
         finally:
             for task in tasks:
                 task.cancel()
+            if tasks:
+                # Their own clean-up runs before anything else does.
+                await asyncio.wait(tasks)
+            for task in tasks:
+                if task.done() and not task.cancelled():
+                    task.exception()
         return branches.outcomes
 
     async def _settle(self, branches: Branches, settled: list[Branch], work: Awaitable[Any]) -> None:
@@ -146,9 +207,17 @@ class AsyncDriver(Driver):
             return await self._await(call)
         if call.is_quick:
             return invoke(call)
-        return await self._in_thread(call)
+        return await self._elsewhere(call)[0]
 
     async def _await(self, call: Call) -> Any:
+        """Await a call of an async function; it is cancelled when its run is lost or cancelled."""
+        held = held_of(call)
+        if held is None:
+            return await self._awaited(call)
+        with _Watch(self._loop, held):
+            return await self._awaited(call)
+
+    async def _awaited(self, call: Call) -> Any:
         around = self.publish(call.announce) if call.announce is not None else ()
         if call.context is None:
             return await call.fn(*call.args)
@@ -165,7 +234,8 @@ class AsyncDriver(Driver):
         finally:
             current_context.reset(reset)
 
-    def _in_thread(self, call: Call) -> asyncio.Future[Any]:
+    def _elsewhere(self, call: Call) -> tuple[asyncio.Future[Any], Promise]:
+        """Have a sync call run by its executor or in a thread: its outcome, here and there."""
         loop = self._loop
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -186,16 +256,49 @@ class AsyncDriver(Driver):
             except RuntimeError:
                 return  # the loop was closed meanwhile: nobody is left to hear it
 
-        threads.submit(self.bind(call), then)
-        return future
+        promise = self.submit(call, then)
+        if call.executor is not None:
+            # Whoever awaits it is cancelled, say; a call that has ended is not touched.
+            future.add_done_callback(lambda _: promise.abandon())
+        held = held_of(call)
+        if held is not None:
+            self._leave_when_over(future, promise, held)
+        return future, promise
+
+    def _leave_when_over(self, future: asyncio.Future[Any], promise: Promise, held: Held) -> None:
+        """Have such a call end with `HoldOver` if it goes on long after its run was lost or cancelled."""
+
+        async def leave() -> None:
+            await self.clock.sleep(OVERDUE_GRACE)
+            if not future.done():
+                future.set_exception(HoldOver())
+
+        def begin() -> None:
+            if future.done():
+                return
+            if promise.recall():
+                future.set_exception(HoldOver())
+            else:
+                self._leaving.add(asyncio.ensure_future(leave()))
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(begin)
+
+        held.watch(tell)
+        future.add_done_callback(lambda _: held.unwatch(tell))
 
     async def _call_in_time(self, call: Call) -> Any:
         assert call.timeout is not None
-        task = asyncio.ensure_future(self._await(call) if call.is_async else self._in_thread(call))
+        promise: Promise | None = None
+        if call.is_async:
+            task: asyncio.Future[Any] = asyncio.ensure_future(self._await(call))
+        else:
+            task, promise = self._elsewhere(call)
         try:
             if await self._ends_within(task, call.timeout):
                 return task.result()
-            if call.is_async:
+            if promise is None or promise.recall():
                 raise AttemptTimedOut(call.timeout)
             self.mark_overdue(call)
             is_running = not await self._ends_within(task, OVERDUE_GRACE)
@@ -221,7 +324,7 @@ class AsyncDriver(Driver):
 
     async def _sleep(self, effect: Sleep) -> None:
         ends = self.clock.monotonic() + effect.seconds
-        while (left := ends - self.clock.monotonic()) > 0 and not is_over(effect.held):
+        while (left := ends - self.clock.monotonic()) > 0 and not is_awake(effect.held):
             await self.clock.sleep(left if effect.held is None else min(left, GLANCE))
 
     async def _store_call(self, effect: Ask | Write) -> Any:
@@ -252,7 +355,7 @@ class AsyncDriver(Driver):
             effect = next(routine)
             while True:
                 try:
-                    if type(effect) is Call:
+                    if type(effect) is Call or type(effect) is Gather:
                         task = asyncio.ensure_future(self.perform(effect))
                         try:
                             while not task.done():

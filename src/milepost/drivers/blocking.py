@@ -2,40 +2,67 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import heapq
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, TypeVar
 
 from milepost.branches import Branch, Branches, merged
-from milepost.drivers.driver import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, invoke, is_over
+from milepost.clock import Clock
+from milepost.drivers.driver import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, invoke, is_awake, watched
 from milepost.effects import (
     OVERDUE_GRACE,
+    Alone,
     Ask,
     AttemptTimedOut,
     Call,
     Drop,
     Effect,
     Gather,
+    Held,
+    HoldOver,
     Outcome,
     Routine,
     Sleep,
     Write,
 )
+from milepost.errors import AsyncNodeError
 from milepost.events import Event
-from milepost.threads import Promise, threads
+from milepost.hooks import Hook
+from milepost.threads import Kept, Promise, threads
 
 __all__ = ["SyncDriver"]
 
 T = TypeVar("T")
 
+STREAMED = 0.05
+"""Seconds between two looks at a call while a stream waits for what it tells."""
+_OVER = object()
+"""Among the events of a stream: its run was lost or cancelled."""
+
+
+class _Running:
+    """A call of a branch in its thread, and since when its run is lost or cancelled."""
+
+    __slots__ = ("call", "held", "over_since", "promise")
+
+    def __init__(self, promise: Promise, call: Call) -> None:
+        self.promise = promise
+        self.call = call
+        self.held = held_of(call)
+        self.over_since: float | None = None
+
 
 class SyncDriver(Driver):
     """Performs effects in the caller's thread."""
+
+    def __init__(self, clock: Clock, hooks: Sequence[Hook] = ()) -> None:
+        super().__init__(clock, hooks)
 
     def live(self, event: Event) -> None:
         """Take an event from inside a running node, in whatever thread it runs."""
@@ -79,37 +106,74 @@ class SyncDriver(Driver):
 
     def _gather(self, gather: Gather) -> dict[str, Outcome]:
         """Step all branches here; only calls of user code go to threads."""
-        branches = Branches(gather)
-        limit = gather.max_parallel or MAX_THREADS
-        waiting: deque[tuple[Branch, Call]] = deque()
-        sleeping: list[tuple[float, int, Branch]] = []
+        steps = self._gathering(gather)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                outcomes: dict[str, Outcome] = stop.value
+                return outcomes
+
+    def _gathering(self, gather: Gather) -> Generator[None, None, dict[str, Outcome]]:
+        """`_gather`, which comes up now and then, so that a stream can tell what has happened."""
+        branches = Branches(gather, MAX_THREADS)
+        sleeping: list[tuple[float, int, Branch, Held | None]] = []
         ended: queue.SimpleQueue[tuple[Branch, Promise]] = queue.SimpleQueue()
-        running = 0
+        running: dict[Branch, _Running] = {}
+        kept = Kept()
+        try:
+            yield from self._step_all(branches, sleeping, running, ended, kept)
+        except GeneratorExit:
+            for call in running.values():
+                self._let_end(call.call, call.promise)
+            raise
+        finally:
+            kept.abandon()
+        return branches.outcomes
+
+    def _step_all(
+        self,
+        branches: Branches,
+        sleeping: list[tuple[float, int, Branch, Held | None]],
+        running: dict[Branch, _Running],
+        ended: queue.SimpleQueue[tuple[Branch, Promise]],
+        kept: Kept,
+    ) -> Iterator[None]:
+        lonely: deque[Branch] = deque()
         while not branches.is_over:
             writes: list[tuple[Branch, Write]] = []
             while (item := branches.step()) is not None:
                 branch, effect = item
                 if isinstance(effect, Call) and not effect.is_quick:
-                    waiting.append((branch, effect))
+                    branches.want(branch, effect)
                 elif isinstance(effect, Write):
                     writes.append((branch, effect))
+                elif isinstance(effect, Alone):
+                    lonely.append(branch)
                 elif isinstance(effect, Sleep):
                     wake = self.clock.monotonic() + effect.seconds
-                    heapq.heappush(sleeping, (wake, id(branch), branch))
+                    heapq.heappush(sleeping, (wake, id(branch), branch, effect.held))
                 else:
                     self._answer(branches, branch, effect)
             if writes:
                 self._write_together(branches, writes)
                 continue
-            while waiting and running < limit:
-                branch, call = waiting.popleft()
-                work = self.bind(call) if call.timeout is None else functools.partial(self._call, call)
-                threads.submit(work, functools.partial(_put, ended, branch))
-                running += 1
+            if lonely:
+                branches.answer(lonely.popleft(), None)
+                continue
+            for branch, call in branches.admitted():
+                running[branch] = _Running(self._begun(call, functools.partial(_put, ended, branch), kept), call)
             if branches.is_over:
                 break
-            running -= self._await_one(branches, sleeping, ended)
-        return branches.outcomes
+            if not branches.is_ready:
+                self._await_one(branches, sleeping, running, ended)
+            yield
+
+    def _begun(self, call: Call, then: Callable[[Promise], None], kept: Kept) -> Promise:
+        """A call of a branch, begun elsewhere; it keeps its timeout."""
+        if call.timeout is None:
+            return self.submit(call, then, kept)
+        return threads.submit(functools.partial(contextvars.copy_context().run, self._call, call, kept), then)
 
     def _answer(self, branches: Branches, branch: Branch, effect: Effect) -> None:
         try:
@@ -133,37 +197,109 @@ class SyncDriver(Driver):
     def _await_one(
         self,
         branches: Branches,
-        sleeping: list[tuple[float, int, Branch]],
+        sleeping: list[tuple[float, int, Branch, Held | None]],
+        running: dict[Branch, _Running],
         ended: queue.SimpleQueue[tuple[Branch, Promise]],
-    ) -> int:
-        """Wait for the end of a call or of a sleep; how many calls have ended."""
-        left = None if not sleeping else min(GLANCE, max(0.0, sleeping[0][0] - self.clock.monotonic()))
+    ) -> None:
+        """Wait for the end of a call or of a sleep, or until a run that is lost or cancelled has waited long enough."""
+        left = GLANCE if self.stream_to is None else STREAMED
+        if sleeping:
+            left = min(left, max(0.0, sleeping[0][0] - self.clock.monotonic()))
         try:
             branch, promise = ended.get(timeout=left)
         except queue.Empty:
-            while sleeping and sleeping[0][0] <= self.clock.monotonic():
-                branches.answer(heapq.heappop(sleeping)[2], None)
-            return 0
-        try:
-            branches.answer(branch, promise.get())
-        except BaseException as exc:
-            branches.fail(branch, exc)
-        return 1
+            self._look(branches, sleeping, running)
+            return
+        # What else has ended by now goes on together with it, so that what they record is one append.
+        while True:
+            call = running.get(branch)
+            if call is not None and call.promise is promise:  # else it was left to its thread before
+                del running[branch]
+                branches.has_called(branch)
+                try:
+                    branches.answer(branch, promise.get())
+                except Exception as exc:
+                    branches.fail(branch, exc)
+            if ended.empty():
+                return
+            branch, promise = ended.get()
 
-    def _call(self, call: Call) -> Any:
-        if call.timeout is None:
+    def _look(
+        self,
+        branches: Branches,
+        sleeping: list[tuple[float, int, Branch, Held | None]],
+        running: dict[Branch, _Running],
+    ) -> None:
+        now = self.clock.monotonic()
+        due = [entry for entry in sleeping if entry[0] <= now or is_awake(entry[3])]
+        for entry in sorted(due):
+            branches.answer(entry[2], None)
+            sleeping.remove(entry)
+        if due:
+            heapq.heapify(sleeping)
+        for branch, call in [*running.items()]:
+            if call.held is None or not call.held.is_over:
+                continue
+            if call.over_since is None:
+                call.over_since = now
+                if call.promise.recall():
+                    del running[branch]
+                    branches.has_called(branch)
+                    branches.fail(branch, HoldOver())
+            elif now - call.over_since >= OVERDUE_GRACE:
+                del running[branch]
+                branches.has_called(branch)
+                call.promise.abandon()
+                branches.fail(branch, HoldOver())
+
+    def _call(self, call: Call, kept: Kept | None = None) -> Any:
+        if call.is_async:
+            name = getattr(call.fn, "__qualname__", None) or type(call.fn).__qualname__
+            raise AsyncNodeError(f"{name!r} is a coroutine function: await the verb's a-twin instead", names=(name,))
+        if call.timeout is None and call.executor is None:
             return invoke(call, self.publish(call.announce) if call.announce is not None else ())
-        promise = threads.submit(self.bind(call))
-        if not self.clock.wait(promise.done, call.timeout):
-            self.mark_overdue(call)
-            is_running = not self.clock.wait(promise.done, OVERDUE_GRACE)
-            raise AttemptTimedOut(call.timeout, is_running=is_running)
-        return promise.get()
+        wake = threading.Event()
+        own = Kept()
+        if kept is not None:
+            kept.add(own)
+        try:
+            promise = self.submit(call, lambda _: wake.set(), own)
+            with watched(held_of(call), wake.set):
+                if call.timeout is not None:
+                    is_told = self.clock.wait(wake, call.timeout)
+                else:
+                    while not (is_told := wake.wait(GLANCE)):
+                        continue
+            if is_told:
+                self._await_over(promise)
+            elif not promise.recall():
+                self.mark_overdue(call)
+                self.clock.wait(promise.done, OVERDUE_GRACE)
+        except BaseException:
+            own.abandon()
+            raise
+        finally:
+            if kept is not None:
+                kept.discard(own)
+        if is_told:
+            return promise.get()
+        assert call.timeout is not None
+        is_running = not promise.is_done
+        promise.abandon()
+        raise AttemptTimedOut(call.timeout, is_running=is_running)
+
+    def _await_over(self, promise: Promise) -> None:
+        """Give the call of a run that is lost or cancelled some time to end; `HoldOver` if it does not."""
+        if promise.is_done:
+            return
+        if promise.recall() or not self.clock.wait(promise.done, OVERDUE_GRACE):
+            promise.abandon()
+            raise HoldOver
 
     def _sleep(self, effect: Sleep) -> None:
         never = threading.Event()
         ends = self.clock.monotonic() + effect.seconds
-        while (left := ends - self.clock.monotonic()) > 0 and not is_over(effect.held):
+        while (left := ends - self.clock.monotonic()) > 0 and not is_awake(effect.held):
             self.clock.wait(never, left if effect.held is None else min(left, GLANCE))
 
     def stream(self, routine: Routine[Any]) -> Iterator[Event]:
@@ -176,6 +312,8 @@ class SyncDriver(Driver):
                 try:
                     if isinstance(effect, Call) and not effect.is_quick:
                         answer = yield from self._call_live(effect, events)
+                    elif isinstance(effect, Gather):
+                        answer = yield from self._gather_live(effect, events)
                     else:
                         answer = self.perform(effect)
                 except GeneratorExit:
@@ -196,16 +334,42 @@ class SyncDriver(Driver):
             yield from _drain(events)
             raise
 
+    def _gather_live(
+        self, gather: Gather, events: queue.SimpleQueue[Any]
+    ) -> Generator[Event, None, dict[str, Outcome]]:
+        """Do what a gather asks for and yield what it tells meanwhile."""
+        steps = self._gathering(gather)
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as stop:
+                    outcomes: dict[str, Outcome] = stop.value
+                    return outcomes
+                yield from _drain(events)
+        finally:
+            steps.close()
+
     def _call_live(self, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
         """Run a call in a thread and yield what it tells meanwhile; returns its value."""
-        began = self.clock.monotonic()
-        promise = threads.submit(self.bind(call), then=events.put)
-        allowed = call.timeout
+        kept = Kept()
+        try:
+            promise = self.submit(call, events.put, kept)
+            with watched(held_of(call), functools.partial(events.put, _OVER)):
+                return (yield from self._tell_until(promise, call, events))
+        finally:
+            kept.abandon()
+
+    def _tell_until(self, promise: Promise, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
+        began, allowed = self.clock.monotonic(), call.timeout
         while True:
             try:
-                item = events.get(timeout=None if allowed is None else 0.05)
+                item = events.get(timeout=GLANCE if allowed is None else STREAMED)
             except queue.Empty:
                 item = None
+            if item is _OVER:
+                self._await_over(promise)
+                continue
             if item is promise:
                 if allowed is not None and call.timeout is not None and allowed > call.timeout:
                     raise AttemptTimedOut(call.timeout)
@@ -217,18 +381,24 @@ class SyncDriver(Driver):
                     self._let_end(call, promise)
                     raise
             # A call that tells much must not escape its timeout; one that has ended has kept it, however slow the consumer.
-            if allowed is not None and not promise.done.is_set() and self.clock.monotonic() - began >= allowed:
+            if allowed is not None and not promise.is_done and self.clock.monotonic() - began >= allowed:
                 assert call.timeout is not None
                 if allowed > call.timeout:
+                    promise.abandon()
                     raise AttemptTimedOut(call.timeout, is_running=True)
+                if promise.recall():
+                    raise AttemptTimedOut(call.timeout)
                 allowed = call.timeout + OVERDUE_GRACE
                 self.mark_overdue(call)
 
     def _let_end(self, call: Call, promise: Promise) -> None:
         """Wait for a call that nobody wants any more, so that it does not run beside a resume of its run."""
+        if promise.recall():
+            return
         if call.context is not None:
             call.context._stop = True
-        self.clock.wait(promise.done, OVERDUE_GRACE)
+        if not self.clock.wait(promise.done, OVERDUE_GRACE):
+            promise.abandon()
 
     def _abandon(self, routine: Routine[Any], pending: Effect) -> None:
         """Stop a routine that waits for `pending`; one that is leaving already is let go to its end."""
@@ -250,5 +420,5 @@ class SyncDriver(Driver):
 def _drain(events: queue.SimpleQueue[Any]) -> Iterator[Event]:
     while not events.empty():
         item = events.get()
-        if not isinstance(item, Promise):
+        if isinstance(item, Event):
             yield item

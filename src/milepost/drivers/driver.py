@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextvars
 import logging
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from milepost.branches import Branch
 from milepost.clock import Clock
-from milepost.context import current_context
+from milepost.context import run_within
 from milepost.effects import (
+    Alone,
     Call,
     Drop,
     Effect,
@@ -19,20 +21,42 @@ from milepost.effects import (
     Held,
     Hold,
 )
-from milepost.events import AttemptFailed, CheckpointFailed, Event, NodeOverdue, RunCompleted, RunStarted
+from milepost.events import (
+    AttemptFailed,
+    CheckpointFailed,
+    Event,
+    NodeOverdue,
+    RunCompleted,
+    RunStarted,
+    RunWaiting,
+    WorkflowCompleted,
+    WorkflowStarted,
+)
 from milepost.heartbeat import heartbeat
-from milepost.hooks import Hook, notify, surround
+from milepost.hooks import Hook, notify
 from milepost.telling import sentence
-from milepost.threads import Promise
+from milepost.threads import Kept, Promise, threads
 
-__all__ = ["GLANCE", "MAX_THREADS", "Driver", "StreamClosed", "_put", "invoke", "is_logged", "is_over", "log"]
+__all__ = [
+    "GLANCE",
+    "MAX_THREADS",
+    "Driver",
+    "StreamClosed",
+    "_put",
+    "held_of",
+    "invoke",
+    "is_awake",
+    "is_logged",
+    "log",
+]
 
 logger = logging.getLogger("milepost")
 
 MAX_THREADS = 32
-"""Calls that a `Gather` without its own limit runs at once under the sync driver."""
+"""Threads that a `Gather` without its own limit has for its calls at once under the sync driver."""
 GLANCE = 0.5
-"""Seconds between two looks at the lease while a driver sleeps."""
+"""Seconds between two looks at the lease while a driver sleeps, and at most between two chances for Ctrl-C to be seen: a
+signal that comes just before a wait without end does not end it."""
 
 
 class StreamClosed(BaseException):
@@ -48,12 +72,13 @@ def log(event: Event) -> None:
     """One record per event: WARNING for what went wrong, INFO for a run, DEBUG for the rest."""
     if isinstance(event, (AttemptFailed, CheckpointFailed, NodeOverdue)):
         level = logging.WARNING
-    elif isinstance(event, (RunStarted, RunCompleted)):
+    elif isinstance(event, (RunStarted, RunCompleted, RunWaiting, WorkflowStarted, WorkflowCompleted)):
         level = logging.INFO
     else:
         level = logging.DEBUG
     if logger.isEnabledFor(level):
-        extra = {"run_id": event.run_id, "node_id": getattr(event, "node_id", None)}
+        node_id = getattr(event, "node_id", None) or getattr(event, "step_name", None)
+        extra = {"run_id": event.run_id, "node_id": node_id}
         logger.log(level, "%s", sentence(event), extra=extra)
 
 
@@ -83,6 +108,8 @@ class Driver:
         if isinstance(effect, Drop):
             heartbeat.drop(effect.store, effect.token, effect.owed)
             return None
+        if isinstance(effect, Alone):
+            return None
         raise TypeError(f"this driver does not perform {type(effect).__name__}")
 
     def bind(self, call: Call) -> Callable[[], Any]:
@@ -90,6 +117,21 @@ class Driver:
         around = self.publish(call.announce) if call.announce is not None else ()
         context = contextvars.copy_context()
         return lambda: context.run(invoke, call, around)
+
+    def submit(self, call: Call, then: Callable[[Promise], None] | None = None, kept: Kept | None = None) -> Promise:
+        """Have a sync call run elsewhere, by its executor or in a thread; `then` is called there with its outcome.
+
+        What an executor is given can be taken back: it is told to `kept` first.
+        """
+        if call.executor is None:
+            return threads.submit(self.bind(call), then)
+        from milepost.elsewhere import Errand  # what most programs never need
+
+        errand = Errand(call, self.publish(call.announce) if call.announce is not None else (), then)
+        if kept is not None:
+            kept.add(errand)
+        errand.begin()
+        return errand
 
     def mark_overdue(self, call: Call) -> None:
         """Tell the call, and whoever listens, that its time is over."""
@@ -104,23 +146,31 @@ def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
     """Call user code with its context current; of a coroutine function this gives the coroutine."""
     if call.context is None:
         return call.fn(*call.args)
-    reset = current_context.set(call.context)
-    try:
-        if around:
-            with surround(around, call.context.run_id):
-                return call.fn(*call.args)
-        return call.fn(*call.args)
-    except GeneratorExit as exc:
-        # Thrown into the core it would mean that nobody performs effects any more.
-        raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
-    finally:
-        current_context.reset(reset)
+    return run_within(call.context, call.fn, call.args, around)
 
 
 def _put(ended: queue.SimpleQueue[tuple[Branch, Promise]], branch: Branch, promise: Promise) -> None:
     ended.put((branch, promise))
 
 
-def is_over(held: Held | None) -> bool:
-    """Whether a sleep need not go on, because the run is lost or cancelled."""
-    return held is not None and (held.is_lost or held.cancel is not None)
+def is_awake(held: Held | None) -> bool:
+    """Whether a sleep need not go on, because the run is lost, cancelled or to be given back."""
+    return held is not None and (held.is_over or held.is_draining)
+
+
+@contextmanager
+def watched(held: Held | None, tell: Callable[[], None]) -> Iterator[None]:
+    """Have `tell` called, in any thread, if the run is lost or cancelled while the block lasts."""
+    if held is None:
+        yield
+        return
+    held.watch(tell)
+    try:
+        yield
+    finally:
+        held.unwatch(tell)
+
+
+def held_of(call: Call) -> Held | None:
+    """The lease of the run that a call is made for."""
+    return None if call.context is None else call.context._scope.held

@@ -10,18 +10,19 @@ import abc
 import builtins
 import functools
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from milepost import fence
-from milepost.clock import SYSTEM, Clock
 from milepost.errors import (
+    OptionError,
     RunExistsError,
     RunLockedError,
     RunNotFoundError,
     StoreClosedError,
+    StoreError,
 )
 from milepost.fence import Held, Row
 from milepost.process import describe_owner, is_gone, this_process
@@ -38,24 +39,37 @@ from milepost.store import (
     RunInfo,
     RunRow,
     Store,
+    StoreOptions,
     Token,
     Verdict,
     check_run_id,
     check_tag,
 )
 from milepost.stores.forks import watch
-from milepost.stores.transaction import Transaction
+from milepost.stores.guarded import Guarded
+from milepost.stores.keeper import keeper_of
+from milepost.stores.reasons import why
+from milepost.stores.transaction import Overtaken, Transaction, seal_of
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "has_statements"]
 
 IsGone = Callable[[str], bool]
+T = TypeVar("T")
+
+_TRIES = 20
+"""How often a write is begun anew because somebody else was faster."""
 
 
 class Journal(Store):
     """Rows and journals under the fence. A medium adds `_read`, `_write` and `close`."""
 
-    def __init__(self, *, clock: Clock = SYSTEM) -> None:
-        super().__init__(clock=clock)
+    can_encrypt = True
+
+    def __init__(self, **options: Unpack[StoreOptions]) -> None:
+        super().__init__(**options)
+        self._keeper = keeper_of(
+            self.seals, options.get("encryption_key"), allow_plain=options.get("allow_plain", False)
+        )
         self._held: dict[str, Held] = {}
         self._is_closed = False
         watch(self)
@@ -64,11 +78,38 @@ class Journal(Store):
 
     @abc.abstractmethod
     def _write(self, op: str) -> AbstractContextManager[Transaction]:
-        """One atomic, exclusive write: durable when its block ends, undone if that raises."""
+        """One atomic write: durable when its block ends, undone if that raises.
+
+        What the block reads is so still when it is written; where the medium finds that it is not, it undoes the write
+        and raises `Overtaken`, from the block or from its end.
+        """
 
     @abc.abstractmethod
     def _read(self, op: str) -> AbstractContextManager[Transaction]:
         """A view of one moment. Never waits for a commit, where the medium allows that."""
+
+    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+        """What `body` gives, performed in one atomic write, and again where another writer was faster."""
+        for _ in range(_TRIES):
+            try:
+                with self._write(op) as tx:
+                    return body(self._guard(tx))
+            except Overtaken as exc:
+                overtaken = exc
+        raise StoreError(
+            f"the store {self.place} could not {op.replace('_', ' ')}: others were faster {_TRIES} times in a row: try again",
+            store=self.place,
+            op=op,
+        ) from overtaken
+
+    @contextmanager
+    def _reading(self, op: str) -> Iterator[Transaction]:
+        with self._read(op) as tx:
+            yield self._guard(tx)
+
+    def _guard(self, tx: Transaction) -> Transaction:
+        """What stands between the verbs and the medium."""
+        return tx if self._keeper is None else Guarded(tx, self._keeper)
 
     def _lease_end(self, now: float, lease: float) -> float | None:
         """When a lease taken now ends; None: not by itself."""
@@ -92,13 +133,14 @@ class Journal(Store):
             check_tag(key, value)
         if new.record.sequence != 0:
             raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
-        record = self._sealed(new.record)
+        record = self._sealed(new.run_id, new.record)
         me = this_process()
         token = Token(new.run_id, 1, new.nonce, me.key)
         is_owned = new.status == "running"
-        with self._write("create") as tx:
-            now = self.clock.time()
+
+        def body(tx: Transaction) -> None:
             there = tx.row(new.run_id)
+            now = self.clock.time()
             if there is not None:
                 status = fence.shown_status(there, self._state(there, now))
                 raise RunExistsError(
@@ -122,6 +164,8 @@ class Journal(Store):
             )
             tx.add_row(row)
             tx.insert(new.run_id, (record,))
+
+        self._change("create", body)
         if is_owned:
             self._held[new.run_id] = Held(token)
         return token
@@ -130,9 +174,7 @@ class Journal(Store):
         check_run_id(claim.run_id)
         if claim.record.sequence != claim.sequence + 1:
             raise ValueError(f"an owner record after {claim.sequence} can't have number {claim.record.sequence}")
-        with self._write("claim") as tx:
-            row = self._row(tx, claim.run_id)
-            claimed = self._claim(tx, row, claim)
+        claimed = self._change("claim", lambda tx: self._claim(tx, self._row(tx, claim.run_id), claim))
         if claimed.token is not None:
             self._held[claim.run_id] = Held(claimed.token)
         return claimed
@@ -160,7 +202,7 @@ class Journal(Store):
         tx.put_row(ruling.row)
         if ruling.outcome != "claimed":
             return Claimed(ruling.outcome, None, self._view(tx, ruling.row, "free"))
-        tx.insert(row.run_id, (self._sealed(wish.record),))
+        tx.insert(row.run_id, (self._sealed(row.run_id, wish.record),))
         token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
         return Claimed("claimed", token, self._view(tx, ruling.row, "ours"))
 
@@ -177,17 +219,21 @@ class Journal(Store):
             return []
         gone = functools.cache(is_gone)
         # Most polls find nothing: look first, without keeping others from writing.
-        with self._read("claim_due") as tx:
+        with self._reading("claim_due") as tx:
             if not self._due(tx, flows, 1, skip, gone):
                 return []
-        taken: list[tuple[Token, RunRow]] = []
-        with self._write("claim_due") as tx:
+
+        def body(tx: Transaction) -> builtins.list[tuple[Token, RunRow]]:
+            taken = []
             for row in self._due(tx, flows, limit, skip, gone):
                 newest = tx.newest(row.run_id)
                 wish = self._worker_claim(row, newest, lease, max_crashes, gone)
                 claimed = self._claim(tx, row, wish, worked=True, gone=gone)
                 if claimed.token is not None:
                     taken.append((claimed.token, claimed.row))
+            return taken
+
+        taken = self._change("claim_due", body)
         for token, _ in taken:
             self._held[token.run_id] = Held(token)
         return taken
@@ -217,27 +263,30 @@ class Journal(Store):
             reason = "its owner stopped without a word"
         else:
             reason = f"it was {row.status}"
-        fields = {"verb": "worker", "epoch": row.epoch + 1, "from": newest, "crashed": is_crash, "reason": reason}
+        fields = {"verb": "worker", "epoch": row.epoch + 1, "from": newest, "crashed": is_crash}
+        fields |= {"was": row.status, "reason": reason}
         record = make_record(row.run_id, newest + 1, format_time(now), "owner", fields=fields)
         nonce = os.urandom(8).hex()
         return Claim(row.run_id, newest, row.epoch + 1, nonce, record, lease, is_crash, max_crashes=max_crashes)
 
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         appends = [self._prepared(append) for append in batch]
-        with self._write("append") as tx:
-            verdicts = [self._append(tx, append) for append in appends]
+        verdicts = self._change("append", lambda tx: [self._append(tx, append) for append in appends])
         self._settle(appends, verdicts)
         return verdicts
 
     def _prepared(self, append: Append) -> Append:
-        token, records, release, tags = append
+        token, records, release, tags, statements = append
         if tags is not None:
             for key, value in tags.items():
                 check_tag(key, value)
-        return Append(token, tuple([self._sealed(record) for record in records]), release, tags)
+        if statements and not self.runs_statements:
+            raise OptionError(f"the store {self.place} executes no statements with a checkpoint", option="statements")
+        sealed = tuple([self._sealed(token.run_id, record) for record in records])
+        return Append(token, sealed, release, tags, statements)
 
     def _append(self, tx: Transaction, append: Append) -> Verdict:
-        token, records, release, tags = append
+        token, records, release, tags, statements = append
         row = tx.row(token.run_id)
         newest = tx.newest(token.run_id)
         outcome = fence.judge(row, append, newest)
@@ -250,6 +299,8 @@ class Journal(Store):
             now = self.clock.time()
             new = row if release is None else fence.end_ownership(row, release, newest=newest, now=now)
             tx.put_row(fence.tagged(new, tags or {}, newest=newest, now=now))
+        if statements:
+            tx.perform(statements)
         return Verdict("written", row.cancel)
 
     def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
@@ -262,8 +313,9 @@ class Journal(Store):
         if not tokens:
             self._check_open()
             return []
-        renewals = []
-        with self._write("renew") as tx:
+
+        def body(tx: Transaction) -> builtins.list[Renewal]:
+            renewals = []
             now = self.clock.time()
             for token in tokens:
                 row = tx.row(token.run_id)
@@ -272,6 +324,9 @@ class Journal(Store):
                     continue
                 tx.put_row(fence.renewed(row, self._lease_end(now, row.lease), now))
                 renewals.append(Renewal("kept", row.cancel))
+            return renewals
+
+        renewals = self._change("renew", body)
         for token, renewal in zip(tokens, renewals, strict=True):
             if renewal.outcome == "lost":
                 self._drop(token)
@@ -304,30 +359,47 @@ class Journal(Store):
         limit: int | None = None,
     ) -> builtins.list[Record]:
         check_run_id(run_id)
-        with self._read("read") as tx:
-            return tx.records(
+        with self._reading("read") as tx:
+            found = tx.records(
                 run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
             )
+            return [self._proven(tx, run_id, record) for record in found]
+
+    def _proven(self, tx: Transaction, run_id: str, record: Record) -> Record:
+        """`record`; or, if it was saved from outside and was changed since, one with a header that no check lets pass."""
+        if record.header is not None or self._keeper is not None:  # a keeper has proven it with its key
+            return record
+        entry = tx.newest_checkpoint(run_id, after=record.sequence - 1, before=record.sequence + 1)
+        is_whole = entry is not None and entry.note is not None and entry.note.seal == seal_of(run_id, record)
+        return record if is_whole else record._replace(header=b"")
 
     def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
         check_run_id(run_id)
-        with self._read("latest") as tx:
+        held = self._holding(run_id)
+        with self._reading("latest") as tx:
             row = self._row(tx, run_id)
-            view = self._view(tx, row)
+            view = self._view(tx, row, held=held)
             newest = view.info.sequence
             point = tx.live_checkpoint(run_id, row.live, before=before)
             if point is None and (before is None or before > 0):
                 point = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
             after = -1 if point is None else point.sequence
+            point = None if point is None else self._proven(tx, run_id, point)
             tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
             nodes = tx.live_nodes(run_id, row.live, after + 1) if with_nodes else ()
-            return Latest(view, point, live_tail, newest, nodes)
+            return Latest(view, point, live_tail, newest, nodes, row.sequence)
 
     def get_run(self, run_id: str) -> RunRow:
         check_run_id(run_id)
-        with self._read("get_run") as tx:
-            return self._view(tx, self._row(tx, run_id))
+        held = self._holding(run_id)
+        with self._reading("get_run") as tx:
+            return self._view(tx, self._row(tx, run_id), held=held)
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        with self._reading("cancels") as tx:
+            rows = [tx.row(run_id) for run_id in run_ids]
+        return {row.run_id: row.cancel for row in rows if row is not None and row.cancel is not None}
 
     def _row(self, tx: Transaction, run_id: str) -> Row:
         row = tx.row(run_id)
@@ -335,12 +407,31 @@ class Journal(Store):
             raise RunNotFoundError(run_id, self.place)
         return row
 
-    def _state(self, row: Row, now: float, gone: IsGone | None = None) -> LeaseState:
-        return fence.lease_state(row, now, self._held.get(row.run_id), gone or is_gone)
+    def _state(
+        self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, Held] | None = None
+    ) -> LeaseState:
+        """Who owns the run. `held`: what this object held before the row was read, where another thread may let go since."""
+        known = self._held if held is None else held
+        return fence.lease_state(row, now, known.get(row.run_id), gone or is_gone)
 
-    def _view(self, tx: Transaction, row: Row, state: LeaseState | None = None, gone: IsGone | None = None) -> RunRow:
+    def _holding(self, run_id: str) -> dict[str, Held]:
+        """What this object holds of a run now. Asked before its row is read: of a run that another thread releases in
+        between the row is as before, and nobody would know the token in it.
+        """
+        held = self._held.get(run_id)
+        return {} if held is None else {run_id: held}
+
+    def _view(
+        self,
+        tx: Transaction,
+        row: Row,
+        state: LeaseState | None = None,
+        gone: IsGone | None = None,
+        held: Mapping[str, Held] | None = None,
+    ) -> RunRow:
+        now = self.clock.time()
         if state is None:
-            state = self._state(row, self.clock.time(), gone)
+            state = self._state(row, now, gone, held)
         newest_checkpoint = tx.newest_checkpoint(row.run_id)
         shown = newest_checkpoint
         if shown is not None and not fence.is_live(shown.record.sequence, row.live):
@@ -349,7 +440,7 @@ class Journal(Store):
             run_id=row.run_id,
             flow=row.flow,
             status=fence.shown_status(row, state),
-            reason=row.reason,
+            reason=why(row, state, now),
             degraded=row.degraded,
             missed=row.missed,
             created_at=_moment(row.created_at),
@@ -360,7 +451,7 @@ class Journal(Store):
             owner=row.owner,
             lease_until=None if row.lease_until is None else _moment(row.lease_until),
             wake_at=None if row.wake_at is None else _moment(row.wake_at),
-            waiting_for=row.waiting if row.status in {"waiting", "ready"} else (),
+            waiting_for=row.waiting if row.status in {"waiting", "ready", "failed", "interrupted"} else (),
             crash_count=fence.crashes(row, -1 if newest_checkpoint is None else newest_checkpoint.record.sequence),
             tags=dict(row.tags),
         )
@@ -368,10 +459,13 @@ class Journal(Store):
 
     # -- shared ------------------------------------------------------------------------------------
 
-    def _sealed(self, record: Record) -> Record:
+    def _sealed(self, run_id: str, record: Record) -> Record:
+        """`record` as the medium keeps it."""
         sequence, kind, node_id, visit, size, header, payload, packing = record
-        if header is None:
+        if header is None:  # from outside: sealed where it is inserted
             return record
+        if self._keeper is not None:
+            return self._keeper.keep(run_id, record)
         return Record(sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing)
 
     def _refuse_live(self, row: Row, state: LeaseState, deed: str) -> None:
@@ -386,6 +480,15 @@ class Journal(Store):
                 owner=row.owner,
                 lease_until=until,
             )
+
+
+def has_statements(appends: Sequence[Append]) -> bool:
+    """Whether a batch is an append with statements. ValueError if it is that and more."""
+    if not any(append.statements for append in appends):
+        return False
+    if len(appends) > 1:
+        raise ValueError("an append with statements has a commit of its own: hand it over in a batch of its own")
+    return True
 
 
 def check_tags(tags: Mapping[Any, Any]) -> None:

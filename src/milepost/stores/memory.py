@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Unpack
 
-from milepost.clock import SYSTEM, Clock
 from milepost.fence import Row
 from milepost.record import Record
-from milepost.store import Signal
+from milepost.store import Signal, StoreOptions
 from milepost.stores.runs import Runs
-from milepost.stores.transaction import Entry, Note, Transaction
+from milepost.stores.transaction import Entry, Note, Tally, Transaction
 
 __all__ = ["MemoryStore"]
 
@@ -41,8 +41,8 @@ class MemoryStore(Runs):
 
     is_blocking = False
 
-    def __init__(self, *, clock: Clock = SYSTEM) -> None:
-        super().__init__(clock=clock)
+    def __init__(self, **options: Unpack[StoreOptions]) -> None:
+        super().__init__(**options)
         self.place = "memory://"
         self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
@@ -147,6 +147,17 @@ class _Memory(Transaction):
     def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
         return [run.row for run in self._runs.values() if run.row.flow == flow]
 
+    def tally(self) -> builtins.list[Tally]:
+        tallies: dict[str, Tally] = {}
+        for run in self._runs.values():
+            row = run.row
+            size = sum(len(r.header or b"") + len(r.payload or b"") for r in run.records)
+            _, runs, records, total, oldest = tallies.get(row.status, Tally(row.status, 0, 0, 0, row.updated_at))
+            tallies[row.status] = Tally(
+                row.status, runs + 1, records + len(run.records), total + size, min(oldest, row.updated_at)
+            )
+        return [tallies[status] for status in sorted(tallies)]
+
     # -- records -----------------------------------------------------------------------------------
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
@@ -224,6 +235,20 @@ class _Memory(Transaction):
         self._undo.append(put_back)
         run.records = [r for r in old if r.node_id != node_id or r.kind == "owner"]
         run.by_node[node_id] = [r for r in old_nodes if r.kind == "owner"]
+        return len(old) - len(run.records)
+
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        run, unwanted = self._runs[run_id], frozenset(sequences)
+        old, old_nodes = run.records, dict(run.by_node)
+
+        def put_back() -> None:
+            run.records = old
+            run.by_node = old_nodes
+
+        self._undo.append(put_back)
+        run.records = [r for r in old if r.sequence not in unwanted]
+        for node_id, records in old_nodes.items():
+            run.by_node[node_id] = [r for r in records if r.sequence not in unwanted]
         return len(old) - len(run.records)
 
     def remove_run(self, run_id: str) -> None:

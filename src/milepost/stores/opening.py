@@ -10,17 +10,19 @@ from milepost.store import Store
 __all__ = ["open_store"]
 
 _FORMS = (
-    "sqlite:///runs.db (in the working directory), sqlite:////srv/runs.db (absolute), sqlite:///:memory: or memory://"
+    "sqlite:///runs.db (in the working directory), sqlite:////srv/runs.db (absolute), sqlite:///:memory:, "
+    "file:runs (a folder in the working directory), file:///srv/runs (absolute), "
+    "postgresql://user:password@host:port/database or memory://"
 )
-_LATER = {"file", "postgresql", "postgres"}
 
 
 def open_store(url: str) -> Store:
     """Open the store that `url` names; it is the caller's to close.
 
-    `sqlite:///runs.db` is relative to the working directory, `sqlite:////srv/runs.db` absolute, `memory://` a new
-    store in this process. Percent escapes stand for their characters. Raises `OptionError` for anything else, and
-    what the store itself raises when it can't be opened.
+    `sqlite:///runs.db` is relative to the working directory, `sqlite:////srv/runs.db` absolute; so are `file:runs` and
+    `file:///srv/runs`, which name a folder. `memory://` is a new store in this process. Percent escapes stand for their
+    characters. `postgresql://` and `postgres://` go to libpq as they are. Raises `OptionError` for anything else, and what
+    the store itself raises when it can't be opened.
     """
     if not isinstance(url, str):
         raise TypeError(f"a store's URL must be a str, not {type(url).__name__}")
@@ -35,8 +37,17 @@ def open_store(url: str) -> Store:
         from milepost.stores.sqlite import SQLiteStore
 
         return SQLiteStore(path)
-    if is_url and scheme in _LATER:
-        problem = f"{scheme} stores are not in this version, which has sqlite and memory stores"
+    folder = unquote(rest[2:] if rest[:3] == "///" else rest)
+    if scheme == "file" and folder.strip("/") and folder[:2] != "//" and "?" not in rest and "\0" not in folder:
+        from milepost.stores.file import FileStore
+
+        return FileStore(folder)
+    if scheme in {"postgresql", "postgres"} and rest[:2] == "//":
+        from milepost.stores.postgres import PostgresStore
+
+        return PostgresStore(f"{scheme}:{rest}")
+    if is_url and scheme == "file":
+        problem = "a file URL has the path of a folder after file: or file://, no host and no options"
     elif is_url and scheme == "sqlite":
         problem = "a sqlite URL has three slashes, then the path of a file, and no options"
     else:

@@ -1,27 +1,24 @@
-"""The verbs of everybody else: saving and loading by node, listing, deleting, signalling, exporting, checking.
+"""The verbs of everybody else: saving and loading by node, listing, deleting, signalling.
 
-Written once over the primitives of `Transaction`, as is `Journal`, on which this builds.
+Written once over the primitives of `Transaction`, as are `Journal`, `Pruning` and `Keeping`, on which this builds.
 """
 
 from __future__ import annotations
 
-import base64
 import builtins
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from milepost import fence
 from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
     CheckpointNotFoundError,
-    DeserializeStateError,
     RunNotResumableError,
     SignalRefusedError,
-    StoreError,
 )
 from milepost.fence import Row
 from milepost.process import is_gone
@@ -32,22 +29,20 @@ from milepost.store import (
     Ranges,
     RunInfo,
     Signal,
-    VerifyReport,
     check_id,
     check_run_id,
 )
-from milepost.stores.journal import Journal, check_tags
-from milepost.stores.transaction import Note, Transaction, note_of, seal_of
+from milepost.stores.journal import check_tags
+from milepost.stores.keeping import Keeping
+from milepost.stores.transaction import Transaction, note_of
 
 __all__ = ["Runs"]
 
-_PAGE = 256
 _MOST = 1 << 40
 """More runs than any store has; what a caller may give as a limit has no bound."""
-_encode_line = msgspec.json.Encoder().encode
 
 
-class Runs(Journal):
+class Runs(Keeping):
     """A whole store, but for its medium."""
 
     # -- by run and node ---------------------------------------------------------------------------
@@ -58,17 +53,20 @@ class Runs(Journal):
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data to save must be bytes, not {type(data).__name__}")
         copied = bytes(data)
-        with self._write("save") as tx:
-            now = self.clock.time()
+
+        def body(tx: Transaction) -> None:
             row = tx.row(run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
             if row is not None:
                 self._refuse_live(row, self._state(row, now), "saved to")
             save_from_outside(tx, run_id, node_id, copied, now, row)
 
+        self._change("save", body)
+
     def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
         check_run_id(run_id)
         check_id(node_id)
-        with self._read("load") as tx:
+        with self._reading("load") as tx:
             row = tx.row(run_id)
             if row is None:
                 found = None
@@ -76,12 +74,24 @@ class Runs(Journal):
                 found = tx.live_checkpoint(run_id, row.live, node_id=node_id)
             else:
                 found = tx.find_visit(run_id, node_id, visit)
+            proven = None if found is None else self._proven(tx, run_id, found)
         if found is None:
             what = "there is none" if visit is None else f"there is no visit {visit}"
             if row is None:
                 what = "there is no such run"
             raise CheckpointNotFoundError(run_id, node_id, f"{what} in {self.place}")
-        return found.envelope()
+        if self._keeper is not None:
+            # Whoever gets the bytes has no key to prove them with.
+            self.seals.check(run_id, found)
+        if proven is not found:
+            raise CheckpointIntegrityError(
+                f"checkpoint {found.sequence} of run {run_id!r} at node {node_id!r} was saved from outside and was changed "
+                f"after that: restore {self.place} from a copy",
+                run_id=run_id,
+                node_id=node_id,
+                sequence=found.sequence,
+            )
+        return self._envelope(run_id, found)
 
     def list(self, run_id: str) -> builtins.list[CheckpointInfo]:
         newest: dict[str, CheckpointInfo] = {}
@@ -93,7 +103,7 @@ class Runs(Journal):
 
     def history(self, run_id: str) -> builtins.list[CheckpointInfo]:
         check_run_id(run_id)
-        with self._read("history") as tx:
+        with self._reading("history") as tx:
             row = tx.row(run_id)
             entries = [] if row is None else tx.entries(run_id)
         live: Ranges = () if row is None else row.live
@@ -102,30 +112,46 @@ class Runs(Journal):
     def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
         check_run_id(run_id)
         check_id(node_id)
-        with self._write("delete") as tx:
-            now = self.clock.time()
+
+        def body(tx: Transaction) -> None:
             row = tx.row(run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
             if row is None or tx.newest_checkpoint(run_id, node_id=node_id) is None:
                 return
             if not force:
                 self._refuse_live(row, self._state(row, now), "deleted from")
             newest = tx.newest(run_id)
             visit = tx.last_visit(run_id, node_id)
+            point = tx.live_entry(run_id, row.live)
+            first = _first_of_step(tx, row, node_id)
+            used = [record.fields().get("signal") for record in tx.records(run_id, kinds=("reply",), node_id=node_id)]
             removed = tx.remove_node(run_id, node_id)
             fields = {"verb": "delete", "epoch": row.epoch + 1, "removed": removed}
+            new = fence.intruded(row, newest + 1, now)
+            if first is not None:
+                new = _without_what_follows(new, node_id, first, newest + 1)
+                fields["live"] = [list(span) for span in new.live]
+                fields["used"] = [number for number in used if number is not None]
             record = make_record(run_id, newest + 1, format_time(now), "owner", node_id, visit, fields=fields)
-            tx.put_row(fence.intruded(row, newest + 1, now))
-            tx.insert(run_id, (self._sealed(record),))
+            if first is None and row.status == "finished" and point is not None and point.record.node_id == node_id:
+                new = replace(new, status="interrupted", reason=f"its result, of node {node_id!r}, was deleted")
+            tx.put_row(new)
+            tx.insert(run_id, (self._sealed(run_id, record),))
+
+        self._change("delete", body)
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         check_run_id(run_id)
-        with self._write("delete_run") as tx:
+
+        def body(tx: Transaction) -> None:
             row = tx.row(run_id)
             if row is None:
                 return
             if not force:
                 self._refuse_live(row, self._state(row, self.clock.time()), "deleted")
             tx.remove_run(run_id)
+
+        self._change("delete_run", body)
         self._held.pop(run_id, None)
 
     # -- listing -----------------------------------------------------------------------------------
@@ -158,7 +184,8 @@ class Runs(Journal):
         gone = functools.cache(is_gone)
         found: builtins.list[RunInfo] = []
         while len(found) < limit:
-            with self._read("list_runs") as tx:
+            held = self._held.copy()
+            with self._reading("list_runs") as tx:
                 rows = tx.page(
                     flow=flow,
                     statuses=statuses,
@@ -168,7 +195,7 @@ class Runs(Journal):
                     limit=limit,
                     after=after,
                 )
-                infos = [self._view(tx, row, gone=gone).info for row in rows]
+                infos = [self._view(tx, row, gone=gone, held=held).info for row in rows]
             found += [info for info in infos if wanted is None or info.status in wanted]
             if len(rows) < limit:
                 break
@@ -184,9 +211,10 @@ class Runs(Journal):
         check_id(name, "signal name")
         if signal_id is not None:
             check_id(signal_id, "signal id")
-        with self._write("put_signal") as tx:
-            now = self.clock.time()
+
+        def body(tx: Transaction) -> Literal["taken", "kept", "duplicate"]:
             row = self._row(tx, run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
             if signal_id is not None and tx.has_signal(run_id, signal_id):
                 return "duplicate"
             if row.status in {"finished", "cancelled"}:
@@ -211,9 +239,11 @@ class Runs(Journal):
             tx.put_row(new)
             return "kept" if match is None else "taken"
 
+        return self._change("put_signal", body)
+
     def signals(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         check_run_id(run_id)
-        with self._read("signals") as tx:
+        with self._reading("signals") as tx:
             return tx.signals(run_id, after)
 
     def request_cancel(
@@ -222,9 +252,10 @@ class Runs(Journal):
         check_run_id(run_id)
         # A reason is told, never compared: what UTF-8 cannot hold is told as its escape.
         reason = reason.encode("utf-8", "backslashreplace").decode()
-        with self._write("request_cancel") as tx:
-            now = self.clock.time()
+
+        def body(tx: Transaction) -> Literal["cancelled", "requested", "ended"]:
             row = self._row(tx, run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
             newest = tx.newest(run_id)
             state = self._state(row, now)
             outcome, new = fence.cancel(row, reason, sequence, state=state, newest=newest, now=now)
@@ -233,93 +264,38 @@ class Runs(Journal):
             if new is not None and outcome == "cancelled":
                 fields = {"status": "cancelled", "reason": reason, "epoch": new.epoch}
                 record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
-                tx.insert(run_id, (self._sealed(record),))
+                tx.insert(run_id, (self._sealed(run_id, record),))
             return outcome
 
-    # -- export and verify -------------------------------------------------------------------------
+        return self._change("request_cancel", body)
 
-    def export(self, run_id: str) -> bytes:
-        check_run_id(run_id)
-        with self._read("export") as tx:
-            row = self._row(tx, run_id)
-            lines = [_encode_line({"run": {name: value for name, value in asdict(row).items() if name != "nonce"}})]
-            notes = {entry.record.sequence: entry.note for entry in tx.entries(run_id)}
-            for record in tx.records(run_id):
-                if record.header is not None:
-                    lines.append(record.envelope())
-                    continue
-                note = notes.get(record.sequence)
-                saved = {
-                    "run_id": run_id,
-                    "node_id": record.node_id,
-                    "sequence": record.sequence,
-                    "visit": record.visit,
-                    "timestamp": None if note is None else format_time(note.timestamp),
-                    "data": base64.b64encode(record.envelope()).decode(),
-                }
-                lines.append(_encode_line({"saved": saved}))
-            lines += [_encode_line({"signal": _signal_fields(signal)}) for signal in tx.signals(run_id)]
-        return b"\n".join(lines) + b"\n"
 
-    def verify(self, run_id: str) -> VerifyReport:
-        check_run_id(run_id)
-        problems: builtins.list[str] = []
-        with self._read("verify") as tx:
-            row: Row | None = None
-            try:
-                row = self._row(tx, run_id)
-            except StoreError as exc:  # the row is damaged: the records may be whole all the same
-                problems.append(str(exc))
-        missing: builtins.list[tuple[int, int]] = []
-        removed = 0
-        expected = 1 if row is not None and not row.flow else 0
-        for record in self._all(run_id):
-            if record.sequence > expected:
-                missing.append((expected, record.sequence - 1))
-            expected = record.sequence + 1
-            try:
-                self.seals.check(run_id, record)
-                fields, state = record.fields(), record.state()
-            except DeserializeStateError as exc:
-                problems.append(str(exc))
-                continue
-            if record.kind == "owner" and fields.get("verb") == "delete":
-                removed += fields.get("removed", 0)
-            note = self._note(run_id, record.sequence) if record.is_foreign else None
-            if len(state or b"") != record.size:
-                problems.append(f"record {record.sequence} had {record.size} bytes and has {len(state or b'')} now")
-            elif note is not None and note.seal != seal_of(run_id, record):
-                problems.append(
-                    f"record {record.sequence} at node {record.node_id!r} was saved from outside and was changed after that"
-                )
-        if sum(last - first + 1 for first, last in missing) > removed:
-            problems += [
-                f"record {first} is missing, without a deletion that says so"
-                if first == last
-                else f"records {first} to {last} are missing, without a deletion that says so"
-                for first, last in missing
-            ]
-        if row is not None and expected <= row.sequence:
-            problems.append(
-                f"the journal ends at record {expected - 1}, but the run had record {row.sequence} when it became "
-                f"{row.status}"
-            )
-        return VerifyReport(not problems, tuple(problems))
+def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
+    """The first record that counts of a step, or of what is part of it; None in a run that is none of steps."""
+    start = tx.records(row.run_id, kinds=("start",), limit=1)
+    try:
+        if not start or start[0].fields().get("front") != "workflow":
+            return None
+    except CheckpointCorruptError:  # a run that nobody can go on with can be deleted from all the same
+        return None
+    ids = [found for found in tx.node_ids(row.run_id) if found == node_id or found.startswith(f"{node_id}/")]
+    records = (record for found in ids for record in tx.records(row.run_id, node_id=found))
+    numbers = (record.sequence for record in records if record.kind != "owner")
+    return min((number for number in numbers if fence.is_live(number, row.live)), default=None)
 
-    def _note(self, run_id: str, sequence: int) -> Note | None:
-        with self._read("verify") as tx:
-            entry = tx.newest_checkpoint(run_id, after=sequence - 1, before=sequence + 1)
-        return None if entry is None else entry.note
 
-    def _all(self, run_id: str) -> Iterator[Record]:
-        """All records in order, a page at a time, so that memory stays small and nobody waits for long."""
-        after = -1
-        while True:
-            page = self.read(run_id, after=after, limit=_PAGE)
-            yield from page
-            if len(page) < _PAGE:
-                return
-            after = page[-1].sequence
+def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> Row:
+    """The row of a workflow whose records from `first` on count no more; those from `sequence` on do."""
+    spans = row.live or (("", 0, None),)
+    kept = [
+        (name, begin, first - 1 if end is None else min(end, first - 1)) for name, begin, end in spans if begin < first
+    ]
+    new = replace(row, live=(*kept, ("", sequence, None)), waiting=(), wake_at=None)
+    if row.status in {"cancelled", "blocked", "ready"}:
+        return new
+    return replace(
+        new, status="interrupted", reason=f"its step {node_id!r} was deleted, and what followed counts no more"
+    )
 
 
 def save_from_outside(
@@ -335,13 +311,3 @@ def save_from_outside(
     new = fence.intruded(row, sequence, timestamp)
     tx.put_row(replace(new, status="interrupted", reason="") if row.status in ENDED else new)
     tx.insert(run_id, (record,), note_of(run_id, record, timestamp))
-
-
-def _signal_fields(signal: Signal) -> dict[str, Any]:
-    fields = signal._asdict()
-    if signal.payload is not None:
-        try:
-            fields["payload"] = msgspec.Raw(_encode_line(msgspec.json.decode(signal.payload)))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a store takes any bytes
-            fields["payload"], fields["data"] = None, base64.b64encode(signal.payload).decode()
-    return fields

@@ -19,15 +19,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from milepost.clock import SYSTEM, Clock
 from milepost.errors import InvalidIDError, OptionError, StoreError
 from milepost.process import this_process
 from milepost.record import Record
-from milepost.store import Append, Token, Verdict, check_id, check_run_id
+from milepost.store import Append, StoreOptions, Token, Verdict, check_id, check_run_id
 from milepost.stores import sqlite_schema
 from milepost.stores.group_commit import GroupCommit
+from milepost.stores.journal import has_statements
 from milepost.stores.runs import Runs, save_from_outside
 from milepost.stores.sqlite_transaction import SQLTransaction
 from milepost.stores.transaction import Transaction
@@ -60,14 +60,16 @@ class SQLiteStore(Runs):
     newer release.
     """
 
+    runs_statements = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         durability: Literal["full", "normal"] = "full",
-        clock: Clock = SYSTEM,
+        **options: Unpack[StoreOptions],
     ) -> None:
-        super().__init__(clock=clock)
+        super().__init__(**options)
         if durability not in {"full", "normal"}:
             raise OptionError(f"durability must be 'full' or 'normal', not {durability!r}", option="durability")
         self._synchronous = durability.upper()
@@ -205,8 +207,11 @@ class SQLiteStore(Runs):
         try:
             with self._failing_as(op), self._group.lock:
                 writer = self._open()
+                before = writer.total_changes
                 with _immediate(writer):
                     yield SQLTransaction(writer)
+                # A run that is deleted or comes in as a whole changes as many pages as it has.
+                self._unmoved += (writer.total_changes - before) * _PAGE_BYTES
                 self._note_written(writer)
         finally:
             self._group.wake_first()
@@ -257,6 +262,8 @@ class SQLiteStore(Runs):
         group = self._group
         if len(batch) == 1 and self._append_alone(batch[0]):
             return [_WRITTEN]
+        if has_statements(batch):
+            return super().append(batch)
         appends = [self._prepared(append) for append in batch]
         try:
             if group.is_busy:
@@ -281,7 +288,7 @@ class SQLiteStore(Runs):
         writer = self._open()
         writer.execute("BEGIN IMMEDIATE")
         try:
-            tx = SQLTransaction(writer)
+            tx = self._guard(SQLTransaction(writer))
             told += [_WRITTEN if self._append_fast(writer, a) else self._append(tx, a) for a in appends]
             writer.execute("COMMIT")
         except BaseException as exc:
@@ -306,9 +313,9 @@ class SQLiteStore(Runs):
 
         The same as `append`, with nothing on the way that this case does not need.
         """
-        token, records, release, tags = append
+        token, records, release, tags, statements = append
         writer, group = self._writer, self._group
-        if release is not None or tags is not None or len(records) != 1 or writer is None:
+        if release is not None or tags is not None or statements or len(records) != 1 or writer is None:
             return False
         record = records[0]
         header = record[5]
@@ -316,7 +323,9 @@ class SQLiteStore(Runs):
             return False
         try:
             # Nobody closes or replaces the connection while the lock is held.
-            if writer is not self._writer or not self._insert_current(writer, token, record, self.seals.seal(header)):
+            if writer is not self._writer:
+                return False
+            if not self._insert_current(writer, token, self._sealed(token.run_id, record)):
                 return False
             self._unmoved += record[4] + 4 * _PAGE_BYTES
             if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
@@ -331,13 +340,13 @@ class SQLiteStore(Runs):
 
     def _append_fast(self, writer: sqlite3.Connection, append: Append) -> bool:
         """Whether `append` is an ordinary one and was written. If not nothing is, and `_append` tells what it is."""
-        token, records, release, tags = append
+        token, records, release, tags, _ = append
         if len(records) != 1 or release is not None or tags is not None:
             return False
-        return self._insert_current(writer, token, records[0], records[0].header)
+        return self._insert_current(writer, token, records[0])
 
-    def _insert_current(self, writer: sqlite3.Connection, token: Token, record: Record, header: bytes | None) -> bool:
-        """Insert the next record of a run, with its sealed header, in one statement.
+    def _insert_current(self, writer: sqlite3.Connection, token: Token, record: Record) -> bool:
+        """Insert the next record of a run, which is sealed, in one statement.
 
         False, and nothing is inserted, unless the token is current, the number is the next, and no cancel is open.
         """
@@ -350,7 +359,7 @@ class SQLiteStore(Runs):
             if found is None:
                 return False
             number = self._run_numbers[run_id] = found[0]
-        sequence, kind, node_id, visit, size, _, payload, packing = record
+        sequence, kind, node_id, visit, size, header, payload, packing = record
         text = None if header is None else (header + b"}").decode()
         cursor = writer.execute(
             _FAST_APPEND,

@@ -20,7 +20,7 @@ from milepost.errors import StoreError, StoreVersionError
 
 __all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare"]
 
-VERSION = 1
+VERSION = 2
 BUSY_SECONDS = 10.0
 
 _TABLES = """
@@ -48,7 +48,8 @@ CREATE TABLE runs (
     tags TEXT NOT NULL,
     live TEXT NOT NULL,
     worked INTEGER NOT NULL,
-    sequence INTEGER NOT NULL
+    sequence INTEGER NOT NULL,
+    pruned INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX runs_due ON runs (flow, status, wake_at);
 CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
@@ -114,6 +115,12 @@ ORDER BY run, sequence;
 """
 
 
+_STEPS = {
+    1: "ALTER TABLE runs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0",
+}
+"""What brings the tables of a version to the next one."""
+
+
 def create_file(path: Path) -> None:
     """Make an empty file that only its owner may read, unless there is one. The folder must exist."""
     try:
@@ -143,7 +150,10 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _version(connection, place) < VERSION:
+        found = _version(connection, place)
+        for version in range(found, VERSION) if found else ():
+            connection.execute(_STEPS[version])
+        if not found:
             is_old = "checkpoints" in _tables(connection)
             if is_old:
                 connection.execute("ALTER TABLE checkpoints RENAME TO checkpoints_v0")
@@ -153,7 +163,7 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
                 connection.execute(statement)
             if is_old:
                 take_over(connection)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

@@ -14,8 +14,9 @@ from typing import Any
 from milepost.errors import StoreError
 from milepost.fence import Row
 from milepost.record import Record, format_time
-from milepost.store import Signal
-from milepost.stores.sqlite_columns import (
+from milepost.store import Signal, Statement
+from milepost.stores import sqlite_user_statements
+from milepost.stores.columns import (
     damaged_row,
     entry_of,
     json_text,
@@ -24,7 +25,7 @@ from milepost.stores.sqlite_columns import (
     row_of,
     row_values,
 )
-from milepost.stores.transaction import Entry, Note, Transaction
+from milepost.stores.transaction import Entry, Note, Tally, Transaction
 
 __all__ = ["SQLTransaction"]
 
@@ -32,11 +33,11 @@ _LAST = (1 << 63) - 1
 
 _ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
-    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence"
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned"
 )
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
-_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 23)})"  # noqa: S608
-_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 23)}) WHERE id = ?"  # noqa: S608
+_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 24)})"  # noqa: S608
+_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 24)}) WHERE id = ?"  # noqa: S608
 
 # A damaged header must come out as bytes, not as an error of the text decoder: hence the cast. One that is gone, of a
 # record that has no note either, must not look like a save from outside.
@@ -66,6 +67,13 @@ SELECT id FROM nodes WHERE id IS NOT NULL
 """
 
 
+_TALLY = """
+SELECT status, count(DISTINCT runs.id), count(records.id),
+    coalesce(sum(length(CAST(header AS BLOB))), 0) + coalesce(sum(length(payload)), 0), min(updated_at)
+FROM runs LEFT JOIN records ON records.run = runs.id GROUP BY status ORDER BY status
+"""
+
+
 class SQLTransaction(Transaction):
     """An open transaction of a connection."""
 
@@ -87,7 +95,7 @@ class SQLTransaction(Transaction):
 
     def _row(self, values: Sequence[Any]) -> Row:
         row = row_of(values)
-        self._numbers[row.run_id] = values[23]
+        self._numbers[row.run_id] = values[24]
         return row
 
     def _row_to_show(self, values: Sequence[Any]) -> Row:
@@ -96,7 +104,7 @@ class SQLTransaction(Transaction):
             return self._row(values)
         except StoreError as exc:
             run_id, flow = str(values[0]), str(values[1])
-            self._numbers[run_id] = values[23]
+            self._numbers[run_id] = values[24]
             return Row(run_id, flow, "blocked", created_at=0.0, updated_at=0.0, epoch=0, reason=str(exc))
 
     def _fetch(self, query: str, values: Sequence[Any]) -> builtins.list[Any]:
@@ -180,6 +188,9 @@ class SQLTransaction(Transaction):
             with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
                 whole.append(self._row(rows[number]))
         return whole
+
+    def tally(self) -> builtins.list[Tally]:
+        return [Tally(*values) for values in self._fetch(_TALLY, ())]
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -265,6 +276,13 @@ class SQLTransaction(Transaction):
     def remove_node(self, run_id: str, node_id: str) -> int:
         return self._execute(f"DELETE {_BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
 
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        found = self._execute(
+            "DELETE FROM records WHERE run = ? AND sequence IN (SELECT value FROM json_each(?))",
+            (self.number(run_id), json_text(sequences)),
+        )
+        return found.rowcount
+
     def remove_run(self, run_id: str) -> None:
         number = self.number(run_id)
         self._execute("DELETE FROM records WHERE run = ?", (number,))
@@ -292,6 +310,11 @@ class SQLTransaction(Transaction):
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (self.number(run_id), *signal),
         )
+
+    # -- statements of users -----------------------------------------------------------------------
+
+    def perform(self, statements: Sequence[Statement]) -> None:
+        sqlite_user_statements.perform(self._connection, statements)
 
 
 def _is_undecodable(exc: sqlite3.OperationalError) -> bool:

@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from milepost.errors import CheckpointCorruptError
+from milepost.errors import CheckpointCorruptError, StatementError
 from milepost.fence import Row
 from milepost.record import Record, digest_of, parse_time
-from milepost.store import CheckpointInfo, Ranges, Signal
+from milepost.store import CheckpointInfo, Ranges, Signal, Statement
 
-__all__ = ["Entry", "Note", "Transaction", "note_of", "seal_of"]
+__all__ = ["Entry", "Note", "Overtaken", "Tally", "Transaction", "failed_statement", "note_of", "seal_of"]
+
+
+class Overtaken(Exception):
+    """Raised by a medium whose write was undone: something that was read in it has changed. It is begun anew."""
 
 
 class Note(NamedTuple):
@@ -66,9 +70,21 @@ class Entry(NamedTuple):
 
     def _known(self) -> Mapping[str, Any]:
         try:
-            return self.record.fields()
+            return self.record.header_fields()
         except CheckpointCorruptError:
             return {}
+
+
+class Tally(NamedTuple):
+    """How much there is of the runs with one status."""
+
+    status: str
+    runs: int
+    records: int
+    size: int
+    """Bytes of the records as they are kept."""
+    oldest: float
+    """When the run that was changed least recently was changed, in POSIX seconds."""
 
 
 class _Target(msgspec.Struct):
@@ -76,6 +92,12 @@ class _Target(msgspec.Struct):
 
 
 _decode_target = msgspec.json.Decoder(_Target).decode
+
+
+def failed_statement(sql: str, cause: Exception) -> StatementError:
+    """What a statement that failed means for its append; `cause` tells users which of them it was."""
+    cause.add_note(f"it came from the statement {sql!r} that was to count with a checkpoint")
+    return StatementError(f"the statement {sql!r} failed: {cause}", sql=sql)
 
 
 def note_of(run_id: str, record: Record, timestamp: float) -> Note:
@@ -132,6 +154,10 @@ class Transaction(abc.ABC):
         """Rows of `flow` that may be due, oldest first: all running ones and those with an open cancel, and
         at least the oldest `limit` of each other kind that is due."""
 
+    @abc.abstractmethod
+    def tally(self) -> builtins.list[Tally]:
+        """What the store has, by status as it is in the rows; the cost may grow with the store."""
+
     # -- records -----------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -183,6 +209,10 @@ class Transaction(abc.ABC):
         """Delete all records of a node but its owner records; how many."""
 
     @abc.abstractmethod
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        """Delete the records with these numbers, which are ascending; how many there were."""
+
+    @abc.abstractmethod
     def remove_run(self, run_id: str) -> None:
         """Delete row, records and signals of a run."""
 
@@ -199,6 +229,15 @@ class Transaction(abc.ABC):
     @abc.abstractmethod
     def add_signal(self, run_id: str, signal: Signal) -> None:
         """Keep a signal."""
+
+    # -- statements of users -----------------------------------------------------------------------
+
+    def perform(self, statements: Sequence[Statement]) -> None:
+        """Execute statements in this transaction, in order. `StatementError` for one that fails or may not stand in one.
+
+        Only for media that say `runs_statements`.
+        """
+        raise NotImplementedError
 
     # -- made of the above -------------------------------------------------------------------------
 

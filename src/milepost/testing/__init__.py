@@ -1,6 +1,7 @@
 """What tests of flows and of stores need.
 
-* `run_flow` runs a flow with stubs for nodes, stricter than in production; `context` is for a node alone.
+* `run_flow` runs a flow with stubs for nodes or steps, stricter than in production; waits and pauses pass at
+  once. `context` is for a node, a step or a predicate alone.
 * `crashtest` stops a flow everywhere and sees that it goes on; `Stepper` performs its effects one at a time.
 * `FakeClock` is time that the test moves.
 * `StoreContract` is the contract that every store keeps.

@@ -1,20 +1,22 @@
-"""A context for unit tests of nodes: what `milepost.current()` gives, without a run."""
+"""A context for unit tests of nodes and of what a workflow asks: what `milepost.current()` gives, without a run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from milepost.clock import Clock
-from milepost.context import Context, RunScope, current_context
+from milepost.context import RunScope, current_context
 from milepost.events import Event
 from milepost.record import format_time
-from milepost.store import Store
+from milepost.results import Outcome, SkipMarker, StepResult, StepType
+from milepost.store import Statement, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.stepping import Lease
+from milepost.workflow_context import WorkflowContext
 
 __all__ = ["context"]
 
@@ -34,12 +36,22 @@ def context(
     now: datetime | None = None,
     cancel: str | None = None,
     events: list[Event] | None = None,
-) -> Iterator[Context[Any]]:
+    statements: list[Statement] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    results: Mapping[str, Any] | None = None,
+    config: Any = None,
+    version: int = 1,
+    is_replaying: bool = False,
+) -> Iterator[WorkflowContext[Any]]:
     """Give a context, which `current()` finds while the block lasts: `with context(deps=fakes) as ctx: node(ctx, state)`.
 
     `clock` is a `FakeClock` of its own where None is given; `now` (aware) is what `ctx.now()` tells, None: the clock's
     time. `timeout` is in seconds from here on. `cancel` is the reason of an open cancel. `events` receives what
-    the node tells by `ctx.progress` and `ctx.emit`.
+    the node tells by `ctx.progress` and `ctx.emit`, `statements` what it asks for by `ctx.with_checkpoint`, which is not
+    executed.
+
+    For what a workflow asks (`when`, `branch`, `on_error`, rollbacks) `inputs` are those of the workflow by name and
+    `results` what steps gave so far: outputs by step name, or a `StepResult` each.
     """
     clock = FakeClock() if clock is None else clock
     scope = RunScope(run_id, clock=clock, store=store, deps=deps, logger=logger)
@@ -49,9 +61,28 @@ def context(
     if events is not None:
         scope.publish = events.append
     followed_at = format_time(clock.time() if now is None else now.timestamp())
-    made: Context[Any] = Context(scope, node_id, visit, attempt, followed_at, timeout)
+    made: WorkflowContext[Any] = WorkflowContext(
+        scope,
+        node_id,
+        followed_at,
+        inputs=inputs or {},
+        results={name: _result(name, given) for name, given in (results or {}).items()},
+        config=config,
+        version=version,
+        is_replaying=is_replaying,
+    )
+    made._visit, made._attempt = visit, attempt
+    made._statements = [] if statements is None else statements
+    made._ends_at = None if timeout is None else clock.monotonic() + timeout
     reset = current_context.set(made)
     try:
         yield made
     finally:
         current_context.reset(reset)
+
+
+def _result(name: str, given: Any) -> StepResult:
+    if isinstance(given, StepResult):
+        return given
+    outcome: Outcome = "skipped" if isinstance(given, SkipMarker) else "succeeded"
+    return StepResult(name, StepType.PYTHON, True, given, outcome=outcome)

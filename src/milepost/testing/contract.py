@@ -30,6 +30,10 @@ _PARTS = (
     "cancels",
     "latest",
     "listing",
+    "statements",
+    "thinning",
+    "keeping",
+    "moving",
     "closing",
     "threads",
     "processes",
@@ -44,12 +48,16 @@ from milepost.testing.contract_due import DueContract  # noqa: E402
 from milepost.testing.contract_fence import FenceContract  # noqa: E402
 from milepost.testing.contract_ids import IDContract  # noqa: E402
 from milepost.testing.contract_journal import JournalContract  # noqa: E402
+from milepost.testing.contract_keeping import KeepingContract  # noqa: E402
 from milepost.testing.contract_latest import LatestContract  # noqa: E402
 from milepost.testing.contract_leases import LeaseContract  # noqa: E402
 from milepost.testing.contract_listing import ListingContract  # noqa: E402
+from milepost.testing.contract_moving import MovingContract  # noqa: E402
 from milepost.testing.contract_processes import ProcessContract  # noqa: E402
 from milepost.testing.contract_seeds import SeedContract  # noqa: E402
 from milepost.testing.contract_signals import SignalContract  # noqa: E402
+from milepost.testing.contract_statements import StatementContract  # noqa: E402
+from milepost.testing.contract_thinning import ThinningContract  # noqa: E402
 from milepost.testing.contract_threads import ThreadContract  # noqa: E402
 from milepost.testing.contract_views import ViewContract  # noqa: E402
 
@@ -69,6 +77,10 @@ class StoreContract(
     CancelContract,
     LatestContract,
     ListingContract,
+    StatementContract,
+    ThinningContract,
+    KeepingContract,
+    MovingContract,
     ClosingContract,
     ThreadContract,
     ProcessContract,

@@ -49,6 +49,12 @@ class StoreUnderTest:
     sees_dead_processes: ClassVar[bool] = sys.platform == "linux"
     """Whether the end of an owner's process is noticed before its lease ends; see `milepost.process`."""
 
+    runs_statements: ClassVar[bool] = False
+    """Whether an append may have statements: then `query` says how to look at what they did."""
+
+    placeholder: ClassVar[str] = "?"
+    """What stands for a bound value in a statement."""
+
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         """Open the store that belongs to `tmp_path` (empty at first), with `clock` as its time."""
         raise NotImplementedError
@@ -57,6 +63,13 @@ class StoreUnderTest:
         """Python source that binds `store` to the store of `tmp_path`, with the machine's clock.
 
         Another process runs it. Not asked for unless the store is shared between processes.
+        """
+        raise NotImplementedError
+
+    def query(self, tmp_path: Path, sql: str) -> list[Any]:
+        """Run a statement in the database of the store of `tmp_path`, over a connection of its own; its rows.
+
+        Not asked for unless the store runs statements.
         """
         raise NotImplementedError
 

@@ -34,7 +34,7 @@ def memory_store(fake_clock: FakeClock) -> Iterator[MemoryStore]:
 def run_flow(memory_store: MemoryStore) -> Callable[..., Any]:
     """`milepost.testing.run_flow` on `memory_store`, where the test can look at the run afterwards."""
 
-    def run(flow: Any, input: Any, **options: Any) -> Any:
+    def run(flow: Any, input: Any = None, **options: Any) -> Any:
         return running.run_flow(flow, input, **{"store": memory_store, **options})
 
     return run

@@ -1,8 +1,10 @@
-"""Running a flow in a test: on a memory store, with stubs for nodes, and stricter than in production.
+"""Running a flow in a test: on a memory store, with stubs for nodes or steps, and stricter than in production.
 
 What a test should find and production would find too late: a router that changes the state, a node that changes a
 state which it has already returned, and code that works only because two nodes share one object. Every node gets a
-decoded copy, as it would after a crash.
+decoded copy, as it would after a crash, and every step copies of its arguments.
+
+What a run waits for comes by itself: signals that the test has told, and time, on a `FakeClock`.
 """
 
 from __future__ import annotations
@@ -12,23 +14,49 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 from milepost.declarations import read_function
-from milepost.errors import GraphError, MilepostError, OptionError, RouterError, SerializeStateError, StateTypeError
-from milepost.events import RunResult
-from milepost.flow import Codec, Flow, Router, Unit, Walk, Work
+from milepost.effects import Routine
+from milepost.errors import (
+    GraphError,
+    MilepostError,
+    OptionError,
+    RouterError,
+    RunSuspended,
+    SerializeStateError,
+    StateTypeError,
+)
+from milepost.events import Event, RunResult
+from milepost.examining import Wish
+from milepost.flow import END, BranchEnd, Codec, Fork, GraphFlow, Router, Split, Unit, Walk, Work
 from milepost.job import Job
 from milepost.options import RunOptions
+from milepost.results import WorkflowResult
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
-from milepost.verbs import Verbs
+from milepost.testing.clock import FakeClock
+from milepost.testing.playing import Answers, Passing, PassingAsync, Play
+from milepost.verbs import Bound, Verbs
+from milepost.workflow import Workflow
 
 __all__ = ["arun_flow", "run_flow"]
 
 StateT = TypeVar("StateT")
 
 
+@overload
+def run_flow(
+    flow: Workflow[..., StateT],
+    input: Mapping[str, Any] | Bound[StateT] | None = None,
+    *,
+    stubs: Mapping[str, Callable[..., Any]] | None = None,
+    signals: Mapping[str, Any] | None = None,
+    store: Store | None = None,
+    run_id: str | None = None,
+    **options: Unpack[RunOptions],
+) -> WorkflowResult[StateT]: ...
+@overload
 def run_flow(
     flow: Verbs[StateT],
     input: StateT,
@@ -38,24 +66,52 @@ def run_flow(
     store: Store | None = None,
     run_id: str | None = None,
     **options: Unpack[RunOptions],
-) -> RunResult[StateT]:
+) -> RunResult[StateT]: ...
+def run_flow(
+    flow: Verbs[Any],
+    input: Any = None,
+    *,
+    stubs: Mapping[str, Callable[..., Any]] | None = None,
+    signals: Mapping[str, Any] | None = None,
+    store: Store | None = None,
+    run_id: str | None = None,
+    **options: Unpack[RunOptions],
+) -> Any:
     """Run `flow` to its end and return what became of it.
 
-    `stubs` are functions that stand in for nodes, by node id: `(ctx, state)` or `(state)`, sync or async. `store` is a
-    new `MemoryStore` where None is given; `options` are those of every verb. Coroutine nodes are awaited in an event loop of
-    their own: inside one, use `arun_flow`.
+    Of a graph `input` is the state; `stubs` are functions that stand in for nodes, by node id: `(ctx, state)` or `(state)`,
+    sync or async. Of a workflow `input` is a mapping of its inputs or a `Bound`; `stubs` are called instead of the functions
+    of steps, by step id (`outer/inner` for one that is part of another, a map's own id for its items), with the step's
+    arguments.
 
-    Raises what the run raises, AssertionError for what only the testing mode refuses (above), and `OptionError` for a
-    stub of a node that the flow does not have, and for `signals`, which this version does not have.
+    `signals` by name answer waits as they come; one that is a function is asked with the `Wait` for what to
+    send. A time that is over before an answer comes, and a pause before another attempt, passes at once on the store's
+    clock, which is a `FakeClock` where the store is a new one. `RunSuspended` for a wait that nobody answers.
+
+    `store` is a new `MemoryStore` where None is given; `options` are those of every verb. Coroutine functions are awaited in
+    an event loop of their own: inside one, use `arun_flow`.
+
+    Raises what the run raises, AssertionError for what only the testing mode refuses (above), `OptionError` for a stub of
+    a node that the graph does not have, and of a step that the workflow never asked for.
     """
-    strict, job = _job(flow, input, stubs, signals, store, run_id, options)
-    given = strict.copy(input)
-    with _plain_assertions():
-        result = asyncio.run(job.ado(given)) if strict.async_names else job.do(given)
-    strict.check_returned()
-    return result
+    if isinstance(flow, Workflow):
+        return Play(flow, input, stubs, signals, store, run_id, options).run()
+    play = _GraphPlay(flow, input, stubs, signals, store, run_id, options)
+    return asyncio.run(play.arun()) if play.flow.async_names else play.run()
 
 
+@overload
+async def arun_flow(
+    flow: Workflow[..., StateT],
+    input: Mapping[str, Any] | Bound[StateT] | None = None,
+    *,
+    stubs: Mapping[str, Callable[..., Any]] | None = None,
+    signals: Mapping[str, Any] | None = None,
+    store: Store | None = None,
+    run_id: str | None = None,
+    **options: Unpack[RunOptions],
+) -> WorkflowResult[StateT]: ...
+@overload
 async def arun_flow(
     flow: Verbs[StateT],
     input: StateT,
@@ -65,29 +121,88 @@ async def arun_flow(
     store: Store | None = None,
     run_id: str | None = None,
     **options: Unpack[RunOptions],
-) -> RunResult[StateT]:
+) -> RunResult[StateT]: ...
+async def arun_flow(
+    flow: Verbs[Any],
+    input: Any = None,
+    *,
+    stubs: Mapping[str, Callable[..., Any]] | None = None,
+    signals: Mapping[str, Any] | None = None,
+    store: Store | None = None,
+    run_id: str | None = None,
+    **options: Unpack[RunOptions],
+) -> Any:
     """`run_flow`, awaited."""
-    strict, job = _job(flow, input, stubs, signals, store, run_id, options)
-    with _plain_assertions():
-        result = await job.ado(strict.copy(input))
-    strict.check_returned()
-    return result
+    if isinstance(flow, Workflow):
+        return await Play(flow, input, stubs, signals, store, run_id, options).arun()
+    return await _GraphPlay(flow, input, stubs, signals, store, run_id, options).arun()
 
 
-def _job(
-    flow: Verbs[StateT],
-    input: StateT,
-    stubs: Mapping[str, Callable[..., Any]] | None,
-    signals: Mapping[str, Any] | None,
-    store: Store | None,
-    run_id: str | None,
-    options: Mapping[str, Any],
-) -> tuple[_StrictFlow, Job]:
-    if signals:
-        raise OptionError("signals are not in this version: leave signals out", option="signals")
-    strict = _StrictFlow(cast("Flow", flow), stubs or {}, type(input))
-    kept = MemoryStore() if store is None else store
-    return strict, Job(strict, kept, run_id, {"isolate": True, **options}, {}, None)
+class _GraphPlay:
+    """One run of a graph, from its beginning to its end."""
+
+    def __init__(
+        self,
+        flow: Verbs[Any],
+        input: Any,
+        stubs: Mapping[str, Callable[..., Any]] | None,
+        signals: Mapping[str, Any] | None,
+        store: Store | None,
+        run_id: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.flow = _StrictFlow(cast("GraphFlow", flow), stubs or {}, type(input))
+        self._input = input
+        self._store: Any = MemoryStore(clock=FakeClock()) if store is None else store
+        clock = getattr(self._store, "clock", None)
+        self._bound = {} if clock is None else {"clock": clock}
+        self._options = {"isolate": True, **options, "on_wait": "suspend"}
+        self._run_id = run_id
+        self._answers = Answers(signals)
+
+    def run(self) -> RunResult[Any]:
+        """Run it in this thread."""
+        job = self._job(None)
+        while True:
+            job.run.is_awaited = False
+            driver = Passing(job.options.clock, job.options.hooks)
+            try:
+                with self._watched(job, driver.live):
+                    return self._ended(driver.run(self._routine(job)))
+            except RunSuspended as waiting:
+                self._answers.come(waiting, self._store)
+            job = self._job(job)
+
+    async def arun(self) -> RunResult[Any]:
+        """`run`, awaited."""
+        job = self._job(None)
+        while True:
+            driver = PassingAsync(job.options.clock, job.options.hooks)
+            try:
+                with self._watched(job, driver.live):
+                    return self._ended(await driver.run(self._routine(job)))
+            except RunSuspended as waiting:
+                self._answers.come(waiting, self._store)
+            job = self._job(job)
+
+    def _job(self, before: Job | None) -> Job:
+        if before is None:
+            return Job(self.flow, self._store, self._run_id, self._options, self._bound, None)
+        given = {name: value for name, value in self._options.items() if name not in {"if_exists", "tags"}}
+        return Job(self.flow, self._store, before.run.run_id, given, self._bound, Wish())
+
+    def _routine(self, job: Job) -> Routine[Any]:
+        return job.routine(self.flow.copy(self._input) if job.wish is None else None)
+
+    @contextmanager
+    def _watched(self, job: Job, live: Callable[[Event], None]) -> Iterator[None]:
+        job._listen(live)
+        with _plain_assertions(), job._named():
+            yield
+
+    def _ended(self, result: RunResult[Any]) -> RunResult[Any]:
+        self.flow.check_returned()
+        return result
 
 
 @contextmanager
@@ -104,7 +219,7 @@ def _plain_assertions() -> Iterator[None]:
 class _StrictFlow:
     """A flow with stubs for some of its nodes, that watches what nodes and routers do to states."""
 
-    def __init__(self, flow: Flow, stubs: Mapping[str, Callable[..., Any]], state_type: type) -> None:
+    def __init__(self, flow: GraphFlow, stubs: Mapping[str, Callable[..., Any]], state_type: type) -> None:
         unknown = sorted(set(stubs) - set(flow.units))
         if unknown:
             raise OptionError(
@@ -138,6 +253,15 @@ class _StrictFlow:
                 )
 
     # -- what the core asks --------------------------------------------------------------------------
+
+    front: Literal["graph"] = "graph"
+
+    @property
+    def version(self) -> int:
+        return self._flow.version
+
+    def digests(self, state: Any) -> Mapping[str, str]:
+        return self._flow.digests(state)
 
     @property
     def name(self) -> str:
@@ -173,12 +297,30 @@ class _StrictFlow:
             return after  # the run itself tells that it cannot be saved
         return after
 
-    def walk(self, state: Any, node_id: str) -> Walk:
-        walk = self._flow.walk(state, node_id)
+    @property
+    def splits(self) -> Mapping[str, Fork]:
+        return self._flow.splits
+
+    @property
+    def update_codec(self) -> Codec | None:
+        return self._flow.update_codec
+
+    def updates(self, returned: Any) -> Mapping[str, Any] | None:
+        return self._flow.updates(returned)
+
+    def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
+        return self._flow.replaced(before, after)
+
+    def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd]) -> Any:
+        return self._flow.merged(fork, before, ends)
+
+    def walk(self, state: Any, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
+        walk = self._flow.walk(state, node_id, until, is_split=is_split)
         try:
             work = next(walk)
             while True:
-                work = walk.send((yield Work(self.units[work.unit.id], work.state)))
+                same = work if isinstance(work, Split) else Work(self.units[work.unit.id], work.state)
+                work = walk.send((yield same))
         except StopIteration as stop:
             return stop.value
 
@@ -221,4 +363,6 @@ def _stubbed(unit: Unit, stub: Callable[..., Any] | None, state_type: type) -> U
         signature = read_function(stub, f"the stub of node {unit.id!r}", unit.id, state_type)
     except GraphError as exc:
         raise OptionError(str(exc), option="stubs") from exc
-    return dataclasses.replace(unit, fn=stub, takes_context=signature.takes_context, is_async=signature.is_async)
+    return dataclasses.replace(
+        unit, fn=stub, takes_context=signature.takes_context, is_async=signature.is_async, work=None
+    )

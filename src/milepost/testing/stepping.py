@@ -8,18 +8,32 @@ they are called, each in an event loop of its own, so the caller must not be ins
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from milepost.branches import Branches
+from milepost.branches import Branch, Branches
 from milepost.context import current_context
 from milepost.drivers import SyncDriver
 from milepost.drivers.driver import invoke
-from milepost.effects import Ask, AttemptTimedOut, Call, Drop, Effect, Gather, Hold, Outcome, Routine, Sleep
+from milepost.effects import (
+    Alone,
+    Ask,
+    AttemptTimedOut,
+    Call,
+    Drop,
+    Effect,
+    Gather,
+    Hold,
+    Outcome,
+    Routine,
+    Sleep,
+    Write,
+)
 from milepost.hooks import Hook, surround
 from milepost.store import Claimed, Token
 from milepost.testing.clock import FakeClock
+from milepost.threads import Kept
 
 __all__ = ["Lease", "Stepper"]
 
@@ -33,17 +47,44 @@ class Lease:
     def __init__(self) -> None:
         self.is_lost = False
         self.cancel: str | None = None
+        self.is_draining = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the test made it so."""
+        return self.is_lost or self.cancel is not None
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Nothing: whoever steps by hand looks by itself."""
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        """Nothing."""
 
 
 class Stepper(Generic[T]):
     """One routine and the effect that it waits for.
 
     `clock` is the one that the routine's options have: a `Sleep` advances it, and a call has timed out if it has
-    advanced it too far. `hooks` get the events.
+    advanced it too far. `hooks` get the events. Branches are stepped too, one effect of one branch at a time: `choose` is
+    given what those that are open ask for, in the order in which they asked, and gives the place of that which goes on;
+    None: the first.
     """
 
-    def __init__(self, routine: Routine[T], *, clock: FakeClock | None = None, hooks: Sequence[Hook] = ()) -> None:
+    def __init__(
+        self,
+        routine: Routine[T],
+        *,
+        clock: FakeClock | None = None,
+        hooks: Sequence[Hook] = (),
+        choose: Callable[[Sequence[Effect]], int] | None = None,
+    ) -> None:
         self._routine = routine
+        self._choose = choose
+        self._branches: Branches | None = None
+        self._asked: list[tuple[Branch, Effect]] = []
+        """What open branches wait for, but for the pending effect."""
+        self._at: Branch | None = None
+        """The branch that the pending effect is of."""
         self._hand = _Hand(FakeClock() if clock is None else clock, hooks)
         self._ended: tuple[T | None, BaseException | None] | None = None
         self.pending: Effect | None = None
@@ -60,6 +101,11 @@ class Stepper(Generic[T]):
     def is_done(self) -> bool:
         """Whether the routine has ended, or was killed."""
         return self.pending is None
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether branches are open, and the pending effect is of one of them."""
+        return self._branches is not None
 
     @property
     def error(self) -> BaseException | None:
@@ -84,7 +130,7 @@ class Stepper(Generic[T]):
         except BaseException as exc:
             self._throw(exc)
         else:
-            self._advance(lambda: self._routine.send(answer))
+            self._answer(answer)
         return effect
 
     def perform(self) -> None:
@@ -117,7 +163,8 @@ class Stepper(Generic[T]):
 
     def kill(self) -> None:
         """Drop the routine: nothing more is performed. RuntimeError if it asks for anything all the same."""
-        self.pending = None
+        self.pending = self._branches = self._at = None
+        self._asked.clear()
         self._routine.close()
 
     def _take(self) -> Effect:
@@ -126,16 +173,57 @@ class Stepper(Generic[T]):
         self.effects.append(self.pending)
         return self.pending
 
-    def _throw(self, error: BaseException) -> None:
-        self._advance(lambda: self._routine.throw(error))
+    def _answer(self, value: Any) -> None:
+        if self._branches is None or self._at is None:
+            self._advance(lambda: self._routine.send(value))
+        else:
+            self._branches.answer(self._at, value)
+            self._go_on()
 
-    def _advance(self, go_on: Any) -> None:
+    def _throw(self, error: BaseException) -> None:
+        if self._branches is None or self._at is None or not isinstance(error, Exception):
+            # What is no Exception ends a gather at once, in every driver.
+            self._branches = self._at = None
+            self._asked.clear()
+            self._advance(lambda: self._routine.throw(error))
+        else:
+            self._branches.fail(self._at, error)
+            self._go_on()
+
+    def _advance(self, go_on: Callable[[], Effect]) -> None:
         try:
-            self.pending = go_on()
+            effect = go_on()
         except StopIteration as stop:
             self.pending, self._ended = None, (stop.value, None)
         except BaseException as exc:
             self.pending, self._ended = None, (None, exc)
+        else:
+            self.pending = effect
+            if isinstance(effect, Gather):
+                self._branches = Branches(effect)
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Let every branch that is ready go on to its next effect, then have one of those pending."""
+        assert self._branches is not None
+        while (item := self._branches.step()) is not None:
+            self._asked.append(item)
+        if self._branches.is_over:
+            outcomes, self._branches, self._at = self._branches.outcomes, None, None
+            self._advance(lambda: self._routine.send(outcomes))
+            return
+        open_ = self._eligible()
+        chosen = 0 if self._choose is None else self._choose([self._asked[place][1] for place in open_])
+        self._at, self.pending = self._asked.pop(open_[chosen])
+
+    def _eligible(self) -> list[int]:
+        """The places of the effects that may go first: records go to the store in the order in which they were made."""
+        writes = [place for place, (_, effect) in enumerate(self._asked) if isinstance(effect, Write)]
+        if any(isinstance(effect, Write) and effect.append.statements for _, effect in self._asked):
+            return writes[:1]
+        waits = {place for place, (_, effect) in enumerate(self._asked) if isinstance(effect, Alone) and writes}
+        later = {*writes[1:], *waits}
+        return [place for place in range(len(self._asked)) if place not in later]
 
 
 class _Hand(SyncDriver):
@@ -156,7 +244,7 @@ class _Hand(SyncDriver):
             self.tokens.append(answer.token)
         return answer
 
-    def _call(self, call: Call) -> Any:
+    def _call(self, call: Call, kept: Kept | None = None) -> Any:
         around = self.publish(call.announce) if call.announce is not None else ()
         began = self.clock.monotonic()
         value = asyncio.run(_await(call, around)) if call.is_async else invoke(call, around)
@@ -165,6 +253,7 @@ class _Hand(SyncDriver):
         return value
 
     def _gather(self, gather: Gather) -> dict[str, Outcome]:
+        """All of it at once, for whoever does not step branches."""
         branches = Branches(gather)
         while (item := branches.step()) is not None:
             branch, effect = item

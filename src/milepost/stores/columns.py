@@ -1,7 +1,7 @@
-"""The columns of a SQLite store's tables as values, and back.
+"""The columns of a database's tables as values, and back.
 
-A damaged file may have anything in them. What can't be read must not hide what stands beside it: a row of `runs` is then
-a StoreError of that run alone, a record comes as one with an empty header, which no check lets pass.
+A damaged database may have anything in them. What can't be read must not hide what stands beside it: a row of `runs` is
+then a StoreError of that run alone, a record comes as one with an empty header, which no check lets pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  
 
 
 class _RowColumns(msgspec.Struct, array_like=True):
-    """What the columns of a row must be; a damaged file may have anything in them."""
+    """What the columns of a row must be; a damaged database may have anything in them."""
 
     run_id: str
     flow: str
@@ -55,6 +55,7 @@ class _RowColumns(msgspec.Struct, array_like=True):
     live: str
     worked: int
     sequence: int
+    pruned: int
     id: int
 
 
@@ -96,6 +97,7 @@ def row_values(row: Row) -> tuple[Any, ...]:
         json_text(row.live) if row.live else "[]",
         row.worked,
         row.sequence,
+        row.pruned,
     )
 
 
@@ -122,7 +124,7 @@ def row_of(values: Sequence[Any]) -> Row:
             _decode_tags(values[19]) if values[19] != "{}" else {},
             _decode_live(values[20]) if values[20] != "[]" else (),
             bool(values[21]),
-            values[22],
+            *values[22:24],
         )
         return Row(*columns)
     except msgspec.MsgspecError as exc:

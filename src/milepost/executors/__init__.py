@@ -1,0 +1,33 @@
+"""Where sync functions may run instead of here: what is given as `executor=`, and adapters to other libraries.
+
+An executor is any `concurrent.futures.Executor`, or a function without arguments that makes one. Only the function can
+be asked again for a pool when one has broken, so it is what a service should give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from inspect import iscoroutinefunction
+from typing import Any
+
+from milepost.errors import OptionError
+
+__all__ = ["ExecutorLike", "checked_executor"]
+
+ExecutorLike = Executor | Callable[[], Executor]
+"""An executor, or a factory of one. A class of executors is a factory too."""
+
+
+def checked_executor(given: Any, whose: str, *, is_async: bool = False) -> ExecutorLike | None:
+    """What was given as `executor=` of `whose`; `OptionError` for what is none, and where the function is async."""
+    if given is None:
+        return None
+    if not isinstance(given, Executor) and (not callable(given) or iscoroutinefunction(given)):
+        text = f"executor of {whose} must be a concurrent.futures.Executor or a function that makes one, not {given!r}"
+        raise OptionError(text, option="executor")
+    if is_async:
+        text = f"{whose} is a coroutine function, which runs in the event loop: give executor= to plain functions only"
+        raise OptionError(text, option="executor")
+    executor: ExecutorLike = given
+    return executor

@@ -1,0 +1,63 @@
+"""When a schedule is due next. A well-kept cron library reads the pattern and knows about summer time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from milepost.errors import MissingExtraError, OptionError
+from milepost.verbs import Bound
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """One flow with its input and the times at which it is to be started."""
+
+    def __init__(self, name: str, flow: Bound[Any], cron: str, tz: str) -> None:
+        try:
+            from cronsim import CronSim, CronSimError
+        except ImportError as exc:
+            raise MissingExtraError(
+                "schedules need the extra 'cron': pip install 'milepost[cron]'", extra="cron"
+            ) from exc
+        self.name = name
+        self.flow = flow
+        try:
+            self._zone = ZoneInfo(tz)
+        except (KeyError, ValueError, OSError) as exc:  # the last: a name that is a folder of zones
+            raise OptionError(
+                f"schedule {name!r}: there is no time zone {tz!r}, such as 'Europe/Berlin'", option="tz"
+            ) from exc
+        self._make: Callable[[datetime], Iterator[datetime]] = lambda moment: CronSim(cron, moment)
+        try:
+            next(self._make(datetime.now(self._zone)))
+        except (CronSimError, StopIteration) as exc:
+            raise OptionError(
+                f"schedule {name!r}: {cron!r} is no cron pattern that ever comes ({exc or 'no such time'}): give five "
+                f"fields, such as '30 6 * * mon'",
+                option="cron",
+            ) from exc
+        self._times: Iterator[datetime] = iter(())
+        self._due = datetime.max.replace(tzinfo=UTC)
+
+    def begin(self, now: datetime) -> None:
+        """Look from `now` on."""
+        self._times = self._make(now.astimezone(self._zone))
+        self.advance()
+
+    def advance(self) -> None:
+        """Go on to the next time."""
+        self._due = next(self._times, datetime.max.replace(tzinfo=UTC))
+
+    @property
+    def due_at(self) -> float:
+        """When a run is due, in POSIX seconds."""
+        return self._due.timestamp()
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run that is due, the same for whoever has this schedule."""
+        return f"{self.name}@{self._due.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

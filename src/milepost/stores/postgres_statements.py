@@ -1,0 +1,152 @@
+"""The statements of a PostgreSQL store's transactions, and the names of its tables in them.
+
+Values are only ever bound, never put into a statement's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from milepost.fence import Row
+from milepost.stores.columns import row_values
+from milepost.stores.postgres_driver import sql
+
+__all__ = [
+    "BY_NODE",
+    "BY_NUMBER",
+    "DUE",
+    "ENTRY_COLUMNS",
+    "FACTS",
+    "INSERT_RECORD",
+    "INSERT_RECORDS",
+    "INSERT_ROW",
+    "NEWEST",
+    "NEWEST_COLUMNS",
+    "NODE_IDS",
+    "RECORD_COLUMNS",
+    "ROW_COLUMNS",
+    "ROW_NAMES",
+    "ROW_WIDTH",
+    "TALLY",
+    "UPDATE_ROW",
+    "Tables",
+    "columns_of_row",
+]
+
+_ROW_NAMES = (
+    "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned"
+)
+ROW_NAMES = tuple(_ROW_NAMES.split(", "))
+ROW_COLUMNS = (
+    "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
+    "crash_count, crashed_at, signals, cancel, degraded::int, missed, tags::text, live, worked::int, sequence, pruned, id"
+)
+ROW_WIDTH = 25
+INSERT_ROW = (
+    f"INSERT INTO {{runs}} ({_ROW_NAMES}) VALUES ({', '.join(['%s'] * 24)}) "  # noqa: S608
+    "ON CONFLICT (run_id) DO NOTHING RETURNING id"
+)
+UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 24)}) WHERE id = %s"  # noqa: S608
+
+# A header that is gone, of a record that has no note either, must not look like a save from outside.
+_HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN ''::bytea ELSE convert_to(header, 'UTF8') END"
+ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
+RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
+_INSERT_COLUMNS = "(run, sequence, kind, node_id, visit, size, packing, header, payload, note)"
+INSERT_RECORD = f"INSERT INTO {{records}} {_INSERT_COLUMNS} VALUES ({', '.join(['%s'] * 10)})"  # noqa: S608
+INSERT_RECORDS = f"""
+INSERT INTO {{records}} {_INSERT_COLUMNS}
+SELECT %s, sequence, kind, node_id, visit, size, packing, header, payload, %s
+FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[])
+AS given (sequence, kind, node_id, visit, size, packing, header, payload)
+"""  # noqa: S608
+
+BY_NUMBER = "FROM {records} WHERE run = %s AND sequence BETWEEN %s AND %s"
+BY_NODE = f"{BY_NUMBER} AND node_id <> '' AND node_id = %s"
+
+# What `_view` asks of each run, in the same statement as its row: a page is one round trip.
+NEWEST = f"""
+LEFT JOIN LATERAL (
+    SELECT sequence AS newest FROM {{records}} WHERE run = runs.id ORDER BY sequence DESC LIMIT 1
+) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT {ENTRY_COLUMNS} FROM {{records}} WHERE run = runs.id AND kind = 'checkpoint' ORDER BY sequence DESC LIMIT 1
+) AS entry (e1, e2, e3, e4, e5, e6, e7, e8) ON true
+"""  # noqa: S608
+NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
+FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
+
+# One step of the index from each node to the next, however many records a node has. PostgreSQL has no loose index scan.
+# Source: https://wiki.postgresql.org/wiki/Loose_indexscan
+NODE_IDS = """
+WITH RECURSIVE nodes (id) AS (
+    (SELECT node_id FROM {records} WHERE run = %s AND node_id <> '' ORDER BY node_id LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT node_id FROM {records} WHERE run = %s AND node_id <> '' AND node_id > nodes.id ORDER BY node_id LIMIT 1
+    )
+    FROM nodes WHERE nodes.id IS NOT NULL
+)
+SELECT id FROM nodes WHERE id IS NOT NULL
+"""
+
+TALLY = """
+SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint, min(updated_at)
+FROM {runs} LEFT JOIN (
+    SELECT run, count(*) AS records, sum(octet_length(coalesce(header, '')) + octet_length(coalesce(payload, ''))) AS bytes
+    FROM {records} GROUP BY run
+) AS kept ON kept.run = runs.id
+GROUP BY status ORDER BY status
+"""
+
+# A run with an owner is due only if that has ended: its time is over, the clock went back, its verb in this process has ended
+# without a release, or its process is gone. The last is not for the server to know, so this machine's owners are told.
+_IS_OVER = (
+    "(owner = '' OR run_id = ANY(%(abandoned)s::text[]) OR lease_until <= %(now)s OR lease_until > %(now)s + lease)"
+)
+_MAYBE_OVER = f"({_IS_OVER} OR starts_with(owner, %(machine)s))"
+_OWNER_TO_ASK = f"CASE WHEN {_IS_OVER} THEN '' ELSE owner END"
+DUE = f"""
+(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at IS NULL
+    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+UNION ALL
+(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at <= %(now)s
+    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+UNION ALL
+(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'waiting' AND wake_at <= %(now)s
+    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+UNION ALL
+(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'interrupted' AND worked
+    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+UNION ALL
+SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND status = 'running' AND {_MAYBE_OVER}
+    AND id <> ALL(%(passed)s::bigint[])
+UNION ALL
+SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND cancel IS NOT NULL AND {_MAYBE_OVER}
+    AND id <> ALL(%(passed)s::bigint[])
+"""  # noqa: S608
+
+
+class Tables:
+    """The tables of one schema: makes statements about them."""
+
+    def __init__(self, schema: str) -> None:
+        self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals")}
+        self._statements: dict[str, bytes] = {}
+
+    def __call__(self, text: str) -> bytes:
+        """`text` with the full, quoted names of the tables for `{runs}`, `{records}` and `{signals}`."""
+        found = self._statements.get(text)
+        if found is None:
+            found = self._statements[text] = sql.SQL(text).format(**self._names).as_bytes()
+        return found
+
+
+def columns_of_row(row: Row) -> tuple[Any, ...]:
+    """The bound values of a row, but for its `id`. A reason may quote anything, NUL included, which no text can hold."""
+    if "\0" in row.reason or "\0" in (row.cancel or ""):
+        cancel = None if row.cancel is None else row.cancel.replace("\0", "\ufffd")
+        row = replace(row, reason=row.reason.replace("\0", "\ufffd"), cancel=cancel)
+    return row_values(row)

@@ -1,0 +1,373 @@
+"""The primitives of a transaction in PostgreSQL.
+
+In a write `row` and `candidates` lock what they give, so that it is so still at the end of the write; what else is read about
+a run is read after its row is locked.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from milepost.errors import StoreError
+from milepost.fence import Row
+from milepost.process import is_gone, this_process
+from milepost.record import CHECKPOINT, Record, format_time
+from milepost.store import Signal, Statement
+from milepost.stores import postgres_user_statements
+from milepost.stores.columns import entry_of, json_text, record_of, record_values, row_of
+from milepost.stores.postgres_driver import psycopg
+from milepost.stores.postgres_links import Link, Preparing, is_lost_statement
+from milepost.stores.postgres_statements import (
+    BY_NODE,
+    BY_NUMBER,
+    DUE,
+    ENTRY_COLUMNS,
+    FACTS,
+    INSERT_RECORD,
+    INSERT_RECORDS,
+    INSERT_ROW,
+    NEWEST,
+    NEWEST_COLUMNS,
+    NODE_IDS,
+    RECORD_COLUMNS,
+    ROW_COLUMNS,
+    ROW_WIDTH,
+    TALLY,
+    UPDATE_ROW,
+    Tables,
+    columns_of_row,
+)
+from milepost.stores.transaction import Entry, Note, Overtaken, Tally, Transaction
+
+__all__ = ["PostgresTransaction"]
+
+_LAST = (1 << 63) - 1
+_MANY = 500
+"""Records that one statement inserts at most."""
+
+
+class PostgresTransaction(Transaction):
+    """An open transaction of a connection; `is_write`: what it gives of runs it locks.
+
+    `restart` begins it anew; `abandoned` names the runs whose verbs in this process have ended without a release.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        tables: Tables,
+        preparing: Preparing,
+        restart: Callable[[], None],
+        abandoned: Callable[[], builtins.list[str]],
+        *,
+        is_write: bool,
+    ) -> None:
+        self._link = link
+        self._cursor = link.cursor
+        self._tables = tables
+        self._preparing = preparing
+        self._restart = restart
+        self._abandoned = abandoned
+        self._is_write = is_write
+        self._is_fresh = True
+        """Whether nothing was read yet."""
+        self._numbers: dict[str, int] = {}
+        self._facts: dict[str, tuple[int, Entry | None]] = {}
+        """Newest number and newest checkpoint of the runs that were asked about."""
+
+    def _execute(self, query: str, values: Any) -> psycopg.Cursor[Any]:
+        statement = self._tables(query)
+        try:
+            cursor = self._cursor.execute(
+                statement, values, prepare=None if self._preparing.is_on else False, binary=True
+            )
+        except psycopg.Error as exc:
+            if not is_lost_statement(exc):
+                raise
+            self._preparing.give_up(f"they get lost between here and the server ({exc})")
+            if not self._is_fresh:
+                raise Overtaken from exc
+            self._restart()
+            cursor = self._cursor.execute(statement, values, prepare=False, binary=True)
+        self._is_fresh = False
+        return cursor
+
+    def _fetch(self, query: str, values: Any) -> builtins.list[Any]:
+        """All rows of a query. None if it asks for a text that no database keeps."""
+        try:
+            return self._execute(query, values).fetchall()
+        except UnicodeEncodeError:  # a lone surrogate; nothing was sent
+            return []
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, run_id: str) -> Row | None:
+        if self._is_write:
+            query = f"SELECT {ROW_COLUMNS} FROM {{runs}} WHERE run_id = %s FOR UPDATE"  # noqa: S608
+        else:
+            query = f"SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM {{runs}} {NEWEST} WHERE run_id = %s"  # noqa: S608
+        found = self._execute(query, (run_id,)).fetchone()
+        return None if found is None else self._row(found)
+
+    def _row(self, values: Sequence[Any]) -> Row:
+        self._note(values)
+        return row_of(values[:ROW_WIDTH])
+
+    def _row_to_show(self, values: Sequence[Any]) -> Row:
+        """The row, or what is left of a damaged one."""
+        try:
+            return self._row(values)
+        except StoreError as exc:
+            return Row(values[0], values[1], "blocked", created_at=0.0, updated_at=0.0, epoch=0, reason=str(exc))
+
+    def _note(self, values: Sequence[Any]) -> None:
+        """Remember what came with a row: its `id`, and, in a read, the newest of its records."""
+        self._numbers[values[0]] = values[ROW_WIDTH - 1]
+        if len(values) > ROW_WIDTH:
+            self._facts[values[0]] = _facts_of(values[ROW_WIDTH:])
+
+    def number(self, run_id: str) -> int:
+        """The run's `id`, -1 (before all others) if there is no such run."""
+        number = self._numbers.get(run_id)
+        if number is None:
+            found = self._execute("SELECT id FROM {runs} WHERE run_id = %s", (run_id,)).fetchone()
+            number = self._numbers[run_id] = -1 if found is None else found[0]
+        return number
+
+    def add_row(self, row: Row) -> None:
+        found = self._execute(INSERT_ROW, columns_of_row(row)).fetchone()
+        if found is None:
+            raise Overtaken
+        self._numbers[row.run_id] = found[0]
+
+    def put_row(self, row: Row) -> None:
+        self._execute(UPDATE_ROW, (*columns_of_row(row), self.number(row.run_id)))
+
+    def page(
+        self,
+        *,
+        flow: str | None,
+        statuses: Collection[str] | None,
+        tags: Mapping[str, str],
+        updated_before: float | None,
+        updated_after: float | None,
+        limit: int,
+        after: str | None,
+    ) -> builtins.list[Row]:
+        terms: builtins.list[str] = []
+        values: builtins.list[Any] = []
+        for term, value in (
+            ("id < (SELECT id FROM {runs} WHERE run_id = %s)", after),
+            ("flow = %s", flow),
+            ("updated_at < %s", updated_before),
+            ("updated_at > %s", updated_after),
+            ("status = ANY(%s)", None if statuses is None else [s for s in statuses if s.isascii()]),
+        ):
+            if value is not None:
+                terms.append(term)
+                values.append(value)
+        for name, value in tags.items():
+            terms.append("tags ->> %s = %s")
+            values += (name, value)
+        if any(isinstance(value, str) and "\0" in value for value in values):
+            return []
+        query = f"""
+            SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
+                SELECT * FROM {{runs}} {"WHERE " + " AND ".join(terms) if terms else ""} ORDER BY id DESC LIMIT %s
+            ) AS runs {NEWEST} ORDER BY id DESC
+        """  # noqa: S608
+        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+
+    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+        if "\0" in flow:
+            return []
+        passed: builtins.list[int] = []
+        whole: builtins.list[Row] = []
+        machine = this_process().name.rpartition(":")[0].rpartition(":")[0] + ":"
+        while True:
+            known = {"flow": flow, "now": now, "limit": limit, "machine": machine, "passed": passed}
+            found = self._fetch(DUE, {**known, "abandoned": self._abandoned()})
+            free = {owner for owner in {owner for _, _, owner in found} if not owner or is_gone(owner)}
+            epochs = {number: epoch for number, epoch, owner in found if owner in free}
+            rows = self._due_rows(epochs)
+            whole += rows
+            # What others have taken meanwhile, or are about to take, is theirs: behind it there may be more.
+            if not self._is_write or len(rows) == len(epochs) or len(whole) >= limit:
+                return sorted(whole, key=lambda row: self._numbers[row.run_id])
+            passed += epochs
+
+    def _due_rows(self, epochs: Mapping[int, int]) -> builtins.list[Row]:
+        """The rows with these numbers and epochs; in a write, those that nobody has locked."""
+        if not epochs:
+            return []
+        query = f"""
+            SELECT {ROW_COLUMNS} FROM {{runs}} JOIN unnest(%s::bigint[], %s::bigint[]) AS due (id, epoch) USING (id, epoch)
+            {"ORDER BY run_id FOR UPDATE OF runs SKIP LOCKED" if self._is_write else ""}
+        """  # noqa: S608
+        whole: builtins.list[Row] = []
+        for found in self._fetch(query, (builtins.list(epochs), builtins.list(epochs.values()))):
+            with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
+                whole.append(self._row(found))
+        return whole
+
+    def tally(self) -> builtins.list[Tally]:
+        return [Tally(*values) for values in self._fetch(TALLY, ())]
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
+        """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
+        return self.number(run_id), min(after, _LAST) + 1, _LAST if before is None else min(before, _LAST) - 1
+
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        if not records:
+            return
+        number = self.number(run_id)
+        noted = None
+        if note is not None:
+            noted = json_text({**note._asdict(), "timestamp": format_time(note.timestamp)})
+        if len(records) == 1:
+            self._execute(INSERT_RECORD, (number, *record_values(records[0]), noted))
+        else:
+            for first in range(0, len(records), _MANY):
+                columns = zip(*map(record_values, records[first : first + _MANY]), strict=True)
+                self._execute(INSERT_RECORDS, (number, noted, *map(builtins.list, columns)))
+        if run_id in self._facts:
+            self._facts[run_id] = _with_records(*self._facts[run_id], records, note)
+
+    def newest(self, run_id: str) -> int:
+        return self._facts_about(run_id)[0]
+
+    def _facts_about(self, run_id: str) -> tuple[int, Entry | None]:
+        facts = self._facts.get(run_id)
+        if facts is None:
+            facts = _facts_of(self._fetch(FACTS, (self.number(run_id),))[0])
+            self._facts[run_id] = facts
+        return facts
+
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        span = self._span(run_id, after, before)
+        return [record_of(values) for values in self._select(RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
+
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> Entry | None:
+        if after == -1 and before is None and node_id is None:
+            return self._facts_about(run_id)[1]
+        span = self._span(run_id, after, before)
+        found = self._select(ENTRY_COLUMNS, span, (CHECKPOINT,), node_id, newest=True, limit=1)
+        return entry_of(found[0]) if found else None
+
+    def _select(
+        self,
+        columns: str,
+        span: tuple[int, int, int],
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Any]:
+        query, values = BY_NUMBER, builtins.list[Any](span)
+        if node_id:
+            query, values = BY_NODE, [*span, node_id]
+        elif node_id is not None:
+            query += " AND node_id = ''"  # records of no node, which are few, are in no index
+        if "\0" in (node_id or ""):
+            return []
+        if kinds is not None:
+            query += " AND kind = ANY(%s)"
+            values.append(builtins.list(kinds))
+        query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT %s"
+        return self._fetch(query, (*values, limit))
+
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        query = (
+            f"SELECT {RECORD_COLUMNS} {BY_NODE} AND kind = 'checkpoint' AND visit = %s ORDER BY sequence DESC LIMIT 1"
+        )
+        found = self._fetch(query, (*self._span(run_id), node_id, visit))
+        return record_of(found[0]) if found else None
+
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        checkpoint = self._select("sequence", self._span(run_id), (CHECKPOINT,), node_id, newest=True, limit=1)
+        after = checkpoint[0][0] - 1 if checkpoint else -1
+        found = self._fetch(f"SELECT max(visit) {BY_NODE}", (*self._span(run_id, after), node_id))
+        return found[0][0] or 0
+
+    def entries(self, run_id: str) -> builtins.list[Entry]:
+        return [entry_of(values) for values in self._select(ENTRY_COLUMNS, self._span(run_id), (CHECKPOINT,))]
+
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        number = self.number(run_id)
+        return [values[0] for values in self._fetch(NODE_IDS, (number, number))]
+
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        self._facts.pop(run_id, None)
+        return self._execute(f"DELETE {BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
+
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        self._facts.pop(run_id, None)
+        query = "DELETE FROM {records} WHERE run = %s AND sequence = ANY(%s)"
+        return self._execute(query, (self.number(run_id), builtins.list(sequences))).rowcount
+
+    def remove_run(self, run_id: str) -> None:
+        number = self.number(run_id)
+        self._execute("DELETE FROM {records} WHERE run = %s", (number,))
+        self._execute("DELETE FROM {signals} WHERE run = %s", (number,))
+        self._execute("DELETE FROM {runs} WHERE id = %s", (number,))
+        self._numbers.pop(run_id, None)
+        self._facts.pop(run_id, None)
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        found = self._fetch(
+            "SELECT number, name, payload, signal_id, wait_id, sent_at FROM {signals} WHERE run = %s AND number > %s "
+            "ORDER BY number",
+            (self.number(run_id), after),
+        )
+        return [Signal(*values) for values in found]
+
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        query = "SELECT FROM {signals} WHERE run = %s AND signal_id = %s"
+        return bool(self._fetch(query, (self.number(run_id), signal_id)))
+
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        self._execute(
+            "INSERT INTO {signals} (run, number, name, payload, signal_id, wait_id, sent_at) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s)",
+            (self.number(run_id), *signal),
+        )
+
+    # -- statements of users -----------------------------------------------------------------------
+
+    def perform(self, statements: Sequence[Statement]) -> None:
+        postgres_user_statements.perform(self._link, statements)
+
+
+def _facts_of(values: Sequence[Any]) -> tuple[int, Entry | None]:
+    newest, *entry = values
+    return newest or 0, None if entry[0] is None else entry_of(entry)
+
+
+def _with_records(
+    newest: int, checkpoint: Entry | None, records: Sequence[Record], note: Note | None
+) -> tuple[int, Entry | None]:
+    """What `_facts_of` would tell after these records were inserted."""
+    for record in records:
+        newest = max(newest, record.sequence)
+        if record.kind == CHECKPOINT and (checkpoint is None or record.sequence > checkpoint.record.sequence):
+            checkpoint = Entry(record._replace(payload=None), note)
+    return newest, checkpoint

@@ -1,0 +1,104 @@
+"""Somebody who can write to a store's medium, but has no key: changes records and signals where they are kept.
+
+Each medium is changed with its own means, past the store: the dict of a memory store, SQL, the files of a folder.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from milepost.record import Record
+from milepost.store import Signal
+from milepost.stores.file_commit import Lines, encode, load
+
+__all__ = ["Attacker"]
+
+Change = Callable[[Record], Record]
+
+_UPDATE = """
+UPDATE {records} SET kind = {0}, node_id = {0}, visit = {0}, size = {0}, header = {0}, payload = {0}, packing = {0}, note = {0}
+WHERE sequence = {0} AND run = (SELECT id FROM {runs} WHERE run_id = {0})
+"""
+
+
+class Attacker:
+    """Works on one medium; `kind` and `path` are those of the tests' own `Medium`."""
+
+    def __init__(self, kind: str, path: Any) -> None:
+        self._kind = kind
+        self._path = path
+
+    def kept(self, store: Any, run_id: str, sequence: int) -> Record:
+        """The record as the medium has it."""
+        with store._read("look") as tx:
+            (record,) = tx.records(run_id, after=sequence - 1, before=sequence + 1)
+        assert isinstance(record, Record)
+        return record
+
+    def change(self, store: Any, run_id: str, sequence: int, change: Change) -> None:
+        """Put `change(record)` in the record's place; its number stays, even if the new one has another."""
+        if self._kind == "memory":
+            self._change_memory(store, run_id, sequence, change)
+        elif self._kind == "file":
+            self._change_file(run_id, sequence, change)
+        else:
+            self._change_row(run_id, sequence, change(self.kept(store, run_id, sequence)))
+
+    def send(self, store: Any, run_id: str, signal: Signal) -> None:
+        """Put a signal there as if it had been sent."""
+        with store._write("send") as tx:
+            tx.add_signal(run_id, signal)
+
+    def everything(self, store: Any) -> bytes:
+        """All bytes that the medium has, as they lie there."""
+        if self._kind == "memory":
+            return repr(store._runs).encode()
+        if self._kind == "postgres":
+            with psycopg.connect(self._path) as connection:
+                tables = ("runs", "records", "signals")
+                found = [connection.execute(f"SELECT * FROM milepost.{table}").fetchall() for table in tables]  # type: ignore[arg-type]
+            return repr(found).encode()
+        paths = [path for path in self._path.parent.rglob("*") if path.is_file()]
+        return b"\n".join(bytes(path) + b"\n" + path.read_bytes() for path in paths)
+
+    def _change_memory(self, store: Any, run_id: str, sequence: int, change: Change) -> None:
+        run = store._runs[run_id]
+        place = next(i for i, record in enumerate(run.records) if record.sequence == sequence)
+        old = run.records[place]
+        run.records[place] = new = change(old)._replace(sequence=sequence)
+        run.by_node[old.node_id].remove(old)
+        run.by_node.setdefault(new.node_id, []).append(new)
+        run.by_node[new.node_id].sort(key=lambda record: record.sequence)
+
+    def _change_row(self, run_id: str, sequence: int, new: Record) -> None:
+        _, kind, node_id, visit, size, header, payload, packing = new
+        text = None if header is None else (header + b"}").decode()
+        note = '{"timestamp":"2026-01-01T00:00:00Z"}' if header is None else None
+        values = (kind, node_id, visit, size, text, payload, packing, note, sequence, run_id)
+        if self._kind == "postgres":
+            update = _UPDATE.format("%s", records="milepost.records", runs="milepost.runs")
+            with psycopg.connect(self._path) as connection:
+                assert 1 == connection.execute(update, values).rowcount  # type: ignore[call-overload]
+            return
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            assert 1 == connection.execute(_UPDATE.format("?", records="records", runs="runs"), values).rowcount
+
+    def _change_file(self, run_id: str, sequence: int, change: Change) -> None:
+        # The ids of these tests stand for themselves in the names of folders.
+        for path in sorted(Path(self._path, run_id).glob("*/0*")):
+            commit = load(str(path), run_id, int(path.name), "whole")
+            records = [commit.record(at, placed) for at, placed in commit.places()]
+            if sequence in {record.sequence for record in records}:
+                changed = [
+                    (change(record)._replace(sequence=sequence) if record.sequence == sequence else record, None)
+                    for record in records
+                ]
+                path.write_bytes(encode(commit.header, Lines(changed, list(commit.signals()))))
+                return
+        raise AssertionError(f"run {run_id!r} has no record {sequence}")

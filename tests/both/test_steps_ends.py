@@ -1,0 +1,464 @@
+"""How workflows end: by a return, by a failed step, by an error of their own; and what they may not do then."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from milepost import (
+    Retry,
+    RunNotResumableError,
+    StepCompleted,
+    StepError,
+    Steps,
+    StepStarted,
+    WorkflowCompleted,
+    WorkflowContext,
+    WorkflowEngine,
+    WorkflowError,
+    WorkflowStarted,
+    parallel,
+    step,
+    workflow,
+)
+
+
+def fail(n: int = 1) -> None:
+    raise ValueError(f"no {n}")
+
+
+def status(store: Any) -> str:
+    return str(store.get_run("r").info.status)
+
+
+@pytest.mark.parametrize("output", [None, 0, "", [], False, {"a": [1]}])
+def test_a_verb_gives_exactly_what_the_workflow_returned(verbs, store, output):
+    @workflow("w")
+    def wf():
+        yield step("a").python(lambda: 5)
+        return output
+
+    assert output == verbs.run(wf, store=store, run_id="r")
+    assert output == verbs.resume(wf, store, "r")
+    told = verbs.run(wf, store=store, run_id="r2", full=True)
+    assert (output, 5 if output is None else output) == (told.output, told.final_output)
+
+
+def test_an_early_return_completes_it(verbs, store, log):
+    @workflow("w")
+    def wf():
+        yield step("a").python(int)
+        return "early"
+        yield step("b").python(log.append, args=("b",))
+
+    assert ("early", [], "finished") == (verbs.run(wf, store=store, run_id="r"), log, status(store))
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_workflow_without_a_step_is_one_too(verbs, store, is_async):
+    @workflow("w")
+    async def awaits() -> int:
+        return 1
+
+    @workflow("w")
+    def yields() -> Steps[int]:
+        return 1
+        yield
+
+    wf = awaits if is_async else yields
+    assert (1, 1) == (verbs.run(wf, store=store, run_id="r"), verbs.resume(wf, store, "r"))
+
+
+def test_a_failed_step_ends_the_workflow_with_a_step_error(verbs, store, log):
+    @workflow("w")
+    def wf():
+        yield step("a").python(fail)
+        yield step("b").python(log.append, args=("b",))
+
+    with pytest.raises(
+        StepError, match=r"step 'a' of run 'r' failed: ValueError: no 1; mend .*, then resume or retry"
+    ) as caught:
+        verbs.run(wf, store=store, run_id="r")
+    error = caught.value
+    assert isinstance(error.__cause__, ValueError)
+    assert ("r", "a", "a", "python", 1) == (
+        error.run_id, error.node_id, error.step_name, error.step_type, error.attempt)  # fmt: skip
+    assert ([], "failed") == (log, status(store))
+    assert "no 1" in store.get_run("r").info.reason
+
+
+def test_a_failed_step_is_not_thrown_into_the_workflow(verbs, store, log):
+    @workflow("w")
+    def wf():
+        try:
+            yield step("a").python(fail)
+        except Exception:
+            log.append("caught")
+        yield step("b").python(log.append, args=("b",))
+
+    with pytest.raises(StepError):
+        verbs.run(wf, store=store)
+    assert [] == log
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_the_finally_blocks_of_a_workflow_whose_step_failed_run_once(verbs, store, log, is_async):
+    @workflow("w")
+    def yields():
+        try:
+            yield step("a").python(fail)
+        finally:
+            log.append("finally")
+
+    @workflow("w")
+    async def awaits():
+        try:
+            await step("a").python(fail)
+        finally:
+            log.append("finally")
+
+    with pytest.raises(StepError):
+        verbs.run(awaits if is_async else yields, store=store, run_id="r")
+    assert (["finally"], "failed") == (log, status(store))
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_step_that_is_asked_for_in_a_finally_is_refused(verbs, store, log, is_async):
+    late = step("late").python(log.append, args=("late",))
+
+    @workflow("w")
+    def yields():
+        try:
+            yield step("a").python(fail)
+        finally:
+            yield late
+
+    @workflow("w")
+    async def awaits():
+        try:
+            await step("a").python(fail)
+        finally:
+            await late
+
+    with pytest.raises(StepError, match="no 1") as caught:
+        verbs.run(awaits if is_async else yields, store=store, run_id="r")
+    assert ([], "failed") == (log, status(store))
+    assert any("finally" in note for note in caught.value.__notes__)
+
+
+def test_a_workflow_that_swallows_its_end_has_ended_all_the_same(verbs, store, log):
+    @workflow("w")
+    def wf():
+        try:
+            yield step("a").python(fail)
+        except GeneratorExit:
+            log.append("swallowed")
+
+    with pytest.raises(StepError):
+        verbs.run(wf, store=store, run_id="r")
+    assert (["swallowed"], "failed") == (log, status(store))
+
+
+def test_try_and_except_are_for_the_workflows_own_errors(verbs, store):
+    @workflow("w")
+    def wf():
+        n = yield step("a").python(int)
+        try:
+            1 / n
+        except ZeroDivisionError:
+            return (yield step("b").python(lambda: "mended"))
+
+    assert "mended" == verbs.run(wf, store=store)
+
+
+def test_a_workflow_error_ends_it_as_failed_with_its_reason(verbs, store):
+    @workflow("w")
+    def wf():
+        yield step("a").python(int)
+        raise WorkflowError("sold out")
+
+    with pytest.raises(WorkflowError, match="sold out") as caught:
+        verbs.run(wf, store=store, run_id="r")
+    assert ("sold out", "r") == (caught.value.reason, caught.value.run_id)
+    assert ("failed", True) == (status(store), "sold out" in store.get_run("r").info.reason)
+    with pytest.raises(WorkflowError, match="sold out"):
+        verbs.resume(wf, store, "r")
+
+
+def test_an_error_of_the_code_fails_it_with_the_original_as_cause(verbs, store):
+    @workflow("w")
+    def wf():
+        yield step("a").python(int)
+        raise KeyError("mine")
+
+    with pytest.raises(WorkflowError, match=r"code of workflow 'w' of run 'r' failed: KeyError: 'mine'") as caught:
+        verbs.run(wf, store=store, run_id="r")
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "failed" == status(store)
+
+
+def test_an_error_of_the_code_before_its_first_step_fails_it_too(verbs, store):
+    @workflow("w")
+    def wf():
+        raise KeyError("mine")
+        yield
+
+    with pytest.raises(WorkflowError, match="mine"):
+        verbs.run(wf, store=store, run_id="r")
+    assert "failed" == status(store)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["step", "code"])
+def test_an_interruption_leaves_the_run_to_be_resumed(verbs, store, log, error, where):
+    raised = [error]
+
+    def interrupted() -> None:
+        if raised:
+            raise raised.pop()
+
+    @workflow("w")
+    def wf():
+        yield step("a").python(log.append, args=("a",))
+        if where == "code":
+            interrupted()
+        yield step("b").python(interrupted if where == "step" else int).skip_on_error().retry(3)
+        return "end"
+
+    with pytest.raises(error):
+        verbs.run(wf, store=store, run_id="r")
+    assert "interrupted" == status(store)
+    assert ("end", ["a"]) == (verbs.resume(wf, store, "r"), log)
+
+
+# -- what is no step
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: 1,
+        lambda: None,
+        lambda: "a",
+        lambda: step("a"),
+        lambda: [step("a").python(int)],
+        lambda: WorkflowContext,
+        lambda: fail,
+    ],
+)
+def test_what_is_no_step_is_refused_wherever_it_is_yielded(verbs, store, log, make):
+    @workflow("w")
+    def wf():
+        yield step("before").python(log.append, args=("before",))
+        yield make()
+        log.append("after")
+
+    with pytest.raises(WorkflowError, match=r"workflow 'w' of run 'r' asked for") as caught:
+        verbs.run(wf, store=store, run_id="r")
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert (["before"], "failed") == (log, status(store))
+
+
+def test_a_step_without_a_kind_is_refused_with_what_to_do(verbs):
+    @workflow("w")
+    def wf():
+        yield step("a")
+
+    with pytest.raises(WorkflowError, match=r"complete it, as in step\('a'\)\.python\(f\)"):
+        verbs.run(wf)
+
+
+async def other() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("kind", ["sleep", "gather", "task", "future", "awaitable"])
+def test_awaiting_what_is_no_step_is_refused(verbs, store, log, kind):
+    if not verbs.is_async and kind not in {"sleep", "awaitable"}:
+        pytest.skip("there is no event loop that these could be made in")
+
+    class Foreign:
+        def __await__(self):
+            yield "foreign"
+
+    @workflow("w")
+    async def wf():
+        await step("before").python(log.append, args=("before",))
+        if kind == "sleep":
+            await asyncio.sleep(0)
+        elif kind == "gather":
+            await asyncio.gather(other(), other())
+        elif kind == "task":
+            await asyncio.ensure_future(other())
+        elif kind == "future":
+            await asyncio.get_running_loop().create_future()
+        else:
+            await Foreign()
+        log.append("after")
+
+    with pytest.raises(WorkflowError, match=r"'r'"):
+        verbs.run(wf, store=store, run_id="r")
+    assert (["before"], "failed") == (log, status(store))
+
+
+def test_a_workflow_may_await_coroutines_that_await_steps(verbs, store):
+    async def twice(name: str) -> int:
+        return await step(name).python(lambda: 2) * await step(f"{name}-again").python(lambda: 3)
+
+    @workflow("w")
+    async def wf():
+        return await twice("a") + await twice("b")
+
+    assert (12, 12) == (verbs.run(wf, store=store, run_id="r"), verbs.resume(wf, store, "r"))
+
+
+def test_a_generator_may_delegate_to_another(verbs, store):
+    def twice(name: str) -> Steps[int]:
+        first = yield from step(name).python(lambda: 2)
+        return first * (yield from step(f"{name}-again").python(lambda: 3))
+
+    @workflow("w")
+    def wf() -> Steps[int]:
+        return (yield from twice("a")) + (yield from twice("b"))
+
+    assert (12, 12) == (verbs.run(wf, store=store, run_id="r"), verbs.resume(wf, store, "r"))
+
+
+# -- results and events
+
+
+def test_the_full_result_tells_of_each_step_in_the_order_in_which_they_ended(verbs, store):
+    @workflow("w")
+    def wf():
+        yield step("a").python(lambda: 1)
+        yield step("b").python(int).when(lambda ctx: False)
+        yield parallel("p", step("x").python(int))
+        yield step("c").python(fail).as_result()
+        return "end"
+
+    told = verbs.run(wf, store=store, run_id="r", full=True)
+    assert ("w", True, "end", "r", "finished", None, None) == (
+        told.workflow_name, told.success, told.output, told.run_id, told.status, told.error, told.resumed)  # fmt: skip
+    assert [("a", "succeeded"), ("b", "skipped"), ("p", "succeeded"), ("c", "failed")] == [
+        (one.name, one.outcome) for one in told.step_results
+    ]
+    assert told.total_duration_ms >= 0
+    assert all(one.duration_ms >= 0 for one in told.step_results)
+
+
+def test_the_result_of_a_failed_workflow_names_the_step_and_unwraps_to_its_error(verbs, store):
+    @workflow("w")
+    def wf():
+        yield step("a").python(int)
+        yield step("b").python(fail)
+
+    told = verbs.run(WorkflowEngine(store), wf, run_id="r")
+    assert (False, "failed", None, "b", "no 1") == (
+        told.success, told.status, told.output, told.failed_step.name, told.failed_step.error)  # fmt: skip
+    assert ["a", "b"] == [one.name for one in told.step_results]
+    with pytest.raises(StepError) as caught:
+        told.unwrap()
+    assert told.error is caught.value
+
+
+def test_events_tell_of_steps_and_nested_ones(verbs, store):
+    @workflow("w")
+    def wf(n: int):
+        yield step("a").python(lambda: n)
+        yield parallel("p", step("x").python(fail), max_parallel=1)
+        return n
+
+    events = verbs.stream(wf, store=store, run_id="r", n=3)
+    started, *_, completed = events
+    assert isinstance(started, WorkflowStarted)
+    assert isinstance(completed, WorkflowCompleted)
+    assert ("w", {"n": 3}, None) == (started.workflow_name, dict(started.inputs), started.resumed)
+    assert ("w", True, 3) == (completed.workflow_name, completed.success, completed.result.output)
+    told = [(type(e), e.step_name, e.step_type) for e in events if isinstance(e, (StepStarted, StepCompleted))]
+    assert [
+        (StepStarted, "a", "python"),
+        (StepCompleted, "a", "python"),
+        (StepStarted, "p", "parallel"),
+        (StepStarted, "p/x", "python"),
+        (StepCompleted, "p/x", "python"),
+        (StepCompleted, "p", "parallel"),
+    ] == told
+    ended = {e.step_name: e for e in events if isinstance(e, StepCompleted)}
+    assert (True, 3, "succeeded") == (ended["a"].success, ended["a"].result.output, ended["a"].outcome)
+    assert (False, "no 1", "failed") == (ended["p/x"].success, ended["p/x"].result.error, ended["p/x"].outcome)
+    assert {"r"} == {event.run_id for event in events}
+    assert all(isinstance(event.to_dict(), dict) and event.timestamp > 0 for event in events)
+
+
+def test_recorded_steps_are_not_told_again(verbs, store):
+    broken = [True]
+
+    @workflow("w")
+    def wf():
+        yield step("a").python(int)
+        yield step("b").python(lambda: 1 // (not broken))
+
+    with pytest.raises(StepError):
+        verbs.run(wf, store=store, run_id="r")
+    broken.clear()
+    events = verbs.resume_stream(wf, store, "r")
+    assert ["b"] == [event.step_name for event in events if isinstance(event, StepCompleted)]
+    assert (("a",), "b") == (events[0].resumed.skipped, events[0].resumed.next_node)
+
+
+def test_a_hook_that_raises_changes_nothing(verbs, store):
+    def hook(event: Any) -> None:
+        raise RuntimeError("hook")
+
+    @workflow("w")
+    def wf():
+        yield step("a").python(int)
+        return "end"
+
+    assert "end" == verbs.run(wf, store=store, hooks=[hook])
+
+
+def test_a_hook_may_surround_the_call_of_a_step(verbs, store, log):
+    class Around:
+        def __enter__(self) -> None:
+            log.append("enter")
+
+        def __exit__(self, *args: object) -> None:
+            log.append("exit")
+
+    @workflow("w")
+    def wf():
+        yield step("a").python(log.append, args=("call",)).retry(Retry(2))
+
+    verbs.run(wf, store=store, hooks=[lambda event: Around() if isinstance(event, StepStarted) else None])
+    assert ["enter", "call", "exit"] == log
+
+
+def test_a_finished_workflow_gives_its_stored_result_and_takes_no_retry(verbs, store, log):
+    @workflow("w")
+    def wf():
+        yield step("a").python(log.append, args=("a",))
+        return "end"
+
+    verbs.run(wf, store=store, run_id="r")
+    records = len(store.read("r"))
+    assert "end" == verbs.resume(wf, store, "r")
+    with pytest.raises(RunNotResumableError):
+        verbs.retry(wf, store, "r")
+    assert (["a"], records) == (log, len(store.read("r")))
+
+
+def test_a_finally_that_raises_does_not_hide_why_the_workflow_failed(verbs, store):
+    @workflow("w")
+    def wf():
+        try:
+            yield step("a").python(fail)
+        finally:
+            raise KeyError("in finally")
+
+    with pytest.raises(StepError, match="no 1") as caught:
+        verbs.run(wf, store=store, run_id="r")
+    assert any("in finally" in note for note in caught.value.__notes__)
+    assert "failed" == status(store)

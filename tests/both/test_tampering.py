@@ -1,0 +1,258 @@
+"""Stores with keys: what somebody without the keys did to the medium is refused before any node runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from attacker import Attacker
+
+from milepost import Checkpoint, CheckpointIntegrityError, RunStopped
+from milepost.record import ENCRYPTED, VERBATIM, Record, digest_of, make_record
+from milepost.seals import Seals
+from milepost.store import Signal
+
+SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
+ENCRYPTED_ONLY = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
+KEYS = {"signed": SIGNED, "encrypted": ENCRYPTED_ONLY, "both": {**SIGNED, **ENCRYPTED_ONLY}}
+NEW_KEYS = {
+    "signing_key": {"s2": b"another signing key, 28 byte", **SIGNED["signing_key"]},
+    "encryption_key": {"e2": b"another key of exactly 32 bytes.", **ENCRYPTED_ONLY["encryption_key"]},
+}
+both_ways = pytest.mark.parametrize("verbs", ["sync", "async"], indirect=True)
+one_way = pytest.mark.parametrize("verbs", ["sync"], indirect=True)
+"""What is refused is decided by the same code whoever runs it."""
+OWN = Seals()
+"""What an attacker can make: digests."""
+
+
+@dataclass
+class Count:
+    n: int = 0
+
+
+@pytest.fixture(params=KEYS)
+def keys(request) -> dict[str, Any]:
+    return KEYS[request.param]
+
+
+@pytest.fixture
+def keyed(medium, keys) -> Any:
+    return medium.open(**keys)
+
+
+@pytest.fixture
+def attacker(medium) -> Attacker:
+    return Attacker(medium.kind, medium.path)
+
+
+def stopped(verbs, graph, store, run_id: str = "r1", after: str = "c") -> None:
+    with pytest.raises(RunStopped):
+        verbs.run(graph, Count(), store=store, run_id=run_id, stop_after=after)
+
+
+def reopened(medium, store: Any, keys: dict[str, Any], **options: Any) -> Any:
+    """Another store object on the medium, which has read nothing yet."""
+    if medium.kind != "memory":
+        return medium.open(**keys, **options)
+    other = type(store)(**keys, **options)
+    other._runs = store._runs
+    medium.opened.append(other)
+    return other
+
+
+def refused(verbs, graph, store, log, match: str, run_id: str = "r1", names: int | None = 3) -> None:
+    before, ran = store.read(run_id), list(log)
+    with pytest.raises(CheckpointIntegrityError, match=match) as caught:
+        verbs.resume(graph, store, run_id)
+    assert (run_id, before, ran) == (caught.value.run_id, store.read(run_id), log)
+    if names is not None:
+        report = store.verify(run_id)
+        assert any(f"record {names} " in problem for problem in report.problems), report
+        with pytest.raises(CheckpointIntegrityError):
+            store.load(run_id, store.read(run_id)[-1].node_id)
+
+
+@both_ways
+def test_a_run_goes_on_as_without_keys(verbs, keyed, line, log):
+    graph = line(Count, "abc")
+    stopped(verbs, graph, keyed, after="b")
+    result = verbs.resume(graph, keyed, "r1", full=True)
+    assert (Count(3), True, list("abc")) == (result.state, result.resumed.verified, log)
+    assert Count(3) == verbs.resume(graph, keyed, "r1")
+    assert keyed.verify("r1").ok
+    assert {"n": 3} == Checkpoint.decode(keyed.load("r1", "c")).state
+    assert list("abc") == [info.node_id for info in keyed.list("r1")]
+
+
+def state_changed(record: Record) -> Record:
+    return record._replace(payload=bytes([(record.payload or b"x")[0] ^ 1]) + (record.payload or b"x")[1:])
+
+
+def header_changed(record: Record) -> Record:
+    header = (record.header or b"").replace(b'"next_node":"d"', b'"next_node":"b"')
+    return record._replace(header=OWN.seal(header.rpartition(b',"seal"')[0]))
+
+
+def unsealed(record: Record) -> Record:
+    return record._replace(header=(record.header or b"").rpartition(b',"seal"')[0])
+
+
+def forged(record: Record) -> Record:
+    """The same place with another state, digested and sealed as a store without keys does it."""
+    fields = {"next_node": "d", "attempt": 1, "iteration": 3, "epoch": 1}
+    made = make_record("r1", 3, "2026-01-01T00:00:00.000000Z", "checkpoint", "c", 1, b'{"n":666}', fields)
+    return made._replace(header=OWN.seal(made.header or b""))
+
+
+def saved(record: Record) -> Record:
+    """As if somebody had saved a checkpoint from outside."""
+    data = Checkpoint("r1", "c", "d", {"n": 666}).encode()
+    return Record(3, "checkpoint", "c", 1, len(data), None, data)
+
+
+def verbatim(record: Record) -> Record:
+    made = forged(record)
+    header = (made.header or b"").rpartition(b',"seal"')[0].replace(b'"encoding":"json"', b'"encoding":"verbatim"')
+    data = Checkpoint("r1", "c", "d", {"n": 666}).encode()
+    header = header.replace(digest_of(made.payload or b"").encode(), digest_of(data).encode())
+    return made._replace(header=OWN.seal(header), payload=data, packing=VERBATIM, size=len(data))
+
+
+def relabelled(record: Record) -> Record:
+    return record._replace(packing="" if record.packing == ENCRYPTED else VERBATIM)
+
+
+CHANGES: list[Callable[[Record], Record]] = [
+    state_changed,
+    header_changed,
+    unsealed,
+    forged,
+    saved,
+    verbatim,
+    relabelled,
+]
+
+
+@both_ways
+def test_a_changed_record_is_refused_before_any_node_runs(verbs, medium, attacker, keyed, keys, line, log):
+    graph = line(Count, "abcd")
+    stopped(verbs, graph, keyed)
+    whole = attacker.kept(keyed, "r1", 3)
+    for change in CHANGES:
+        attacker.change(keyed, "r1", 3, change)
+        assert whole != attacker.kept(reopened(medium, keyed, keys), "r1", 3)
+        refused(verbs, graph, reopened(medium, keyed, keys), log, "record 3 of run 'r1'")
+        attacker.change(keyed, "r1", 3, lambda _: whole)
+    assert Count(4) == verbs.resume(graph, reopened(medium, keyed, keys), "r1")
+
+
+@one_way
+def test_records_do_not_pass_for_one_another(verbs, medium, attacker, keyed, keys, line, log):
+    graph = line(Count, "abcd")
+    stopped(verbs, graph, keyed)
+    stopped(verbs, graph, keyed, "r2")
+    verbs.run(graph, Count(), store=keyed, run_id="r3")
+    with pytest.raises(RunStopped):
+        verbs.resume_from(graph, keyed, "r3", "b", stop_after="c")
+    whole = attacker.kept(keyed, "r1", 3)
+
+    def placed(record: Record) -> Record:
+        return record._replace(node_id=whole.node_id, visit=whole.visit, kind=whole.kind, size=whole.size)
+
+    replayed = [attacker.kept(keyed, "r1", 2), attacker.kept(keyed, "r2", 3), attacker.kept(keyed, "r1", 0)]
+    for other in replayed:
+        for row in (other, placed(other)):
+            attacker.change(keyed, "r1", 3, lambda _, row=row: row)
+            store = reopened(medium, keyed, keys)
+            if row.kind == "checkpoint":
+                refused(verbs, graph, store, log, "place|decrypts")
+            assert not store.verify("r1").ok
+    attacker.change(keyed, "r1", 3, lambda _: whole._replace(payload=attacker.kept(keyed, "r2", 3).payload))
+    if keys is not SIGNED:  # equal states are equal bytes where nothing is encrypted
+        refused(verbs, graph, reopened(medium, keyed, keys), log, "decrypts")
+    first = next(r.sequence for r in keyed.read("r3") if (r.node_id, r.visit) == ("c", 1))
+    newest = keyed.read("r3")[-1]
+    assert ("c", 2) == (newest.node_id, newest.visit)
+    old = attacker.kept(keyed, "r3", first)
+    attacker.change(keyed, "r3", newest.sequence, lambda _: old._replace(visit=2))
+    refused(verbs, graph, reopened(medium, keyed, keys), log, "place", "r3", newest.sequence)
+
+
+@one_way
+def test_a_damaged_record_is_passed_over_where_that_is_asked_for(verbs, medium, attacker, keyed, keys, line, log):
+    graph = line(Count, "abcd")
+    stopped(verbs, graph, keyed)
+    attacker.change(keyed, "r1", 3, forged)
+    result = verbs.resume(graph, reopened(medium, keyed, keys), "r1", on_corrupt="previous", full=True)
+    assert (Count(4), "b", list("abccd")) == (result.state, result.resumed.from_node, log)
+
+
+@one_way
+def test_keys_are_rotated_and_a_missing_one_is_named(verbs, medium, attacker, line, log):
+    graph = line(Count, "abcd")
+    old = medium.open(**KEYS["both"])
+    stopped(verbs, graph, old)
+    both = reopened(medium, old, NEW_KEYS)
+    assert Count(4) == verbs.resume(graph, both, "r1")
+    assert both.verify("r1").ok
+    texts = [attacker.kept(both, "r1", sequence).header or b"" for sequence in (3, 4)]
+    assert [(True, False), (False, True)] == [(b'"hmac-sha256:s:' in t, b'"hmac-sha256:s2:' in t) for t in texts]
+    assert [(True, False), (False, True)] == [
+        (b'"encryption_key":"e"' in t, b'"encryption_key":"e2"' in t) for t in texts
+    ]
+    new = {option: dict([next(iter(named.items()))]) for option, named in NEW_KEYS.items()}
+    stopped(verbs, graph, old, "r2")
+    refused(verbs, graph, reopened(medium, old, new), log, "key 's', which this store does not have", "r2")
+    without = {**new, "signing_key": NEW_KEYS["signing_key"]}
+    refused(verbs, graph, reopened(medium, old, without), log, "key 'e', which this store does not have", "r2")
+    plain = reopened(medium, old, {})
+    refused(
+        verbs, graph, plain, log, "key 's', which this store does not have: open the store with signing_key", "r2", None
+    )
+
+
+@one_way
+def test_what_was_written_before_there_were_keys_needs_leave(verbs, medium, keys, line, log):
+    graph = line(Count, "abcd")
+    plain = medium.open()
+    stopped(verbs, graph, plain)
+    refused(verbs, graph, reopened(medium, plain, keys), log, "allow_unsealed=True|allow_plain=True")
+    lenient = reopened(medium, plain, keys, allow_unsealed=True, allow_plain=True)
+    result = verbs.resume(graph, lenient, "r1", full=True)
+    assert (Count(4), "signing_key" not in keys) == (result.state, result.resumed.verified)
+    strict = reopened(medium, plain, keys)
+    assert not strict.verify("r1").ok
+    verbs.run(graph, Count(), store=strict, run_id="r2")
+    assert strict.verify("r2").ok
+
+
+@one_way
+def test_what_is_saved_from_outside_is_proven_too(verbs, medium, attacker, keyed, keys, line, log):
+    graph = line(Count, "abc")
+    data = Checkpoint("r1", "a", "b", {"n": 41}).encode()
+    keyed.save("r1", "a", data)
+    keyed.save("r2", "a", b"\xff any bytes \0")
+    assert (data, b"\xff any bytes \0") == (keyed.load("r1", "a"), keyed.load("r2", "a"))
+    assert keyed.read("r1")[0].is_foreign
+    (info,) = keyed.list("r1")
+    assert (len(data), "b") == (info.size, keyed.get_run("r1").info.next_node)
+    plan = verbs.plan(graph, keyed, "r1")
+    assert ("continue", True) == (plan.verdict, plan.verified)
+    attacker.change(keyed, "r1", 1, state_changed)
+    refused(verbs, graph, reopened(medium, keyed, keys), log, "record 1 of run 'r1'", names=1)
+    attacker.change(keyed, "r1", 1, lambda _: Record(1, "checkpoint", "a", 1, len(data), None, data))
+    refused(verbs, graph, reopened(medium, keyed, keys), log, "without a key|without encryption", names=1)
+
+
+def test_a_signal_that_was_planted_reaches_no_run(medium, attacker, keyed, keys):
+    keyed.save("r1", "a", b"1")
+    keyed.put_signal("r1", "approval", b'{"ok":false}')
+    assert [b'{"ok":false}'] == [signal.payload for signal in keyed.signals("r1")]
+    attacker.send(keyed, "r1", Signal(2, "approval", b'{"ok":true}', None, None, 1.0))
+    store = reopened(medium, keyed, keys)
+    with pytest.raises(CheckpointIntegrityError, match=r"signal 2 \('approval'\) of run 'r1'"):
+        store.signals("r1")
+    assert any("signal 2" in problem for problem in store.verify("r1").problems)

@@ -1,0 +1,584 @@
+"""Workers: what they take, how much at once, what they leave to others, and how they stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+
+from milepost import (
+    END,
+    Engine,
+    Graph,
+    OptionError,
+    Retry,
+    RunExistsError,
+    RunStopped,
+    Store,
+    StoreClosedError,
+    StoreError,
+)
+
+
+@dataclass
+class Count:
+    n: int = 0
+
+
+def one(fn, name, **options):
+    """A graph of one node."""
+    return Graph(Count).add_node("a", fn, **options).add_edge("a", END).set_entry("a").compile(name)
+
+
+def two(first, second, name):
+    """A graph of two nodes in a row."""
+    graph = Graph(Count).add_node("a", first).add_node("b", second).add_edge("a", "b").add_edge("b", END)
+    return graph.set_entry("a").compile(name)
+
+
+def plus(state: Count) -> Count:
+    return Count(state.n + 1)
+
+
+async def aplus(state: Count) -> Count:
+    await asyncio.sleep(0)
+    return Count(state.n + 1)
+
+
+class Gauge:
+    """How many are inside at once, and how many were at most."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+
+    def node(self, name: str):
+        async def inside(state: Count) -> Count:
+            with self._lock:
+                for key in (name, "all"):
+                    self.now[key] += 1
+                    self.most[key] = max(self.most[key], self.now[key])
+            await asyncio.sleep(0.01)
+            with self._lock:
+                self.now[name] -= 1
+                self.now["all"] -= 1
+            return plus(state)
+
+        return inside
+
+
+def status_of(store: Store, run_id: str) -> str:
+    return store.get_run(run_id).info.status
+
+
+# -- taking ------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_runs_plain_and_async_nodes(store):
+    graph = two(plus, aplus, "mixed")
+    engine = Engine(store, flows=[graph])
+    handles = [engine.start(graph, Count(i)) for i in range(5)]
+    engine.worker().run(until_idle=True)
+    assert [2, 3, 4, 5, 6] == [handle.result(timeout=5).n for handle in handles]
+
+
+def test_a_worker_runs_no_more_at_once_than_it_may(store):
+    gauge = Gauge()
+    ingest, serve = one(gauge.node("ingest"), "ingest"), one(gauge.node("serve"), "serve")
+    engine = Engine(store, flows=[ingest, serve])
+    for _ in range(8):
+        engine.start(ingest, Count())
+        engine.start(serve, Count())
+    engine.worker(concurrency=5, limits={"ingest": 2}).run(until_idle=True)
+    assert 16 == len(store.list_runs(status="finished"))
+    assert gauge.most["ingest"] <= 2 < gauge.most["serve"]
+    assert gauge.most["all"] <= 5
+
+
+def test_what_a_limit_held_up_is_work_left_though_its_place_gets_free_while_the_worker_looks(store, monkeypatch):
+    ingest, serve = one(aplus, "ingest"), one(aplus, "serve")
+    engine = Engine(store, flows=[ingest, serve])
+    append = store.append
+
+    def slowly(batch):
+        time.sleep(0.03)
+        return append(batch)
+
+    monkeypatch.setattr(store, "append", slowly)
+    for _ in range(4):
+        engine.start(ingest, Count())
+    engine.worker(limits={"ingest": 1}, poll=0.005).run(until_idle=True)
+    assert 4 == len(store.list_runs(status="finished"))
+
+
+def test_a_long_queue_of_one_flow_starves_no_other(store):
+    order = []
+
+    def noting(name):
+        async def node(state: Count) -> Count:
+            order.append(name)
+            return state
+
+        return node
+
+    many, few = one(noting("many"), "many"), one(noting("few"), "few")
+    engine = Engine(store, flows=[many, few])
+    for _ in range(10):
+        engine.start(many, Count())
+    engine.start(few, Count())
+    engine.worker(concurrency=2).run(until_idle=True)
+    assert order.index("few") < 4
+
+
+def test_a_run_that_is_started_here_is_taken_at_once(store):
+    graph = one(aplus, "quick")
+    engine = Engine(store, flows=[graph])
+    with engine.worker(poll=600):
+        engine.start(graph, Count()).result(timeout=10)
+        began = time.monotonic()
+        assert 1 == engine.start(graph, Count()).result(timeout=30).n
+        assert time.monotonic() - began < 20
+
+
+def test_a_worker_leaves_flows_that_it_does_not_know_to_others(store):
+    known, unknown = one(plus, "known"), one(plus, "unknown")
+    engine = Engine(store, flows=[known, unknown])
+    for graph in (known, unknown):
+        engine.start(graph, Count(), run_id=graph.name)
+    engine.worker([known]).run(until_idle=True)
+    assert ("finished", "ready") == (status_of(store, "known"), status_of(store, "unknown"))
+
+
+def test_a_worker_takes_what_its_owner_left_dead(medium):
+    from milepost.testing import FakeClock
+
+    clock = FakeClock()
+    store = medium.open(clock=clock)
+    if not medium.has_lease_end:
+        pytest.skip("a lease without an end is never over by a crash")
+    graph = two(plus, plus, "ab")
+    engine = Engine(store, flows=[graph], clock=clock)
+    handle = engine.start(graph, Count(), run_id="r1")
+    claimed = store.claim_due(["ab"], 1)
+    assert 1 == len(claimed)
+    engine.worker().run(until_idle=True)
+    assert "running" == status_of(store, "r1")
+    clock.advance(31)
+    assert "dead" == status_of(store, "r1")
+    engine.worker().run(until_idle=True)
+    assert (Count(2), 1) == (
+        handle.result(timeout=5),
+        store.read("r1", kinds=("checkpoint",))[0].fields()["attempt"] - 1,
+    )
+
+
+def test_a_run_that_kills_its_owners_is_blocked_and_hurts_no_other(medium):
+    from milepost.testing import FakeClock
+
+    if not medium.has_lease_end:
+        pytest.skip("a lease without an end is never over by a crash")
+    clock = FakeClock()
+    store = medium.open(clock=clock)
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph], clock=clock, max_crashes=3)
+    engine.start(graph, Count(), run_id="deadly")
+    for _ in range(3):
+        assert ["deadly"] == [token.run_id for token, _ in store.claim_due(["flow"], 1, max_crashes=3)]
+        clock.advance(31)
+    others = [engine.start(graph, Count(), run_id=f"other{i}") for i in range(5)]
+    engine.worker().run(until_idle=True)
+    info = store.get_run("deadly").info
+    assert ("blocked", 3) == (info.status, info.crash_count)
+    assert "reopen" in info.reason
+    assert [1] * 5 == [other.result(timeout=5).n for other in others]
+    with pytest.raises(RunExistsError):
+        engine.start(graph, Count(), run_id="deadly")
+
+
+def test_a_failed_run_ends_nothing_but_itself(store, caplog):
+    def fails(state: Count) -> Count:
+        if state.n == 1:
+            raise ValueError("no")
+        return plus(state)
+
+    graph = one(fails, "flow", retry=Retry(2, backoff=0))
+    engine = Engine(store, flows=[graph])
+    for i in range(3):
+        engine.start(graph, Count(i), run_id=f"r{i}")
+    with caplog.at_level(logging.WARNING, "milepost"):
+        engine.worker().run(until_idle=True)
+    assert ["finished", "failed", "finished"] == [status_of(store, f"r{i}") for i in range(3)]
+    assert any("'r1' is failed" in record.getMessage() for record in caplog.records)
+
+
+# -- refusing ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_other_code_is_given_back_with_the_reason_and_not_taken_again(store, caplog):
+    old = two(plus, plus, "flow")
+    new = one(plus, "flow")
+    Engine(store, flows=[old]).start(old, Count(), run_id="r1")
+    with pytest.raises(RunStopped):
+        old.resume(store, "r1", stop_after="a")
+    engine = Engine(store, flows=[new])
+    assert "ready" == engine.start(new, Count(), run_id="r2").info().status
+    # The run was interrupted by a verb, so no worker takes it by itself: make it ready with the code that knows it.
+    Engine(store, flows=[old]).start(old, Count(), run_id="r1", if_exists="resume")
+    worker = engine.worker()
+    with caplog.at_level(logging.WARNING, "milepost"):
+        worker.run(until_idle=True)
+    info = store.get_run("r1").info
+    assert ("ready", "finished") == (info.status, status_of(store, "r2"))
+    assert "refused" in info.reason
+    assert "'b'" in info.reason
+    assert ["r1"] == [*worker.refused]
+    assert 1 == sum("left to other code" in record.getMessage() for record in caplog.records)
+    Engine(store, flows=[old]).worker().run(until_idle=True)
+    assert ("finished", Count(2)) == (status_of(store, "r1"), Engine(store, flows=[old]).handle("r1").result(timeout=5))
+
+
+def test_a_refused_run_says_that_no_worker_takes_its_flow(medium, clock):
+    store = medium.open(clock=clock)
+    graph = one(plus, "lonely")
+    Engine(store, flows=[graph], clock=clock).start(graph, Count(), run_id="r1")
+    assert "no worker" not in store.get_run("r1").info.reason
+    clock.advance(61)
+    assert "no worker has taken flow 'lonely'" in store.get_run("r1").info.reason
+
+
+# -- when the store fails ------------------------------------------------------------------------------------
+
+
+class Failing:
+    """Fails to look for work as often as it is told to, and to append once."""
+
+    looks = 0
+    appends = 0
+
+    def claim_due(self, *args, **options):
+        if type(self).looks:
+            type(self).looks -= 1
+            raise StoreError("the disk is away", op="claim_due")
+        return super().claim_due(*args, **options)
+
+    def append(self, batch):
+        if type(self).appends:
+            type(self).appends -= 1
+            raise StoreError("the disk is away", op="append")
+        return super().append(batch)
+
+
+def test_a_worker_survives_a_store_that_fails(medium, caplog):
+    failing = type("TwiceFailing", (Failing,), {"looks": 2})
+    store = medium.open(failing)
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph])
+    handle = engine.start(graph, Count())
+    with caplog.at_level(logging.WARNING, "milepost"), engine.worker(poll=0.01):
+        assert Count(1) == handle.result(timeout=10)
+    assert 1 == sum("could not look for work" in record.getMessage() for record in caplog.records)
+
+
+def test_a_pass_over_a_store_that_stays_away_ends_with_its_error(medium):
+    failing = type("AlwaysFailing", (Failing,), {"looks": 1_000_000})
+    store = medium.open(failing)
+    with pytest.raises(StoreError, match="disk is away"):
+        Engine(store, flows=[one(plus, "flow")]).worker(poll=0.01).run(until_idle=True)
+
+
+def test_a_worker_ends_with_its_store(medium, caplog):
+    store = medium.open()
+    worker = Engine(store, flows=[one(plus, "flow")]).worker(poll=0.01)
+    with pytest.raises(StoreClosedError), worker:
+        until(lambda: worker._loop is not None)
+        store.close()
+        until(lambda: not worker._thread.is_alive())
+
+
+def test_a_run_that_its_failing_store_stopped_is_taken_again_a_little_later(medium, clock):
+    failing = type("OnceFailing", (Failing,), {"appends": 0})
+    store, log = medium.open(failing, clock=clock), []
+
+    def breaks(state: Count) -> Count:
+        log.append("a")
+        failing.appends = 1 if len(log) == 1 else 0
+        return plus(state)
+
+    graph = two(breaks, plus, "flow")
+    engine = Engine(store, flows=[graph], clock=clock)
+    handle = engine.start(graph, Count())
+    engine.worker().run(until_idle=True)
+    info = handle.info()
+    assert ("ready", ["a"], 0) == (info.status, log, info.crash_count)
+    assert "disk is away" in info.reason
+    engine.worker().run(until_idle=True)
+    assert ["a"] == log
+    clock.advance(3)
+    engine.worker().run(until_idle=True)
+    assert (Count(2), ["a", "a"]) == (handle.result(timeout=5), log)
+
+
+def test_a_run_that_can_never_be_saved_fails_in_the_end(medium, clock):
+    failing = type("EverFailing", (Failing,), {"appends": 0})
+    store, log = medium.open(failing, clock=clock), []
+
+    def breaks(state: Count) -> Count:
+        log.append("a")
+        type(store).appends = 1
+        return plus(state)
+
+    graph = one(breaks, "flow")
+    engine = Engine(store, flows=[graph], clock=clock, max_crashes=3)
+    handle = engine.start(graph, Count())
+    for _ in range(6):
+        engine.worker().run(until_idle=True)
+        clock.advance(60)
+    assert ("failed", ["a", "a", "a"]) == (handle.info().status, log)
+
+
+# -- stopping ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_stopping_lets_a_node_come_to_its_boundary(medium, is_async):
+    store, log = medium.open(), []
+    began, gate = threading.Event(), threading.Event()
+
+    def waits(state: Count) -> Count:
+        log.append("a")
+        began.set()
+        gate.wait(10)
+        return plus(state)
+
+    async def awaits(state: Count) -> Count:
+        log.append("a")
+        began.set()
+        await asyncio.to_thread(gate.wait, 10)
+        return plus(state)
+
+    graph = two(awaits if is_async else waits, plus, "flow")
+    engine = Engine(store, flows=[graph])
+    handle = engine.start(graph, Count())
+    with engine.worker() as worker:
+        assert began.wait(10)
+        worker.stop()
+        gate.set()
+    info = handle.info()
+    assert ("ready", ["a"], 0) == (info.status, [i.node_id for i in store.list(handle.run_id)], info.crash_count)
+    assert "stopped" in info.reason
+    engine.worker().run(until_idle=True)
+    assert (Count(2), ["a"]) == (handle.result(timeout=5), log)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_stopping_cuts_off_what_takes_too_long(medium, is_async):
+    store, gate, began = medium.open(), threading.Event(), threading.Event()
+
+    def waits(state: Count) -> Count:
+        began.set()
+        gate.wait(20)
+        return plus(state)
+
+    async def awaits(state: Count) -> Count:
+        began.set()
+        await asyncio.sleep(0 if gate.is_set() else 20)
+        return plus(state)
+
+    graph = one(awaits if is_async else waits, "flow")
+    engine = Engine(store, flows=[graph])
+    handle = engine.start(graph, Count())
+    with engine.worker(grace=0.05):
+        assert began.wait(10)
+    gate.set()
+    assert ("ready", 0) == (handle.info().status, handle.info().crash_count)
+    engine.worker().run(until_idle=True)
+    assert Count(1) == handle.result(timeout=5)
+
+
+def test_stopping_ends_a_back_off(store):
+    failed = threading.Event()
+
+    def fails(state: Count) -> Count:
+        if not failed.is_set():
+            failed.set()
+            raise ValueError("once")
+        return plus(state)
+
+    graph = one(fails, "flow", retry=Retry(3, backoff=60, max_delay=60, jitter=False))
+    engine = Engine(store, flows=[graph])
+    handle = engine.start(graph, Count())
+    began = time.monotonic()
+    with engine.worker(grace=30):
+        assert failed.wait(10)
+        while not store.read(handle.run_id, kinds=("failure",)):
+            time.sleep(0.005)
+    assert time.monotonic() - began < 15
+    assert "ready" == handle.info().status
+
+
+def test_a_worker_may_run_in_the_callers_loop(store):
+    graph = one(aplus, "flow")
+    engine = Engine(store, flows=[graph])
+
+    async def main() -> Count:
+        async with engine.worker():
+            handle = await engine.astart(graph, Count())
+            return await handle.aresult(timeout=10)
+
+    assert Count(1) == asyncio.run(main())
+
+
+def test_cancelling_a_workers_task_drains_it(store):
+    began = asyncio.Event()
+
+    async def endless(state: Count) -> Count:
+        began.set()
+        await asyncio.sleep(60)
+        return state
+
+    graph = one(endless, "flow")
+    engine = Engine(store, flows=[graph])
+    handle = engine.start(graph, Count())
+
+    async def main() -> None:
+        working = asyncio.ensure_future(engine.worker(grace=0.05).arun())
+        await began.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(main())
+    assert "ready" == handle.info().status
+
+
+def test_a_cancelled_run_frees_its_slot(medium):
+    store = medium.open()
+
+    async def endless(state: Count) -> Count:
+        await asyncio.sleep(60)
+        return state
+
+    stuck, quick = one(endless, "stuck"), one(aplus, "quick")
+    engine = Engine(store, flows=[stuck, quick])
+    with engine.worker(concurrency=1):
+        handle = engine.start(stuck, Count())
+        while handle.info().status != "running":
+            time.sleep(0.005)
+        waiting = engine.start(quick, Count())
+        handle.cancel("enough")
+        assert Count(1) == waiting.result(timeout=15)
+    assert "cancelled" == handle.info().status
+
+
+# -- schedules -----------------------------------------------------------------------------------------------
+
+
+def started(store: Store) -> list[str]:
+    return sorted(info.run_id for info in store.list_runs())
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
+
+
+def test_a_schedule_starts_one_run_at_each_time(medium, clock):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "nightly")
+    clock.set(datetime(2026, 3, 1, 5, 59, 30, tzinfo=UTC))
+    engine = Engine(store, flows=[graph], clock=clock)
+    workers = [engine.worker().every("report", graph.bind(Count()), "0 6 * * *") for _ in range(2)]
+    with workers[0], workers[1]:
+        until(lambda: clock.sleepers >= 2)
+        clock.advance(31)
+        until(lambda: clock.advance(1) or ["report@2026-03-01T06:00:00Z"] == started(store))
+        until(lambda: "finished" == status_of(store, "report@2026-03-01T06:00:00Z"))
+        clock.advance(days=1)
+        until(lambda: clock.advance(1) or len(started(store)) == 2)
+    assert ["report@2026-03-01T06:00:00Z", "report@2026-03-02T06:00:00Z"] == started(store)
+
+
+def test_a_schedule_follows_its_zone_through_summer_time(medium, clock):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "daily")
+    clock.set(datetime(2026, 3, 28, 12, tzinfo=UTC))
+    engine = Engine(store, flows=[graph], clock=clock)
+    with engine.worker().every("job", graph.bind(Count()), "30 8 * * *", tz="Europe/Berlin"):
+        for count in range(1, 4):
+            until(lambda: clock.sleepers >= 1)
+            clock.advance(days=1)
+            # A worker that looked just before goes to sleep just after: it is woken by what passes then.
+            until(lambda count=count: clock.advance(1) or len(started(store)) == count)
+    assert ["job@2026-03-29T06:30:00Z", "job@2026-03-30T06:30:00Z", "job@2026-03-31T06:30:00Z"] == started(store)
+
+
+def test_times_that_passed_while_no_worker_ran_are_not_made_up_for(medium, clock):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "hourly")
+    engine = Engine(store, flows=[graph], clock=clock)
+    worker = engine.worker().every("job", graph.bind(Count()), "0 * * * *")
+    clock.advance(hours=5)
+    with worker:
+        until(lambda: clock.sleepers >= 1)
+    assert [] == started(store)
+
+
+def test_a_schedule_that_cannot_be_is_refused(store):
+    graph = one(plus, "flow")
+    worker = Engine(store, flows=[graph]).worker()
+    for cron, tz in (("61 * * * *", "UTC"), ("every day", "UTC"), ("", "UTC"), ("0 0 31 2 *", "UTC")):
+        with pytest.raises(OptionError, match="cron"):
+            worker.every("job", graph.bind(Count()), cron, tz=tz)
+    with pytest.raises(OptionError, match="zone"):
+        worker.every("job", graph.bind(Count()), "0 6 * * *", tz="Europe/Nowhere")
+    with pytest.raises(OptionError, match="bind"):
+        worker.every("job", graph, "0 6 * * *")
+    worker.every("job", graph.bind(Count()), "0 6 * * *")
+    with pytest.raises(OptionError, match="already"):
+        worker.every("job", graph.bind(Count()), "0 7 * * *")
+
+
+# -- what a worker can't be made of ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"concurrency": 1.5},
+        {"concurrency": True},
+        {"limits": {"flow": 0}},
+        {"limits": {"other": 1}},
+        {"poll": -1},
+        {"grace": "long"},
+    ],
+)
+def test_options_out_of_range_are_refused(store, options):
+    engine = Engine(store, flows=[one(plus, "flow")])
+    with pytest.raises((OptionError, TypeError)):
+        engine.worker(**options)
+
+
+def test_a_worker_takes_no_flow_that_has_no_name_of_its_own(store):
+    nameless = Graph(Count).add_node("a", plus).add_edge("a", END).set_entry("a").compile()
+    with pytest.raises(OptionError, match="name"):
+        Engine(store).worker([nameless])
+    with pytest.raises(OptionError, match="two flows"):
+        Engine(store).worker([one(plus, "flow"), one(plus, "flow")])
+
+
+def test_a_worker_that_runs_cannot_be_run_again(store):
+    worker = Engine(store, flows=[one(plus, "flow")]).worker()
+    with worker, pytest.raises(OptionError, match="already"):
+        until(lambda: worker._loop is not None)
+        worker.run()

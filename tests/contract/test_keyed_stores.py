@@ -1,0 +1,103 @@
+"""Our own stores under the contract of all stores, while they seal with a key, encrypt, or both.
+
+Between a medium and the contract stands the same code whatever the medium: so memory has all combinations in every run of
+the tests, the others those that show how they keep what is sealed and what is encrypted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost.clock import Clock
+from milepost.store import Store
+from milepost.stores.file import FileStore
+from milepost.stores.memory import MemoryStore
+from milepost.stores.sqlite import SQLiteStore
+from milepost.testing import StoreContract
+from postgres_server import Database
+
+SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
+ENCRYPTED = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
+BOTH = {**SIGNED, **ENCRYPTED}
+
+
+class InMemory(StoreContract):
+    is_shared_between_processes = False
+    lease_has_end = False
+    keys: Any
+
+    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
+        return MemoryStore(clock=clock, **self.keys)
+
+
+class TestSignedMemoryStore(InMemory):
+    keys = SIGNED
+
+
+class TestEncryptedMemoryStore(InMemory):
+    keys = ENCRYPTED
+
+
+class TestSignedAndEncryptedMemoryStore(InMemory):
+    keys = BOTH
+
+
+class OnSQLite(StoreContract):
+    runs_statements = True
+    keys: Any
+
+    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
+        return SQLiteStore(tmp_path / "runs.db", clock=clock, **self.keys)
+
+    def child_source(self, tmp_path: Path) -> str:
+        place = str(tmp_path / "runs.db")
+        return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r}, **{self.keys!r})"
+
+    def query(self, tmp_path: Path, sql: str) -> list[Any]:
+        with closing(sqlite3.connect(tmp_path / "runs.db", timeout=30)) as connection, connection:
+            return connection.execute(sql).fetchall()
+
+
+@pytest.mark.slow
+class TestSignedSQLiteStore(OnSQLite):
+    keys = SIGNED
+
+
+@pytest.mark.slow
+class TestSignedAndEncryptedSQLiteStore(OnSQLite):
+    keys = BOTH
+
+
+@pytest.mark.slow
+class TestSignedAndEncryptedFileStore(StoreContract):
+    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
+        return FileStore(tmp_path / "runs", clock=clock, **BOTH)
+
+    def child_source(self, tmp_path: Path) -> str:
+        return f"from milepost.stores.file import FileStore; store = FileStore({str(tmp_path / 'runs')!r}, **{BOTH!r})"
+
+
+@pytest.mark.slow
+class TestSignedAndEncryptedPostgresStore(StoreContract):
+    runs_statements = True
+    placeholder = "%s"
+
+    @pytest.fixture(autouse=True)
+    def _find_database(self, postgres: str, database: Database) -> None:
+        self.dsn, self.database = postgres, database
+
+    def query(self, tmp_path: Path, sql: str) -> list[Any]:
+        return self.database.query(sql)
+
+    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
+        from milepost.stores.postgres import PostgresStore
+
+        return PostgresStore(self.dsn, clock=clock, **BOTH)
+
+    def child_source(self, tmp_path: Path) -> str:
+        return f"from milepost.stores.postgres import PostgresStore; store = PostgresStore({self.dsn!r}, **{BOTH!r})"

@@ -1,0 +1,284 @@
+"""start, worker, recover, signal and cancel: what is left to others, and who takes it up."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from test_cli_looking import make_run
+from workshop_calls import STORE, Workshop, shop, workshop
+
+from milepost import SQLiteStore
+from milepost.store import Release, Wait
+
+__all__ = ["shop", "workshop"]
+
+APP = ("--app", "workshop:engine")
+WRONG = [
+    (2, ["worker"]),
+    (2, ["worker", "--app", "workshop"]),
+    (2, ["worker", "--app", "workshop:nothing"]),
+    (2, ["worker", "--app", "workshop:Own"]),
+    (2, ["worker", "--app", "workshop:later"]),
+    (2, ["worker", "--app", "workshop:fails"]),
+    (2, ["worker", "--app", "workshop:unnamed", *STORE]),
+    (2, ["worker", "--app", "workshop:idle"]),
+    (2, ["worker", "--app", "shop:number"]),
+    (2, ["worker", *APP, "--flow", "nothing"]),
+    (2, ["worker", *APP, "--limit", "orders"]),
+    (2, ["worker", *APP, "--limit", "orders=0"]),
+    (2, ["worker", *APP, "--limit", "orders=many"]),
+    (2, ["worker", *APP, "--limit", "nothing=1"]),
+    (2, ["worker", *APP, "--concurrency", "0"]),
+    (2, ["worker", *APP, *STORE]),
+    (2, ["worker", "--app", "workshop:worker", "--concurrency", "2"]),
+    (2, ["worker", "--app", "workshop:worker", "--flow", "orders"]),
+    (2, ["worker", *APP, "--poll", "0"]),
+    (2, ["recover", "--app", "workshop:own"]),
+    (3, ["recover", "--app", "shop:graph"]),
+    (3, ["watch", "a", "--app", "shop:graph"]),
+    (2, ["start", "orders"]),
+    (2, ["start", "nothing", *APP]),
+    (2, ["start", "orders", "--app", "workshop:own"]),
+    (2, ["start", "orders", *APP, "-i", "id=a", *STORE]),
+    (2, ["start", "orders", *APP, "-i", "id=a", "--at", "tomorrow"]),
+    (2, ["start", "orders", *APP, "-i", "id=a", "--at", "2026-12-24T18:00:00"]),
+    (2, ["start", "orders", *APP, "-i", "id=a", "--run-id", ""]),
+    (2, ["start", "orders", *APP, '{"id": 3}']),
+    (1, ["start", "orders", *APP, "-i", "id=a", "--run-id", "a"]),
+    (1, ["start", "orders", *APP, "-i", "id=other", "--run-id", "a", "--if-exists", "return"]),
+    (2, ["signal", "a", "paid", "{", *STORE]),
+    (2, ["signal", "a", "paid", "NaN", *STORE]),
+    (2, ["signal", "a", "", *STORE]),
+    (1, ["signal", "a", "paid", "--to", "price#1", *STORE]),
+    (2, ["signal", "a", "paid", "--app", "workshop:own"]),
+    (3, ["signal", "nobody", "paid", *APP]),
+    (3, ["cancel", "nobody", *STORE]),
+    (3, ["cancel", "nobody"]),
+    (3, ["watch", "nobody", *STORE]),
+    (3, ["watch", "nobody", *APP]),
+]
+
+
+@pytest.mark.parametrize(("code", "arguments"), WRONG, ids=[" ".join(arguments) for _, arguments in WRONG])
+def test_what_is_wrong_is_told_in_one_line(workshop: Workshop, code: int, arguments: list[str]) -> None:
+    workshop.start("a")
+    answer = workshop.call(*arguments)
+    assert (code, "") == (answer.code, answer.out)
+    told = [line for line in answer.err.splitlines() if line != "made"]
+    assert 1 == len(told)
+    assert told[0].startswith("milepost: ")
+    assert not (workshop.folder / ".milepost").exists()
+
+
+# -- start -------------------------------------------------------------------------------------------------
+
+
+def test_start_runs_nothing_and_prints_the_id_alone(workshop: Workshop) -> None:
+    answer = workshop.call("start", "orders", '{"id": "a"}', "--run-id", "o-1", "--tag", "team=red", *APP)
+    assert (0, "o-1\n", "made\n") == (answer.code, answer.out, answer.err)
+    shown = workshop.call("show", "o-1", "--json", *STORE).json
+    assert ("ready", {"team": "red"}, []) == (shown["run"]["status"], shown["run"]["tags"], shown["steps"])
+
+
+def test_start_takes_a_target_and_a_store(workshop: Workshop) -> None:
+    document = workshop.call("start", "shop.py:graph", "-i", "id=a", "--json", *STORE).json
+    assert ("ready", None) == (document["status"], document["wake_at"])
+    assert "ready" == workshop.status(document["run_id"])
+    assert 0 == workshop.call("start", "shop:graph", "-i", "id=a").code
+    assert (workshop.folder / ".milepost" / "runs.db").exists()
+
+
+def test_start_waits_for_its_time(workshop: Workshop) -> None:
+    moment = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    workshop.start("later", "-i", "id=a", "--at", moment.isoformat())
+    workshop.start("now", "-i", "id=a", "--at", "2026-01-01T00:00:00+01:00")
+    assert 0 == workshop.call("worker", "--until-idle", *APP).code
+    assert ("ready", "finished") == (workshop.status("later"), workshop.status("now"))
+    why = workshop.call("show", "later", "--json", *STORE).json["why"]
+    assert why.startswith(f"starts at {moment:%Y-%m-%d %H:%M:%S} UTC; milepost worker or milepost resume later")
+
+
+def test_start_of_a_run_that_is_there_gives_its_id(workshop: Workshop) -> None:
+    workshop.start("a")
+    assert "a\n" == workshop.call("start", "orders", "-i", "id=a", "--run-id", "a", "--if-exists", "return", *APP).out
+
+
+# -- worker ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("app", ["workshop:engine", "workshop:worker", "workshop:make", "workshop.py:engine"])
+def test_a_worker_runs_what_was_started(workshop: Workshop, app: str) -> None:
+    workshop.start("a")
+    assert 0 == workshop.call("start", "parcels", "--run-id", "p", *APP).code
+    answer = workshop.call("worker", "--app", app, "--until-idle")
+    assert 0 == answer.code
+    assert "a node prints this" in answer.out
+    assert ("finished", {"weight": 7}) == (workshop.status("a"), json.loads(workshop.call("state", "p", *STORE).out))
+
+
+def test_a_worker_may_be_made_of_a_graph_and_a_store(workshop: Workshop) -> None:
+    workshop.start("a")
+    assert 0 == workshop.call("worker", "--app", "shop:graph", "--until-idle", *STORE).code
+    assert "finished" == workshop.status("a")
+
+
+def test_a_worker_of_the_users_own_kind_is_run(workshop: Workshop) -> None:
+    answer = workshop.call("worker", "--app", "workshop:own", "--until-idle")
+    assert (0, "runs, until idle: True\n") == (answer.code, answer.out)
+
+
+def test_a_worker_logs_a_line_for_each_run_that_is_taken_and_ends(workshop: Workshop) -> None:
+    workshop.start("good")
+    workshop.start("bad", "-i", "id=a", "-i", "fails=true")
+    told = [line for line in workshop.call("worker", "--until-idle", *APP).err.splitlines() if line != "made"]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z (info|warning): ", line) for line in told)
+    text = "\n".join(line.partition("Z ")[2] for line in told)
+    assert re.match(r"info: worker \d+ takes up runs of 'orders', 'parcels' in .*runs\.db, 10 at once\n", text)
+    for line in (
+        "info: run 'good' of flow 'orders' goes on at 'price'",
+        "info: run 'good' of flow 'orders' is finished after ",
+        "warning: run 'bad': attempt 1 of node 'charge' failed: RuntimeError: card refused",
+        "info: run 'bad' of flow 'orders' is failed after ",
+    ):
+        assert 1 == text.count(line)
+    assert "node 'price' completed" not in text
+    assert re.search(r"info: worker \d+ has ended$", text)
+
+
+def test_a_worker_with_json_logs_documents_and_nothing_else(workshop: Workshop) -> None:
+    workshop.start("a")
+    answer = workshop.call("worker", "--until-idle", "--json", *APP)
+    lines = answer.events
+    assert {"info"} == {line["level"] for line in lines}
+    assert [None, "a", "a", None] == [line["run_id"] for line in lines]
+    assert all(datetime.fromisoformat(line["time"]).tzinfo is not None for line in lines)
+    assert "a node prints this" in answer.err
+
+
+def test_debug_shows_what_nodes_do(workshop: Workshop) -> None:
+    workshop.start("a")
+    err = workshop.call("worker", "--until-idle", "--debug", *APP).err
+    assert 1 == err.count("node 'price' starts: visit 1, attempt 1")
+
+
+def test_a_worker_takes_the_flows_that_are_named_and_no_more_than_the_limits(workshop: Workshop) -> None:
+    workshop.start("a")
+    assert 0 == workshop.call("start", "parcels", "--run-id", "p", *APP).code
+    options = ("--flow", "parcels", "--limit", "parcels=1", "--poll", "0.1", "--grace", "1", "--concurrency", "2")
+    assert 0 == workshop.call("worker", *APP, "--until-idle", *options).code
+    assert ("ready", "finished") == (workshop.status("a"), workshop.status("p"))
+
+
+# -- recover -----------------------------------------------------------------------------------------------
+
+
+def test_recover_tells_what_became_of_each_run(workshop: Workshop) -> None:
+    workshop.start("gone-on")
+    workshop.start("fails", "-i", "id=a", "-i", "fails=true")
+    foreign = ("start", "shop:async_graph", "-i", "id=a", "--run-id", "foreign", *STORE)
+    assert 0 == workshop.call(*foreign).code
+    answer = workshop.call("recover", *APP)
+    assert 1 == answer.code
+    rows = [re.split(r"  +", line) for line in answer.out.splitlines() if line != "a node prints this"]
+    assert ["run", "flow", "became", "why"] == rows[0]
+    assert {
+        ("gone-on", "orders", "finished", "-"),
+        ("foreign", "async_orders", "left", "this app has no flow 'async_orders'"),
+    } < {tuple(row) for row in rows[1:]}
+    failed = next(row for row in rows if row[0] == "fails")
+    assert ["fails", "orders", "failed"] == failed[:3]
+    assert failed[3].startswith("node 'charge' of run 'fails' failed: RuntimeError: card refused")
+    assert ["3 runs: 1 finished, 1 failed, 1 left"] == rows[-1]
+
+
+def test_recover_names_the_difference_that_refuses_a_run(workshop: Workshop) -> None:
+    workshop.start("a")
+    workshop.change('"price"', '"cost"')
+    answer = workshop.call("recover", "--json", *APP)
+    assert 1 == answer.code
+    (told,) = answer.json["runs"]
+    assert ("refused", "ready") == (told["became"], told["status"])
+    assert "'price'" in told["why"]
+    assert "--rename price=NEW" in told["why"]
+    shown = workshop.call("show", "a", "--json", *STORE).json
+    assert shown["why"].startswith("ready since ")
+    assert "(refused: " in shown["why"]
+    assert "'price'" in shown["why"]
+    workshop.change('"cost"', '"price"')
+    answer = workshop.call("recover", "--json", *APP)
+    assert (0, {"finished": 1}) == (answer.code, answer.json["counts"])
+
+
+def test_recover_with_nothing_to_do_says_so(workshop: Workshop) -> None:
+    assert (0, "nothing was due\n") == (workshop.call("recover", *APP).code, workshop.call("recover", *APP).out)
+    assert {"runs": [], "counts": {}} == workshop.call("recover", "--json", "--app", "workshop:worker").json
+
+
+def test_recover_leaves_what_is_not_due(workshop: Workshop) -> None:
+    workshop.start("later", "-i", "id=a", "--at", "2200-01-01T00:00:00Z")
+    assert "nothing was due\n" == workshop.call("recover", *APP).out
+
+
+# -- signal and cancel -------------------------------------------------------------------------------------
+
+
+def waiting_run() -> None:
+    with SQLiteStore("runs.db") as store:
+        wait = Wait("approve#1", "approval", prompt="is it good?")
+        store.release(make_run(store, "w"), Release("waiting", waiting_for=(wait,), signals=0))
+
+
+def test_a_signal_reaches_the_wait_that_show_tells_of(workshop: Workshop) -> None:
+    waiting_run()
+    why = workshop.call("show", "w", "--json", *STORE).json["why"]
+    assert "waits for signal 'approval' at 'approve#1' (is it good?); milepost signal w approval [JSON] sends it" == why
+    answer = workshop.call("signal", "w", "approval", '{"ok": true}', "--signal-id", "s-1", "--to", "approve#1", *STORE)
+    assert (0, "signal 'approval' of run 'w': taken: the run waits for it\n") == (answer.code, answer.out)
+    again = workshop.call("signal", "w", "approval", "--signal-id", "s-1", "--json", *STORE)
+    assert {"run_id": "w", "signal": "approval", "outcome": "duplicate"} == again.json
+    with SQLiteStore("runs.db") as store:
+        assert [('{"ok":true}', "s-1")] == [(s.payload.decode(), s.signal_id) for s in store.signals("w") if s.payload]
+    assert "ready" == workshop.status("w")
+
+
+def test_the_payload_of_a_signal_is_read_from_the_standard_input(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workshop.start("a")
+    monkeypatch.setattr("sys.stdin", io.StringIO("[1]"))
+    answer = workshop.call("signal", "a", "paid", "-", *APP)
+    assert (0, "signal 'paid' of run 'a': kept: nobody waits for it yet\n") == (answer.code, answer.out)
+    with SQLiteStore("runs.db") as store:
+        assert [b"[1]"] == [signal.payload for signal in store.signals("a")]
+
+
+def test_a_cancel_ends_a_run_that_nobody_executes(workshop: Workshop) -> None:
+    workshop.start("a")
+    answer = workshop.call("cancel", "a", "--reason", "no money", *APP)
+    assert (0, "cancel of run 'a': cancelled: the run is cancelled\n") == (answer.code, answer.out)
+    assert "no money" in workshop.call("show", "a", *STORE).out
+    assert {"run_id": "a", "outcome": "ended"} == workshop.call("cancel", "a", "--json", *STORE).json
+
+
+def test_a_cancel_is_asked_of_an_owner(workshop: Workshop) -> None:
+    with SQLiteStore("runs.db") as store:
+        make_run(store, "live")
+        assert "cancel of run 'live': requested" in workshop.call("cancel", "live", *STORE).out
+        why = workshop.call("show", "live", "--json", *STORE).json["why"]
+    assert why.startswith("executed by process ")
+    assert why.endswith("; a cancel is open")
+
+
+def test_an_engine_may_forbid_what_the_command_line_asks(workshop: Workshop) -> None:
+    path = workshop.folder / "workshop.py"
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("deps=7)", "deps=7, authorize=lambda *asked: False)"), encoding="utf-8"
+    )
+    workshop.start("a")
+    assert 1 == workshop.call("cancel", "a", *APP).code
+    assert 1 == workshop.call("signal", "a", "paid", *APP).code
+    assert "ready" == workshop.status("a")

@@ -1,0 +1,229 @@
+"""The index of a workflow's journal, made of records by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from milepost import CheckpointCorruptError, NoBranchMatchedError, StepError, WorkflowError
+from milepost.failures import recorded_step_error
+from milepost.record import (
+    CHECKPOINT,
+    FAILURE,
+    FINISH,
+    ITEMS,
+    OWNER,
+    REPLY,
+    ROLLBACK,
+    ROUTE,
+    START,
+    WAIT,
+    Record,
+    make_record,
+)
+from milepost.recorded import Entry, Recorded, parent_of
+
+
+class Journal:
+    """Records in the order in which they are made."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.add(START)
+
+    def add(self, kind: str, step_id: str = "", visit: int = 1, state: bytes | None = None, **fields: Any) -> Journal:
+        number = len(self.records)
+        timestamp = "2026-01-01T00:00:00.000000Z"
+        self.records.append(make_record("r1", number, timestamp, kind, step_id, visit, state=state, fields=fields))
+        return self
+
+    def done(self, *ids: str, **fields: Any) -> Journal:
+        for step_id in ids:
+            self.add(CHECKPOINT, step_id, **fields)
+        return self
+
+    def read(self, live: Any = (), rename: dict[str, str] | None = None) -> Recorded:
+        return Recorded(self.records, live, rename)
+
+
+def test_children_come_in_the_order_in_which_they_appeared():
+    recorded = Journal().done("a", "p/x/deep").add(ROUTE, "p/w", verdict=True).done("p/x", "p", "b").read()
+    assert (("a", "p", "b"), ("p/x", "p/w"), ("p/x/deep",), ()) == tuple(
+        recorded.children(step_id) for step_id in ("", "p", "p/x", "nope")
+    )
+    assert ["p/x", "p/x/deep", "p/w"] == [*recorded.below("p")]
+    assert ("a", "p", "b") == recorded.steps
+
+
+@pytest.mark.parametrize(("step_id", "parent"), [("a", ""), ("a/b", "a"), ("a/b/c", "a/b")])
+def test_the_parent_of_a_step_is_what_it_is_part_of(step_id: str, parent: str):
+    assert parent == parent_of(step_id)
+
+
+def test_each_kind_of_record_is_found_by_its_step():
+    recorded = (
+        Journal().add(ITEMS, "m").add(WAIT, "w").add(REPLY, "w", signal=3).add(REPLY, "v", signal=4, refused="no")
+        .add(FAILURE, "f").add(FAILURE, "f", final=True).add(ROLLBACK, "a").add(FINISH, status="failed").read()
+    )  # fmt: skip
+    assert (1, 2, 3, 4) == (
+        recorded.items["m"].sequence, recorded.waits["w"].sequence, recorded.replies["w"].sequence,
+        recorded.refused["v"].sequence,
+    )  # fmt: skip
+    assert ([5, 6], {3, 4}) == ([entry.sequence for entry in recorded.failures["f"]], recorded.used_signals)
+    assert recorded.start is not None
+    assert recorded.final is not None
+    assert recorded.finish is not None
+    assert (0, 6, 7, 8, 8) == (
+        recorded.start.sequence, recorded.final.sequence, recorded.undone["a"].sequence, recorded.finish.sequence,
+        recorded.newest,
+    )  # fmt: skip
+
+
+def test_superseded_records_count_visits_and_signals_alone():
+    journal = Journal().done("a").add(CHECKPOINT, "b", visit=4).add(REPLY, "w", signal=7).add(OWNER, verb="resume_from")
+    recorded = journal.read((("", 0, 1), ("", 4, None)))
+    assert (["a"], {}, {7}, 4) == ([*recorded.done], recorded.replies, recorded.used_signals, recorded.visits["b"])
+    assert (("a",), 4) == (recorded.children(""), recorded.visits["b"])
+
+
+def test_a_superseded_record_that_is_damaged_is_in_nobodys_way():
+    journal = Journal().done("a", "b").add(OWNER)
+    journal.records[2] = journal.records[2]._replace(header=b"")
+    assert ["a"] == [*journal.read((("", 0, 1), ("", 3, None))).done]
+    with pytest.raises(CheckpointCorruptError):
+        journal.read()
+
+
+def test_visits_and_signals_of_a_deleted_step_are_not_used_again():
+    recorded = Journal().add(OWNER, "a", visit=3, verb="delete", used=[5]).read()
+    assert (3, {5}, ()) == (recorded.visits["a"], recorded.used_signals, recorded.children(""))
+
+
+def test_a_renamed_step_is_found_under_its_new_name_with_what_is_inside():
+    recorded = Journal().done("old/x", "old", "older").read(rename={"old": "new"})
+    assert ["new/x", "new", "older"] == [*recorded.done]
+    assert ("new", "older") == recorded.children("")
+
+
+def test_a_run_that_had_failed_and_goes_on_is_not_on_its_way_to_an_end():
+    journal = Journal().done("a").add(FAILURE, "b", final=True).add(FINISH, status="failed")
+    recorded = journal.read()
+    assert (2, 3) == (recorded.final and recorded.final.sequence, recorded.finish and recorded.finish.sequence)
+    recorded = journal.add(OWNER, verb="resume").read()
+    assert (None, None) == (recorded.final, recorded.finish)
+
+
+def test_a_crash_on_the_way_to_an_end_does_not_take_it_off_that_way():
+    recorded = Journal().done("a").add(FAILURE, "b", final=True).add(OWNER, verb="resume", crashed=True).read()
+    assert recorded.final is not None
+    assert [3] == recorded.crashes
+
+
+# -- rollbacks -----------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_is_done_again_is_not_undone_any_more():
+    recorded = Journal().done("a").add(ROLLBACK, "a").done("a").read()
+    assert ({}, None) == (recorded.undone, recorded.first_undone())
+
+
+def test_the_first_step_that_was_rolled_back_is_the_one_that_was_done_first():
+    assert 1 == Journal().done("a", "b").add(ROLLBACK, "b").add(ROLLBACK, "a").read().first_undone()
+    assert 2 == Journal().done("a", "b").add(ROLLBACK, "b").read().first_undone()
+
+
+def test_what_a_part_undid_of_its_own_is_not_what_the_run_rolled_back():
+    journal = Journal().done("s/x").add(ROLLBACK, "s/x").done("s", outcome="failed")
+    assert journal.read().first_undone() is None
+    assert 4 == journal.done("b").add(ROLLBACK, "b").read().first_undone()
+
+
+def test_what_a_part_undid_that_the_run_failed_with_was_rolled_back_by_the_run():
+    assert 1 == Journal().done("s/x").add(ROLLBACK, "s/x").add(FAILURE, "s", final=True).read().first_undone()
+
+
+def test_a_retry_forgets_what_a_failed_part_did_from_the_first_thing_on_that_it_undid():
+    journal = (
+        Journal().done("p/s/kept", "p/s/x", "p/s/y").add(FAILURE, "p/s/z", given_up=True).add(ROLLBACK, "p/s/x")
+        .done("p/s", outcome="failed").done("p/good", "p")
+    )  # fmt: skip
+    recorded = journal.add(OWNER, verb="retry").read()
+    assert ["p/s/kept", "p/s", "p/good", "p"] == [*recorded.done]
+    assert (("p/s/kept",), {}, {}) == (recorded.children("p/s"), recorded.undone, recorded.failures)
+    assert 1 == recorded.visits["p/s/x"]
+
+
+# -- failures that stand -------------------------------------------------------------------------------------
+
+
+def test_a_failure_for_good_inside_a_step_that_has_not_ended_stands():
+    recorded = Journal().add(FAILURE, "s/b", given_up=True).read()
+    entry = recorded.standing_failure("s/b")
+    assert entry is not None
+    assert 1 == entry.sequence
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        Journal().add(FAILURE, "s/b", retry_at="2026-01-01T00:00:01.000000Z"),
+        Journal().add(FAILURE, "s/b", given_up=True).add(OWNER, verb="retry"),
+        Journal().add(FAILURE, "s/b", given_up=True).add(FAILURE, "s", retry_at="2026-01-01T00:00:01.000000Z"),
+        Journal().add(FAILURE, "s/b", given_up=True).add(FAILURE, "s", final=True).add(FINISH).add(OWNER),
+        Journal().add(FAILURE, "s/b", given_up=True).done("s/b"),
+        Journal().add(FAILURE, "b", given_up=True, final=True),
+        Journal(),
+    ],
+)
+def test_a_failure_does_not_stand_that_something_came_after(journal: Journal):
+    assert journal.read().standing_failure("s/b") is None
+    assert journal.read().standing_failure("b") is None
+
+
+def test_where_nothing_failed_a_retry_has_nothing_to_do_again():
+    assert Journal().done("a", "p/x", "p", outcome="succeeded").read().failed_root() is None
+
+
+def test_a_retry_does_the_newest_root_with_a_failure_in_it_again():
+    journal = Journal().done("a", outcome="failed").done("p/x", outcome="failed").done("p", "b", outcome="succeeded")
+    assert 2 == journal.read().failed_root()
+
+
+# -- errors of another process -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step_id", "error_type", "kind"),
+    [
+        ("a", "ValueError", StepError),
+        ("a", "milepost.errors.NoBranchMatchedError", NoBranchMatchedError),
+        ("a", "milepost.errors.DuplicateStepNameError", StepError),
+        ("", "milepost.errors.WorkflowError", WorkflowError),
+        ("", "KeyError", WorkflowError),
+    ],
+)
+def test_the_error_of_another_process_has_its_kind_and_its_text(step_id: str, error_type: str, kind: type):
+    told = {
+        "error_type": error_type,
+        "message": "no more",
+        "traceback": "Traceback: here",
+        "attempt": 3,
+        "op": "execute",
+    }
+    record = Journal().add(FAILURE, step_id, **told).records[-1]
+    error = recorded_step_error("r1", record.fields(), record.node_id)
+    assert (kind, "r1", step_id or None, None) == (type(error), error.run_id, error.node_id, error.__cause__)
+    for text in (error_type, "no more", "Traceback: here"):
+        assert text in str(error)
+    if isinstance(error, StepError):
+        assert (step_id, 3) == (error.step_name, error.attempt)
+    if isinstance(error, WorkflowError):
+        assert "no more" == error.reason
+
+
+def test_a_record_without_a_result_is_told_by_its_step():
+    record = Journal().add(CHECKPOINT, "a", state=b"[1]").records[-1]
+    with pytest.raises(CheckpointCorruptError, match="'a' holds no result") as caught:
+        Entry(1, record.fields(), record).kept()
+    assert ("a", 1) == (caught.value.node_id, caught.value.sequence)
