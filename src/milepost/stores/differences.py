@@ -28,6 +28,7 @@ __all__ = [
     "Base",
     "Bases",
     "Difference",
+    "chained",
     "difference",
     "is_base",
     "lessened",
@@ -95,13 +96,24 @@ def lessened(record: Record, base: Base | None) -> tuple[Record, Base]:
         edits = difference(base.record.state() or b"", state)
         payload = None if edits is None else _encode(Difference(base.record.sequence, base.since, edits))
         # A state that is packed when it is whole must gain more by far.
-        if payload is not None and len(payload) <= len(state) // (8 if record.packing == UNPACKED else 2):
+        if payload is not None and len(payload) <= len(state) // (8 if record.packing else 2):
             kept = base.kept + len(payload) + len(record.header or b"") + _BESIDE
             return (
                 record._replace(payload=payload, packing=DIFFERENCE),
                 Base(record, base.since, kept, base.links + 1),
             )
     return record, Base(record, record.sequence, len(state), 0)
+
+
+def chained(records: Sequence[Record], base: Base | None) -> tuple[Sequence[Record], Base | None]:
+    """Records of one run that are to be kept after `base`, as `lessened` has them; and the base that they leave."""
+    less: list[Record] = []
+    for record in records:
+        kept = record
+        if record.size >= SMALLEST and is_base(record):
+            kept, base = lessened(record, base)
+        less.append(kept)
+    return less, base
 
 
 def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
@@ -300,18 +312,11 @@ class Bases:
 
     def lessened(self, token: Token, records: Sequence[Record]) -> Sequence[Record]:
         """The records of an append as they are to be kept. Call `settle` once they are."""
-        base: Base | None = None
-        lessened_ones: list[Record] = []
-        for record in records:
-            if record.size < SMALLEST or not is_base(record):
-                lessened_ones.append(record)
-                continue
-            less, base = lessened(record, base or self._base(token))
-            lessened_ones.append(less)
-        if base is None:
-            return records
-        self._next[token.run_id] = (token.epoch, base)
-        return lessened_ones
+        known = self._base(token)
+        less, base = chained(records, known)
+        if base is not None and base is not known:
+            self._next[token.run_id] = (token.epoch, base)
+        return less
 
     def settle(self, token: Token) -> None:
         """Tell that what `lessened` gave last for a run is kept."""
