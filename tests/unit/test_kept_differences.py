@@ -137,3 +137,48 @@ def test_an_older_visit_is_gone_on_from(opened: Opened) -> None:
         copied = store.import_run(store.export("r"), run_id="copy")
         assert store.latest(copied).point is not None
         assert store.verify("copy").ok
+
+
+@dataclass(frozen=True)
+class Talks:
+    """A chat of each branch, beside what all have in common."""
+
+    common: str = "said before " * 2000
+    a: list[str] = field(default_factory=list)
+    b: list[str] = field(default_factory=list)
+    c: list[str] = field(default_factory=list)
+
+
+def in_parallel(times: int) -> CompiledGraph[Talks]:
+    def met(state: Talks, ends: dict[str, Talks]) -> Talks:
+        return replace(state, a=ends["a"].a, b=ends["b"].b, c=ends["c"].c)
+
+    graph = Graph(Talks).add_node("begin", lambda state: state).add_node("join", lambda state: state, merge=met)
+    graph.add_edge(START, "begin").add_edge("join", END)
+    for name in "abc":
+
+        def talk(state: Talks, name: str = name) -> Talks:
+            lines = getattr(state, name)
+            return replace(state, **{name: [*lines, f"{name}{len(lines)}: {TEXT * 33}"]})
+
+        def again(state: Talks, name: str = name) -> str:
+            return name if len(getattr(state, name)) < times else "join"
+
+        graph.add_node(name, talk).add_edge("begin", name).add_conditional_edge(name, again, [name, "join"])
+    return graph.compile("in parallel")
+
+
+def test_branches_keep_what_each_of_them_changed(opened: Opened, tmp_path: Path) -> None:
+    with opened() as store:
+        final = in_parallel(12).run(Talks(), store=store, run_id="r")
+        size = store.get_run("r").info.size
+        assert store.verify("r").ok
+        states = [record.state() for record in store.read("r", kinds=("checkpoint",))]
+    assert kept(tmp_path / "runs") < 3.5 * size
+    assert sum(len(state or b"") for state in states) > 15 * size
+    assert final == in_parallel(12).run(Talks())
+    with opened() as store:
+        for visit in (11, 3):
+            again = in_parallel(12).resume_from(store, "r", "b", visit=visit)
+            assert again == final
+        assert store.verify("r").ok
