@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
 from milepost.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, make_record, packed
-from milepost.stores.differences import Base, chained, difference, lessened, read_difference, whole_of
+from milepost.store import Token
+from milepost.stores.differences import Base, Bases, chained, difference, lessened, read_difference, whole_of
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 
@@ -210,3 +211,25 @@ def test_each_branch_builds_on_its_own_records():
     assert max(len(found.payload or b"") for found in less[2:]) < 500
     kept = {found.sequence: found for found in less}
     assert all(whole_of(kept[n], kept, {}).record.state() == records[n].state() for n in range(40))
+
+
+def test_what_was_not_written_is_no_base_whatever_is_written_in_its_place():
+    token = Token("r", 1, "nonce", "process")
+    bases = Bases()
+    bases.know("r", token, Base(record(0, encoded(rows(100))), 0, 9000, 0))
+    bases.lessened(token, [record(1, encoded(rows(101)))])  # and the medium fails
+    small = [record(1, b'{"n":1}')]
+    assert small == bases.lessened(token, small)
+    bases.settle(token, small)
+    (less,) = bases.lessened(token, [record(2, encoded(rows(102)))])
+    said = read_difference(less)
+    assert said is not None
+    assert said.base == 0
+
+
+def test_another_owner_builds_on_nothing_that_this_one_wrote():
+    bases = Bases()
+    bases.know("r", Token("r", 1, "nonce", "process"), Base(record(0, encoded(rows(100))), 0, 9000, 0))
+    for other in (Token("r", 1, "another", "process"), Token("r", 2, "nonce", "process")):
+        (less,) = bases.lessened(other, [record(1, encoded(rows(101)))])
+        assert less.packing == ""

@@ -186,7 +186,7 @@ class FileStore(Runs):
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         appends = [self._prepared(append) for append in batch]
         if len(appends) == 1 and self._append_alone(appends[0]):
-            self._note_kept(appends[0].token)
+            self._note_kept(appends[0].token, appends[0].records)
             return [_WRITTEN]
         self._check_open()
         left: dict[str, builtins.list[int]] = {}

@@ -124,6 +124,9 @@ class PostgresStore(PostgresMedium):
         if verdicts is None:
             verdicts = self._append_under_locks(appends, is_in_doubt=is_in_doubt)
         self._settle(appends, verdicts)
+        if is_in_doubt and self._bases is not None:
+            for append in appends:  # in which form it was written is as unknown as whether it was
+                self._bases.forget(append.token.run_id)
         return verdicts
 
     def _append_alone(self, append: Append) -> bool | None:
@@ -149,7 +152,7 @@ class PostgresStore(PostgresMedium):
             try:
                 is_written = self._appends.one(link, token, record)
                 if is_written:
-                    self._note_kept(token)
+                    self._note_kept(token, (record,))
                 return is_written
             except psycopg.Error as exc:
                 if link.is_lost:

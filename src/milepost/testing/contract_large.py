@@ -102,6 +102,46 @@ class LargeContract(StoreUnderTest):
         talk(store, token, 13, 14)
         assert all(chat(n) == state_of(store, "r", n) for n in range(10, 15))
 
+    def test_of_several_appends_one_that_is_refused_is_no_base(self, store: Store) -> None:
+        """Appends of one run that are handed in together, of which not all are written."""
+        token = begin(store, "r", state=chat(20))
+        talk(store, token, 1, 20)
+        batch = [Append(token, (said("r", 21),)), Append(token, (said("r", 23),))]
+        assert ["written", "gap"] == [verdict.outcome for verdict in store.append(batch)]
+        talk(store, token, 22, 25)
+        assert all(chat(n) == state_of(store, "r", n) for n in range(20, 26))
+
+    def test_a_run_builds_on_nothing_of_a_former_one_of_its_id(self, store: Store) -> None:
+        """What was known of a run is of no use once it is deleted."""
+        token = begin(store, "r")
+        talk(store, token, 1, 20)
+        write(store, token, release=Release("finished"))
+        store.latest("r")
+        store.delete_run("r")
+        token = begin(store, "r", state=chat(20))
+        assert chat(20) == state_of(store, "r", 0)
+        talk(store, token, 1, 2)
+        assert all(chat(n) == state_of(store, "r", n) for n in (1, 2))
+
+    @requires(is_shared_between_processes=True)
+    def test_a_run_that_another_object_makes_anew_builds_on_nothing_of_the_former_one(
+        self, store: Store, other: Store, clock: FakeClock
+    ) -> None:
+        """The new one has the same epochs and may have as many records."""
+        for final in (20, 24):
+            token = begin(other, "r")
+            for n in range(1, final + 1):
+                write(other, token, said("r", n) if final == 20 else checkpoint("r", n, visit=n))
+            write(other, token, release=Release("interrupted"))
+            store.latest("r")
+            if final == 20:
+                other.delete_run("r")
+                clock.advance(1.0)
+        taken = take(store, "r").token
+        assert taken is not None
+        talk(store, taken, 26, 27)
+        assert all(chat(n) == state_of(store, "r", n) for n in (26, 27))
+
     def test_another_owner_goes_on_from_a_large_state(self, store: Store) -> None:
         """Each owner in turn, with and without a state of its own, one that was read and one that was not."""
         token, n = begin(store, "r"), 0
