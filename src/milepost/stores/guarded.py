@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from milepost.fence import Row
-from milepost.record import DIFFERENCE, OWNER, UNPACKED, Record
+from milepost.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
 from milepost.store import Ranges, Signal, Statement
 from milepost.stores.differences import SMALLEST, Base, is_base, lessened, read_difference, whole_of
 from milepost.stores.keeper import Keeper
@@ -26,12 +26,12 @@ _REMEMBERED = 16
 
 
 class Guarded(Transaction):
-    """`tx`, with what `keeper` does on the way in and out; `sealed` gives a record of a run as the medium keeps it."""
+    """`tx`, with what `keeper` does on the way in and out; `packed` compresses what the medium keeps so."""
 
-    def __init__(self, tx: Transaction, keeper: Keeper | None, sealed: Callable[[str, Record], Record]) -> None:
+    def __init__(self, tx: Transaction, keeper: Keeper | None, packed: Callable[[Record], Record]) -> None:
         self._tx = tx
         self._keeper = keeper
-        self._sealed = sealed
+        self._packed = packed
         self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
         """By run and number, large records that were given last: the next ones may build on them."""
 
@@ -208,36 +208,49 @@ class Guarded(Transaction):
         known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
         return whole_of(record, self._as_kept(run_id, said.since, record.sequence), known)
 
-    def _as_kept(self, run_id: str, first: int, before: int | None = None) -> dict[int, Record]:
-        """The records from `first` on, opened, differences as such."""
+    def _as_kept(self, run_id: str, first: int, before: int) -> dict[int, Record]:
+        """The records from `first` on, decrypted, differences as such."""
         found = self._tx.records(run_id, after=first - 1, before=before)
-        if self._keeper is not None:
-            found = [self._keeper.opened(run_id, record) for record in found]
-        return {record.sequence: record for record in found}
+        return {record.sequence: self._decrypted(run_id, record) for record in found}
+
+    def _decrypted(self, run_id: str, record: Record) -> Record:
+        return record if self._keeper is None or record.packing != ENCRYPTED else self._keeper.opened(run_id, record)
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
-        """Write records anew that build on unwanted ones and stay."""
+        """Write records anew that build on unwanted ones and stay.
+
+        `CheckpointIntegrityError` if one that stays can't be decrypted: nobody could tell what it builds on.
+        """
         if not unwanted:
             return
-        newest, after = self._tx.newest(run_id), min(unwanted) - 1
+        newest, after = self._tx.newest(run_id), min(unwanted)
         moved: Base | None = None
         while after < newest:
-            page = self._as_kept(run_id, after + 1, min(after + 1 + _PAGE, newest + 1))
-            for record in page.values():
+            for kept in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
+                record = self._decrypted(run_id, kept)
+                if record.size < SMALLEST or record.sequence in unwanted:
+                    continue
+                if record.packing == ENCRYPTED:
+                    record.state()
                 said = read_difference(record) if record.packing == DIFFERENCE else None
-                if said is None or said.base not in unwanted or record.sequence in unwanted:
+                if said is None or said.base not in unwanted:
                     continue
                 whole = self._whole(run_id, record)
                 if whole is None:  # damaged: what it builds on may go all the same
                     continue
                 self._note(run_id, whole)
-                less, moved = lessened(_unsealed(whole.record), moved)
-                self._tx.put_payload(run_id, self._sealed(run_id, less))
+                # Those that build on this one look for nothing before the whole one that they knew of.
+                nearest = moved if moved is not None and moved.since >= said.since else None
+                less, moved = lessened(whole.record, nearest)
+                self._put(run_id, less, is_encrypted=kept.packing == ENCRYPTED)
             after += _PAGE
 
-
-def _unsealed(record: Record) -> Record:
-    """A whole record as an owner hands it over."""
-    assert record.header is not None
-    header = record.header.rpartition(b',"seal":"')[0]
-    return record._replace(header=header, packing=UNPACKED if record.says_compressed else "")
+    def _put(self, run_id: str, record: Record, *, is_encrypted: bool) -> None:
+        """Keep a sealed record in another form, under the seal that it has: whoever made it answers for it, not we."""
+        header = record.header or b""
+        if record.packing == "" and b'"compressed":true' in header:
+            record = record._replace(packing=UNPACKED)
+        record = self._packed(record)
+        if is_encrypted and self._keeper is not None:
+            record = self._keeper.keep(run_id, record._replace(header=header.rpartition(b',"seal":"')[0]))
+        self._tx.put_payload(run_id, record)

@@ -26,7 +26,7 @@ from milepost.errors import (
 )
 from milepost.fence import Held, Row
 from milepost.process import describe_owner, is_gone, this_process
-from milepost.record import UNPACKED, Record, format_time, make_record, packed
+from milepost.record import Record, format_time, make_record, packed
 from milepost.store import (
     Append,
     Claim,
@@ -113,7 +113,7 @@ class Journal(Store):
 
     def _guard(self, tx: Transaction) -> Transaction:
         """What stands between the verbs and the medium."""
-        return tx if self._keeper is None and self._bases is None else Guarded(tx, self._keeper, self._sealed)
+        return tx if self._keeper is None and self._bases is None else Guarded(tx, self._keeper, self._packed)
 
     def _lease_end(self, now: float, lease: float) -> float | None:
         """When a lease taken now ends; None: not by itself."""
@@ -487,15 +487,17 @@ class Journal(Store):
 
     def _sealed(self, run_id: str, record: Record) -> Record:
         """`record` as the medium keeps it."""
-        sequence, kind, node_id, visit, size, header, payload, packing = record
-        if header is None:  # from outside: sealed where it is inserted
+        if record.header is None:  # from outside: sealed where it is inserted
             return record
-        if packing == UNPACKED:
-            record = packed(record)
-            payload, packing = record.payload, record.packing
+        sequence, kind, node_id, visit, size, header, payload, packing = record = self._packed(record)
+        assert header is not None
         if self._keeper is not None:
             return self._keeper.keep(run_id, record)
         return Record(sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing)
+
+    def _packed(self, record: Record) -> Record:
+        """`record` with its payload compressed, where its header says so or the medium keeps it so."""
+        return packed(record)
 
     def _refuse_live(self, row: Row, state: LeaseState, deed: str) -> None:
         """Raise `RunLockedError` while somebody owns the run."""

@@ -255,8 +255,8 @@ class PostgresStore(PostgresMedium):
             is_there = release is not None and row.epoch == token.epoch and not row.nonce
         return Verdict("written", row.cancel) if is_there else None
 
-    def _sealed(self, run_id: str, record: Record) -> Record:
-        return super()._sealed(run_id, _packed(record))
+    def _packed(self, record: Record) -> Record:
+        return super()._packed(_smaller(record))
 
     # -- ownership ---------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class PostgresStore(PostgresMedium):
         return self._keeper.opened_row(row).cancel or cancel
 
 
-def _packed(record: Record) -> Record:
+def _smaller(record: Record) -> Record:
     """The record with its payload packed, where that makes it smaller by a fair part."""
     payload = record.payload
     if payload is None or record.packing or record.header is None or not _PACKED_BYTES < len(payload) == record.size:

@@ -193,6 +193,20 @@ class LargeContract(StoreUnderTest):
         assert chat(61) == state_of(store, "r", newest + 1)
         assert chat(59) == state_of(store, "r", 59)
 
+    def test_chains_that_lose_links_here_and_there_stay_whole(self, store: Store) -> None:
+        """Several chains of a run, of each of which something goes."""
+        token, rows = begin(store, "r"), [f"row {n} " * 20 for n in range(60)]
+        states = dict[int, bytes]()
+        for n in range(1, 161):
+            rows[n % 60] = f"now {n} " * 20
+            states[n] = msgspec.json.encode(rows)
+            write(store, token, checkpoint("r", n, "ab"[n % 7 == 3 or n % 11 == 5], visit=n, state=states[n]))
+        write(store, token, release=Release("interrupted"))
+        store.delete("r", "b")
+        left = [record.sequence for record in store.read("r", kinds=(CHECKPOINT,))]
+        assert 100 < len(left) < 140
+        assert all(states[n] == state_of(store, "r", n) for n in left)
+
     def test_a_thinned_run_keeps_its_states(self, store: Store) -> None:
         """`prune(keep_last=)` leaves whole what it leaves."""
         token = begin(store, "r")
