@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 from milepost.errors import CheckpointCorruptError
 from milepost.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, make_record, packed
 from milepost.store import Token
-from milepost.stores.differences import Base, Bases, chained, difference, lessened, read_difference, whole_of
+from milepost.stores.differences import (
+    Base,
+    Bases,
+    Difference,
+    chained,
+    difference,
+    lessened,
+    read_difference,
+    whole_of,
+)
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 
@@ -32,6 +42,10 @@ def record(sequence: int, state: bytes, *, compressing: bool = False) -> Record:
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     chance = random.Random(seed)
     return [{"id": n, "name": f"ñame {n}", "value": chance.random()} for n in range(count)]
+
+
+def at(kept: Mapping[int, Record]) -> Callable[[Difference], Record | None]:
+    return lambda said: kept.get(said.base)
 
 
 def encoded(value: object) -> bytes:
@@ -112,11 +126,11 @@ def test_a_chain_gives_back_every_state(deeds, compressing):
     base = bases[b""]
     kept = {found.sequence: packed(found) for found in records}
     for n, state in enumerate(states):
-        whole = whole_of(kept[n], kept, {})
+        whole = whole_of(kept[n], at(kept), {})
         assert whole is not None
         assert state == whole.record.state()
         assert record(n, state, compressing=compressing).envelope() == whole.record.envelope()
-    last = whole_of(kept[len(states) - 1], kept, {})
+    last = whole_of(kept[len(states) - 1], at(kept), {})
     assert last is not None
     if not compressing or last.links:  # a whole one that is packed is told by its size
         assert (base.since, base.links, base.kept) == (last.since, last.links, last.kept)
@@ -156,8 +170,8 @@ def lost(changes: dict[str, object]) -> Record:
             kept[2] = kept[2]._replace(payload=value)
         else:
             kept[0] = kept[0]._replace(**{name: value})
-    assert whole_of(kept[3], kept, {}) is None
-    assert (whole_of(kept[1], kept, {}) is None) == ("said" not in changes and changes.get("gone") != 2)
+    assert whole_of(kept[3], at(kept), {}) is None
+    assert (whole_of(kept[1], at(kept), {}) is None) == ("said" not in changes and changes.get("gone") != 2)
     return kept[3]
 
 
@@ -210,7 +224,7 @@ def test_each_branch_builds_on_its_own_records():
     assert {b"left", b"right"} == bases.keys()
     assert max(len(found.payload or b"") for found in less[2:]) < 500
     kept = {found.sequence: found for found in less}
-    assert all(whole_of(kept[n], kept, {}).record.state() == records[n].state() for n in range(40))
+    assert all(whole_of(kept[n], at(kept), {}).record.state() == records[n].state() for n in range(40))
 
 
 def test_what_was_not_written_is_no_base_whatever_is_written_in_its_place():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -252,11 +252,11 @@ def read_difference(record: Record) -> Difference | None:
     return found if 0 <= found.since <= found.base < record.sequence else None
 
 
-def whole_of(record: Record, before: Mapping[int, Record], known: Mapping[int, Base]) -> Base | None:
+def whole_of(record: Record, base_of: Callable[[Difference], Record | None], known: Mapping[int, Base]) -> Base | None:
     """The record with its state whole, and the chain that it ends; None if that can't be had.
 
-    `before` are the records of the run, as they are kept, from the one on that the difference says; `known` those that are
-    whole already, of which one may stand in the chain. Both by sequence.
+    `base_of` gives the record that a difference builds on as it is kept, and is asked along the chain; `known` are records
+    that are whole already, by sequence, of which one may stand in the chain.
     """
     chain: list[tuple[Record, Difference]] = []
     member: Record | None = record
@@ -273,7 +273,8 @@ def whole_of(record: Record, before: Mapping[int, Record], known: Mapping[int, B
         if said is None:
             return None
         chain.append((member, said))
-        nearest, member = known.get(said.base), before.get(said.base)
+        nearest = known.get(said.base)
+        member = None if nearest is not None else base_of(said)
     try:
         state = bytearray(nearest.record.state() or b"")
     except DeserializeStateError:

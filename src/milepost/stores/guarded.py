@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from milepost.fence import Row
 from milepost.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
 from milepost.store import Ranges, Signal, Statement
-from milepost.stores.differences import SMALLEST, Base, is_base, lessened, read_difference, whole_of
+from milepost.stores.differences import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
 from milepost.stores.keeper import Keeper
 from milepost.stores.transaction import Entry, Note, Tally, Transaction
 
@@ -21,6 +21,10 @@ __all__ = ["Guarded"]
 
 
 _PAGE = 256
+_READ = 128
+"""Records of a chain that are read at once."""
+_NEAR = 8
+"""How far apart two links of a chain are at most for those before them to be read with them."""
 _REMEMBERED = 16
 """Large records that a transaction remembers: as many as a fork has branches, more or less."""
 
@@ -34,6 +38,8 @@ class Guarded(Transaction):
         self._packed = packed
         self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
         """By run and number, large records that were given last: the next ones may build on them."""
+        self._lost: set[tuple[str, int]] = set()
+        """Those that could not be made whole: nor can what builds on them."""
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -189,6 +195,7 @@ class Guarded(Transaction):
             return opened
         base = self._whole(run_id, opened)
         if base is None:
+            self._lost.add((run_id, opened.sequence))
             return opened
         self._note(run_id, base)
         return base.record
@@ -199,19 +206,23 @@ class Guarded(Transaction):
             self._given.popitem(last=False)
 
     def _whole(self, run_id: str, record: Record) -> Base | None:
-        said = read_difference(record)
-        if said is None:
-            return None
-        near = self._given.get((run_id, said.base))
-        if near is not None:
-            return whole_of(record, {}, {said.base: near})
         known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
-        return whole_of(record, self._as_kept(run_id, said.since, record.sequence), known)
+        page: dict[int, Record] = {}
 
-    def _as_kept(self, run_id: str, first: int, before: int) -> dict[int, Record]:
-        """The records from `first` on, decrypted, differences as such."""
-        found = self._tx.records(run_id, after=first - 1, before=before)
-        return {record.sequence: self._decrypted(run_id, record) for record in found}
+        def base_of(said: Difference) -> Record | None:
+            """A record of the chain; with it are read those before it that are likely to be next."""
+            nonlocal page
+            if (run_id, said.base) in self._lost:
+                return None
+            if said.base not in page:
+                is_near = not page or min(page) - said.base <= _NEAR
+                first = max(said.since, said.base + 1 - _READ) if is_near else said.base
+                first = max([first, *(sequence + 1 for sequence in known if sequence < said.base)])
+                found = self._tx.records(run_id, after=first - 1, before=said.base + 1)
+                page = {record.sequence: self._decrypted(run_id, record) for record in found}
+            return page.get(said.base)
+
+        return whole_of(record, base_of, known)
 
     def _decrypted(self, run_id: str, record: Record) -> Record:
         return record if self._keeper is None or record.packing != ENCRYPTED else self._keeper.opened(run_id, record)

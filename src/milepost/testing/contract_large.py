@@ -207,6 +207,18 @@ class LargeContract(StoreUnderTest):
         assert 100 < len(left) < 140
         assert all(states[n] == state_of(store, "r", n) for n in left)
 
+    def test_a_chain_with_much_between_its_links_is_read_whole(self, store: Store) -> None:
+        """Small records, and one link read after another that was not the one before."""
+        token, n = begin(store, "r"), 0
+        for turn in range(20, 32):
+            write(store, token, checkpoint("r", n + 1, "large", visit=n + 1, state=chat(turn)))
+            small = [checkpoint("r", k, "small", visit=k) for k in range(n + 2, n + 32)]
+            write(store, token, *small)
+            n += 31
+        assert all(chat(turn) == state_of(store, "r", 1 + 31 * (turn - 20)) for turn in range(31, 19, -1))
+        states = [record.state() for record in store.read("r", node_id="large")]
+        assert [chat(turn) for turn in range(20, 32)] == states
+
     def test_a_thinned_run_keeps_its_states(self, store: Store) -> None:
         """`prune(keep_last=)` leaves whole what it leaves."""
         token = begin(store, "r")
