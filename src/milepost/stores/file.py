@@ -344,6 +344,7 @@ class _Use(AbstractContextManager[FileTransaction]):
         except _FAILURES as raised:
             failed = raised
         finally:
+            self._tx.close()
             for run_id in self._locked:
                 self._store._locks.release(run_id)
             self._store._end()

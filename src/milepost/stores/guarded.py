@@ -138,11 +138,13 @@ class Guarded(Transaction):
         return self._tx.node_ids(run_id)
 
     def remove_node(self, run_id: str, node_id: str) -> int:
+        self._tx.hold(run_id)
         of_node = self._tx.records(run_id, node_id=node_id)
         self._part_from(run_id, frozenset(record.sequence for record in of_node if record.kind != OWNER))
         return self._tx.remove_node(run_id, node_id)
 
     def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        self._tx.hold(run_id)
         self._part_from(run_id, frozenset(sequences))
         return self._tx.remove_records(run_id, sequences)
 
