@@ -194,6 +194,7 @@ def lost(changes: dict[str, object]) -> Record:
         {"said": b'{"base":1,"since":0,"edits":[[9,-1,"x"]]}'},
         {"said": b'{"base":1,"since":0,"edits":[[9,1,"xx"],[3,1,"yyy"]]}'},
         {"said": b'{"base":1,"since":0,"edits":[]}'},
+        {"said": b'{"base":1,"since":0,"edits":[%s[0,0,""]]}' % (5000 * b'[0,0,""],')},
     ],
 )
 def test_a_record_whose_base_is_lost_or_damaged_says_so(changes):

@@ -44,6 +44,8 @@ _LONG = 64
 _BESIDE = 128
 """Bytes that a medium needs for a record beside its header and its payload, about."""
 _MOST_EDITS = 128
+_MOST_READ = 4096
+"""Edits that are taken from a payload, each of which may move the whole state."""
 _ANCHOR = 24
 """Bytes that must agree for two places to be taken for the same."""
 _NEAR = 16 * 1024
@@ -249,7 +251,8 @@ def read_difference(record: Record) -> Difference | None:
         found = _decode(record.payload or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return found if 0 <= found.since <= found.base < record.sequence else None
+    is_sound = 0 <= found.since <= found.base < record.sequence and len(found.edits) <= _MOST_READ
+    return found if is_sound else None
 
 
 def whole_of(record: Record, base_of: Callable[[Difference], Record | None], known: Mapping[int, Base]) -> Base | None:
