@@ -325,11 +325,8 @@ class _Known(NamedTuple):
     """By branch, the newest last."""
     last: int
     """The number of the run's newest record then, as far as is known."""
-
-    @property
-    def size(self) -> int:
-        """Of the states, in bytes."""
-        return sum(base.record.size for base in self.bases.values())
+    size: int
+    """Of the states, in bytes."""
 
 
 class Bases:
@@ -360,7 +357,9 @@ class Bases:
             return records
         known, reign = self._known.get(token.run_id), _reign_of(token)
         less, bases = chained(records, known.bases if known is not None and known.reign == reign else {})
-        self._next[token.run_id] = _Known(reign, bases, records[-1].sequence)
+        self._next[token.run_id] = _Known(
+            reign, bases, records[-1].sequence, sum([base.record.size for base in bases.values()])
+        )
         return less
 
     def settle(self, token: Token, records: Sequence[Record]) -> None:
@@ -374,7 +373,7 @@ class Bases:
     def know(self, run_id: str, owned: Token | Row, base: Base) -> None:
         """Remember a record that is kept and stands in the journal under this owner, or as of this row."""
         branch = _branch_of(base.record.header or b"")
-        self._remember(run_id, _Known(_reign_of(owned), {branch: base}, base.record.sequence))
+        self._remember(run_id, _Known(_reign_of(owned), {branch: base}, base.record.sequence, base.record.size))
 
     def hand_over(self, row: Row, token: Token) -> None:
         """Tell that whoever has `token` takes the run as it is in `row`."""
