@@ -84,7 +84,7 @@ TASKS = {
     "list": Task(
         list, lambda n: _text(2048, n % 16), lambda value, made: [*value, made], list[str], str, is_appended=True
     ),
-    "rewritten": Task(lambda: _table(0), lambda n: _table(n % 2), lambda value, made: made, list[Row], list[Row]),
+    "rewritten": Task(lambda: _table(0), lambda n: _table((n + 1) % 2), lambda value, made: made, list[Row], list[Row]),
     "changed": Task(lambda: _table(0), _changed, _with_row, list[Row], tuple[int, Row]),
     "untouched": Task(lambda: _table(0), lambda n: None, lambda value, made: value, list[Row], None, is_untouched=True),
 }
