@@ -25,7 +25,7 @@ from benchmarks.setting import FULL, QUICK, Setting
 __all__ = ["main"]
 
 _FULL = replace(FULL, rounds=5, long_rounds=3, journals=(10, 1_000, 10_000))
-_QUICK = replace(QUICK, rounds=2, long_rounds=1, nodes=200, growth=100, runs=32, processes=4, journals=(10, 100, 1_000))
+_QUICK = replace(QUICK, rounds=1, long_rounds=1, nodes=200, growth=100, processes=4, journals=(10, 100, 1_000))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ FACTS is JSON: where runs are kept, how many steps. What came out is written as 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -22,6 +23,9 @@ from benchmarks.peers.tasks import TASKS, Turn
 from benchmarks.raw import size_on_disk
 
 __all__ = []
+
+_PATIENCE = 600
+"""Seconds."""
 
 
 def _unsaved(peer: Peer, place: Place, times: int) -> None:
@@ -101,6 +105,7 @@ def _resumed(peer: Peer, place: Place, run_id: str, times: int, warm_run_id: str
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(_PATIENCE, exit=True)  # a system that hangs must not hold up the others
     work, system, task, told = sys.argv[1:]
     works: dict[str, Callable[..., None]] = {
         "unsaved": _unsaved,

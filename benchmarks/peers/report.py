@@ -17,6 +17,8 @@ from benchmarks.peers.systems import LIMIT, OURS, SYSTEMS
 __all__ = ["BEGIN", "END", "Comparison", "Line", "filled", "from_json", "number", "ratio", "to_json", "to_markdown"]
 
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+_NOISE = 0.97
+"""Nearer to 1 a ratio says nothing."""
 _COLUMNS = tuple(name for name in SYSTEMS if name != "langgraph-delta")
 
 
@@ -82,7 +84,13 @@ def to_markdown(comparison: Comparison) -> str:
         *([f"{line.name}, {line.unit}", *(_cell(line, name) for name in measured)] for line in comparison.lines),
     ]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    parts = [table, *_faster(comparison.lines, measured), "\n".join(_settings(comparison)), _machine(comparison)]
+    parts = [
+        table,
+        *_faster(comparison.lines, measured),
+        "As the stores told of themselves:",
+        "\n".join(_settings(comparison)),
+        _machine(comparison),
+    ]
     parts += [f"Not measured: {what}." for what in comparison.unmeasured]
     parts += [f"Failed: {what}." for what in comparison.failed]
     return "\n\n".join(parts)
@@ -97,24 +105,27 @@ def _cell(line: Line, system: str) -> str:
         told += f" ({number(factor)}x)"
     if system == OURS and (floor := ratio(line, LIMIT)):
         told += f" ({number(1 / floor)}x no library)"
-    if factor is not None and factor < 1 and system not in (LIMIT, OURS):
+    if system not in (LIMIT, OURS) and _is_cheaper(line, system):
         told = f"**{told}**"
     return told + (f", {line.notes[system]}" if system in line.notes else "")
 
 
 def _faster(lines: Sequence[Line], measured: Sequence[str]) -> Iterator[str]:
-    """A sentence on every work in which a peer costs less than both ways to use Milepost that were measured."""
+    """A sentence on the works in which a peer costs less than Milepost's graph."""
     found = []
-    for line in lines:
-        for name in measured:
-            factor, steps = ratio(line, name), ratio(line, "milepost-steps")
-            is_peer = name != LIMIT and not name.startswith(OURS)
-            if is_peer and factor is not None and factor < min(1, steps or 1):
-                found.append(f"{SYSTEMS[name].title} in *{line.name}* ({number(factor)}x)")
+    for name in measured:
+        if name != LIMIT and not name.startswith(OURS):
+            cheaper = [f"{line.name} ({number(ratio(line, name) or 0)}x)" for line in lines if _is_cheaper(line, name)]
+            found += [f"**{SYSTEMS[name].title}** in " + ", ".join(cheaper)] if cheaper else []
     if found:
-        yield "Cheaper than Milepost here: " + "; ".join(found) + "."
+        yield "Where a peer costs less than Milepost's graph: " + "; ".join(found) + "."
     else:
-        yield "No peer was cheaper than Milepost in a work that was measured here."
+        yield "No peer cost less than Milepost's graph in a work that was measured here."
+
+
+def _is_cheaper(line: Line, system: str) -> bool:
+    factor = ratio(line, system)
+    return factor is not None and factor < _NOISE
 
 
 def _settings(comparison: Comparison) -> Iterator[str]:
@@ -123,7 +134,7 @@ def _settings(comparison: Comparison) -> Iterator[str]:
         versions = ", ".join(f"{name} {comparison.versions[name]}" for name in known)
         title = SYSTEMS[system].title + (f" ({versions})" if versions else "")
         told = "; ".join(f"{use}: {setting}" for use, setting in uses.items())
-        yield f"* **{title}**: {told or 'keeps nothing durably by itself'}"
+        yield f"* **{title}**: {told or 'keeps nothing durably by itself'}."
 
 
 def _machine(comparison: Comparison) -> str:

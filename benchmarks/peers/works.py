@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -58,7 +59,7 @@ def durable(bench: Bench) -> Iterator[Line]:
         yield Line(label, "us", values, chart=label)
         if place == "disk":
             yield Line(
-                "the same with each library's defaults", "us", _defaults(told, values, "seconds", _MICRO),
+                f"{label}, each as it comes", "us", _defaults(told, values, "seconds", _MICRO),
                 notes=_default_notes(bench),
             )  # fmt: skip
             peak = systems_of(told, "peak", 1e-6)
@@ -86,18 +87,15 @@ def fsyncs(bench: Bench) -> Iterator[Line]:
             command = bench.command("run", system, "page", place=place, run_id="run", times=times)
             return count_fsyncs(command, folder / "counted", bench.env)
 
-    def side(system: str) -> dict[str, float]:
-        return {"fsyncs": (count(system, many) - count(system, few)) / (many - few)}
-
-    told = bench.rounds(0, {}) or {}
+    told: dict[str, list[dict[str, float]]] = {}
     for name in (*_ON_SQLITE, *_BY_DEFAULT):
         try:
-            told[name] = [side(name)]
+            told[name] = [{"fsyncs": (count(name, many) - count(name, few)) / (many - few)}]
         except RuntimeError as exc:  # a container may forbid it
             sys.stderr.write(f"fsyncs of {name}: {exc}\n")
     values = systems_of(told, "fsyncs")
     yield Line("fsyncs per durable step on SQLite", "fsyncs", values)
-    yield Line("the same with each library's defaults", "fsyncs", _defaults(told, values, "fsyncs", 1.0))
+    yield Line("fsyncs per durable step on SQLite, each as it comes", "fsyncs", _defaults(told, values, "fsyncs", 1.0))
 
 
 def growth(bench: Bench) -> Iterator[Line]:
@@ -115,7 +113,7 @@ def growth(bench: Bench) -> Iterator[Line]:
         yield Line(label, unit, values, chart=label)
         if delta:
             kept = {name: values[name] for name in (LIMIT, OURS) if name in values}
-            yield Line(f"the same, {what}, LangGraph's DeltaChannel (beta)", unit, {**kept, "langgraph": delta})
+            yield Line(f"{label}, DeltaChannel (beta)", unit, {**kept, "langgraph": delta})
 
 
 def big(bench: Bench) -> Iterator[Line]:
@@ -161,7 +159,7 @@ def resume(bench: Bench) -> Iterator[Line]:
         length = size.journals[1]
         sides = {name: partial(side, name, length, is_warm=False) for name in (*_ON_SQLITE, "absurd")}
         values = systems_of(bench.rounds(size.long_rounds, sides), "seconds", _MILLI)
-        yield Line(f"the same at {length:,} as the first thing a process does", "ms", values, notes=notes)
+        yield Line(f"resume at {length:,} checkpoints as the first thing a process does", "ms", values, notes=notes)
 
 
 _JOURNAL = "interrupted"
@@ -227,7 +225,7 @@ def processes(bench: Bench) -> Iterator[Line]:
     yield Line(label, "steps/s", values, is_rate=True, notes=notes, chart=label)
     defaults = notes | {name.removesuffix(DEFAULT): note for name, note in notes.items() if name.endswith(DEFAULT)}
     yield Line(
-        "the same with each library's defaults", "steps/s", _defaults(told, values, "rate", 1.0), is_rate=True,
+        f"{label}, each as it comes", "steps/s", _defaults(told, values, "rate", 1.0), is_rate=True,
         notes=defaults,
     )  # fmt: skip
 
@@ -257,14 +255,13 @@ def postgres(bench: Bench) -> Iterator[Line]:
 
 def importing(bench: Bench) -> Iterator[Line]:
     """The import of what a program with a SQLite store needs, bytecode compiled."""
-    import json
 
     def side(imports: Sequence[str]) -> dict[str, Any]:
         command = (sys.executable, "-m", "benchmarks.children", "importing", ",".join(imports))
         told: dict[str, Any] = json.loads(run_child(command, bench.env))
         return told
 
-    sides = {name: partial(side, system.imports) for name, system in SYSTEMS.items() if system.imports}
+    sides: dict[str, Side] = {name: partial(side, found.imports) for name, found in SYSTEMS.items() if found.imports}
     told = bench.rounds(bench.setting.size.rounds, sides)
     yield Line("import", "ms", systems_of(told, "seconds", _MILLI), chart="import")
 
