@@ -97,8 +97,8 @@ def test_the_chart_is_well_formed_and_has_a_bar_for_each_system_beside_ours() ->
     assert {LIMIT, "dbos", "burr"} == set(bars)
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"some <work>", "DBOS", "Burr", "2x", "0.5x"} <= set(texts)
-    one = next(line for line in root.iter("{http://www.w3.org/2000/svg}line") if line.get("class") == "one")
-    assert one.get("x1") == bars["dbos"].get("x"), "a dearer system's bar begins at the line of 1x"
+    ones = [line for line in root.iter("{http://www.w3.org/2000/svg}line") if line.get("class") == "one"]
+    one = next(line for line in ones if line.get("x1") == bars["dbos"].get("x"))  # a dearer one's begins at 1x
     end = float(bars["burr"].get("x", 0)) + float(bars["burr"].get("width", 0))
     assert float(one.get("x1", 0)) == pytest.approx(end, abs=0.2), "a cheaper one's ends there"
 
