@@ -24,7 +24,7 @@ from benchmarks.setting import FULL, QUICK, Setting
 
 __all__ = ["main"]
 
-_FULL = replace(FULL, rounds=5, long_rounds=3, journals=(10, 1_000, 10_000))
+_FULL = replace(FULL, rounds=5, long_rounds=3, process_nodes=250, journals=(10, 1_000, 10_000))
 _QUICK = replace(QUICK, rounds=1, long_rounds=1, nodes=200, growth=100, processes=4, journals=(10, 100, 1_000))
 
 
@@ -75,7 +75,9 @@ def _measured(given: argparse.Namespace) -> Comparison:
                 unmeasured.append("fsyncs (strace is not there)" if name == "fsyncs" else name)
     if len(places) == 1:
         unmeasured.append("anything on tmpfs (give a folder on one with --tmpfs)")
+    size = bench.setting.size
     facts = {name: value for name, value in machine().items() if name != "pragmas"}
+    facts |= {"rounds": f"{size.rounds}, of what takes long {size.long_rounds}", "steps of a run": size.nodes}
     return Comparison(facts, _versions(), bench.settings, lines, bench.failed, unmeasured)
 
 

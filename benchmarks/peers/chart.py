@@ -15,7 +15,7 @@ from benchmarks.peers.systems import LIMIT, OURS, SYSTEMS
 
 __all__ = ["to_svg"]
 
-_COLUMN, _LABELS, _FIGURES = 500, 150, 55
+_COLUMN, _LABELS, _FIGURES = 500, 158, 50
 """Widths: of each of the two columns, and in it of the systems' names and of the last figure."""
 _TOP, _BAR, _GAP, _TITLE = 80, 15, 12, 20
 _COLORS = {
