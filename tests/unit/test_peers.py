@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,12 +12,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.children import environment
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.chart import to_svg
 from benchmarks.peers.environment import installed
+from benchmarks.peers.measuring import Bench, systems_of
 from benchmarks.peers.report import BEGIN, END, Comparison, Line, filled, from_json, number, ratio, to_json, to_markdown
 from benchmarks.peers.systems import LIMIT, OURS, SYSTEMS
 from benchmarks.peers.tasks import TASKS, Turn
+from benchmarks.setting import TINY, Setting
 
 TIME = Line(
     "some work",
@@ -142,6 +146,38 @@ def test_a_step_where_a_run_is_to_stop_is_told_so() -> None:
     for n in range(3):
         turn(n)
     assert [2] == stopped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", [LIMIT, OURS, "milepost-steps"])
+def test_children_do_the_works_of_what_is_installed_anyway(system: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        bench = Bench(Setting(TINY, {"disk": tmp_path}), environment(), stack)
+        facts = {"place": {"path": str(tmp_path / "runs.db")}, "times": 4}
+        assert 0 < bench.child("unsaved", system, "count", times=4)["seconds"]
+        for task in ("page", "list", "changed"):
+            told = bench.on_a_file("disk", "run", system, task, run_id="run", times=4)
+            assert 0 < told["seconds"]
+            assert 0 < told["size"]
+        assert "synchronous=FULL" in bench.settings[system]["SQLite"]
+        assert {} == bench.child("interrupted", system, "page", ends_with=-9, run_id="dead", **facts)
+        for warm in ("warm", None):
+            told = bench.child("resumed", system, "page", ends_with=-9, run_id="dead", warm_run_id=warm, **facts)
+            assert 0 < told["seconds"]
+        assert 0 < bench.child("together", system, "page", run_ids=["a", "b"], **facts)["rate"]
+        beside = bench.children("beside", system, "page", [{**facts, "run_id": name} for name in ("c", "d")])
+        assert ["", ""] == [child["lost"] for child in beside]
+
+
+def test_a_system_that_fails_is_left_out_and_told(tmp_path: Path) -> None:
+    def failing() -> dict[str, float]:
+        raise RuntimeError("no room\non the disk")
+
+    with ExitStack() as stack:
+        bench = Bench(Setting(TINY, {"disk": tmp_path}), environment(), stack)
+        told = bench.rounds(2, {"burr": failing, "dbos": lambda: {"seconds": 2.0}})
+    assert {"dbos": [2.0, 2.0]} == systems_of(told, "seconds")
+    assert ["burr: on the disk"] == bench.failed
 
 
 def test_the_pinned_versions_are_those_of_the_systems() -> None:
