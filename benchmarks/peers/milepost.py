@@ -29,9 +29,9 @@ class Milepost(Peer):
         self.graph, self.begin = self._loop(times)
 
     def settings(self, store: Store) -> str:
-        return "as it comes: " + (
-            "journal_mode=WAL synchronous=FULL" if isinstance(store, SQLiteStore) else "PostgresStore"
-        )
+        if isinstance(store, SQLiteStore):
+            return 'SQLiteStore as it comes, durability="full": journal_mode=WAL synchronous=FULL'
+        return "PostgresStore as it comes"
 
     def run(self, store: Any, run_id: str, times: int) -> None:
         self.graph.run(self.begin, store=store, run_id=run_id, max_iterations=None)

@@ -87,7 +87,7 @@ def to_markdown(comparison: Comparison) -> str:
     parts = [
         table,
         *_faster(comparison.lines, measured),
-        "As the stores told of themselves:",
+        "How each was set:",
         "\n".join(_settings(comparison)),
         _machine(comparison),
     ]
@@ -129,11 +129,13 @@ def _is_cheaper(line: Line, system: str) -> bool:
 
 
 def _settings(comparison: Comparison) -> Iterator[str]:
-    for system, uses in comparison.settings.items():
+    for system in SYSTEMS:
+        if system not in comparison.settings:
+            continue
         known = [name for name in SYSTEMS[system].distributions if name in comparison.versions]
         versions = ", ".join(f"{name} {comparison.versions[name]}" for name in known)
         title = SYSTEMS[system].title + (f" ({versions})" if versions else "")
-        told = "; ".join(f"{use}: {setting}" for use, setting in uses.items())
+        told = "; ".join(f"{use}: {setting}" for use, setting in comparison.settings[system].items())
         yield f"* **{title}**: {told or 'keeps nothing durably by itself'}."
 
 
