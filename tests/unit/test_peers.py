@@ -140,6 +140,10 @@ def test_every_system_is_given_the_same_work(name: str) -> None:
     assert task.is_untouched == (value == task.begin())
 
 
+def test_no_item_of_the_growing_list_repeats_another() -> None:
+    assert 600 == len({TASKS["list"].made(n) for n in range(600)})
+
+
 def test_a_step_where_a_run_is_to_stop_is_told_so() -> None:
     stopped = []
     turn = Turn(TASKS["page"], stop=1, at_stop=lambda: stopped.append(len(turn.stamps)))
