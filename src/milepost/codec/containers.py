@@ -46,6 +46,7 @@ class ListPlan(Plan):
         self.item = item
         self.expected = f"list[{item.expected}]"
         self.is_native = item.is_native
+        self.keeps_json = item.keeps_json
 
     def dump(self, value: Any, depth: int) -> Any:
         if type(value) is not list:
@@ -97,6 +98,7 @@ class SequencePlan(Tagged):
         self.types = (cls,)
         self.expected = f"{cls.__name__}[{item.expected}{', ...' if cls is tuple else ''}]"
         self._is_set = cls in (set, frozenset)
+        self.is_native = cls is tuple and item.is_native
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
         if type(value) is not self.cls:
@@ -199,7 +201,8 @@ class DictPlan(Tagged):
         self._object: Any = OrderedDict if cls is OrderedDict else dict  # tells `canonical` that the order counts
         self._key_is_int = isinstance(key, IntPlan)
         self._key_is_str = isinstance(key, StrPlan)
-        self.is_native = cls is dict and self._key_is_str and value.is_native
+        self.keeps_json = cls is dict and (self._key_is_str or key.keeps_json) and value.keeps_json
+        self.is_native = self.keeps_json or (cls is dict and self._key_is_str and value.is_native)
 
     def dump(self, value: Any, depth: int) -> Any:
         v, extra = self.parts(value, depth)

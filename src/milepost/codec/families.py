@@ -25,6 +25,8 @@ __all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
 # Keys beside the fields of a pydantic model; no field can have such a name.
 FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 
+_FIELDS_SET, _EXTRA = attrgetter("__pydantic_fields_set__"), attrgetter("__pydantic_extra__")
+_PRIVATE = attrgetter("__pydantic_private__")
 _set = object.__setattr__
 
 
@@ -57,12 +59,36 @@ class AttrsFamily(Family):
         for name, value in values.items():
             if type(value) is _OfSelf:
                 _set(made, name, value.factory(made))
-        if hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ()):
+        if self._keeps_hash:
             _set(made, ATTRS_HASH, None)
         return made
 
+    @cached_property
+    def is_read_natively(self) -> bool:
+        """Whether msgspec reads and writes the class by its fields alone, in their order."""
+        slots = [name for base in self.cls.__mro__ for name in base.__dict__.get("__slots__", ())]
+        return (
+            not any(name.startswith("_") for name in self.names)
+            and self._has_plain_names
+            and not hasattr(self.cls, "__attrs_pre_init__")
+            and not hasattr(self.cls, "__attrs_post_init__")
+            and not self._keeps_hash
+            and (self._is_in_dict or self.names == tuple(name for name in slots if name in self.names))
+            and self.cls.__new__ is object.__new__
+            and type(self.cls).__call__ is type.__call__
+            and all(a.init and a.validator is None and a.converter is None for a in self.cls.__attrs_attrs__)
+        )
+
+    @cached_property
+    def _keeps_hash(self) -> bool:
+        return hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ())
+
     def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
-        return list(map(self.build, rows_of(self.names, columns)))
+        made = super().build_all(columns, count)
+        if self._keeps_hash:
+            for each in made:
+                _set(each, ATTRS_HASH, None)
+        return made
 
 
 class NamedTupleFamily(Family):
@@ -210,6 +236,15 @@ class PydanticFamily(Family):
         if private:
             sides[PRIVATE] = private
         return sides
+
+    def have_no_sides(self, values: list[Any]) -> bool:
+        names = {*self.names}
+        return (
+            not self.cls.__private_attributes__
+            and all(map(names.__eq__, map(_FIELDS_SET, values)))
+            and not any(map(_EXTRA, values))
+            and not any(map(_PRIVATE, values))
+        )
 
     def _check_private(self, private: dict[str, Any]) -> None:
         """Refuse private attributes that would not come back, or would come back although they were deleted."""

@@ -15,9 +15,21 @@ from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, Protocol
 
+import msgspec
+
 from .plan import qualified
 
-__all__ = ["ATTRS_HASH", "Family", "FieldSpec", "columns_of", "constant", "pydantic_default", "rows_of"]
+__all__ = [
+    "ATTRS_HASH",
+    "Family",
+    "FieldSpec",
+    "Row",
+    "columns_of",
+    "constant",
+    "pydantic_default",
+    "row_maker",
+    "rows_of",
+]
 
 _set = object.__setattr__
 
@@ -75,6 +87,11 @@ class Family:
     def is_native(self) -> bool:
         """Whether msgspec sees the same fields of the same types, and writes all of them in their order."""
         return not any(name.startswith("_") for name in self.names) and self._has_plain_names
+
+    @property
+    def is_read_natively(self) -> bool:
+        """Whether msgspec's typed decoder makes the same objects, and runs no code of a user for it."""
+        return self.is_native and self.has_generated_init
 
     @cached_property
     def _has_plain_names(self) -> bool:
@@ -178,7 +195,7 @@ class Family:
 
     def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
         """Make one object for each row of the columns."""
-        if self.has_generated_init:
+        if self.has_generated_init and not self.cls.__dataclass_params__.frozen:
             return list(map(self.cls, *columns))
         made = list(map(object.__new__, repeat(self.cls, count)))
         for name, column in zip(self.names, columns, strict=True):
@@ -188,6 +205,10 @@ class Family:
     def sides(self, value: Any) -> dict[str, Any]:
         """Give what is to be recorded beside the fields, by its key."""
         return {}
+
+    def have_no_sides(self, values: list[Any]) -> bool:
+        """Whether nothing is to be recorded beside the fields of any of these objects."""
+        return True
 
     def side_names(self, key: str) -> Collection[str] | None:
         """Give the names that may stand beside the fields under a key; None: any."""
@@ -208,6 +229,20 @@ def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]]:
 def rows_of(names: tuple[str, ...], columns: list[list[Any]]) -> list[dict[str, Any]]:
     """Turn columns into one dict for each row."""
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+class Row(msgspec.Struct):
+    """What is written of an object: its fields' values, which msgspec makes and writes faster than a dict of them."""
+
+
+def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Give what makes rows with these names of their values, in that order."""
+    places = [f"f{number}" for number in range(len(names))]
+    renames = dict(zip(places, names, strict=True))
+    try:
+        return msgspec.defstruct("Row", places, bases=(Row,), rename=renames, gc=False)
+    except ValueError:  # a key of a TypedDict that needs escapes in JSON
+        return lambda *row: dict(zip(names, row, strict=True))
 
 
 def _default_of(field: Any) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class Plan:
     plain = False  # `wrap` writes what `dump` writes: JSON itself tells the type
     expected = "object"  # the declared type, for people
     is_native = False  # msgspec's typed decoder makes the same values, if writing them again gives the same bytes
+    keeps_json = False  # JSON of the declared kind without a mark is the value itself
 
     def dump(self, value: Any, depth: int) -> Any:
         """Write `value` for a place whose declared type is this one."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property
 from operator import is_
 from typing import Any
 
 from .families import EXTRA, FIELDS_SET, PRIVATE
-from .family import Family, FieldSpec, columns_of, rows_of
+from .family import Family, FieldSpec, columns_of, row_maker, rows_of
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -59,7 +60,7 @@ class RecordPlan(Plan):
     def set_fields(self, plans: dict[str, Plan]) -> None:
         """Give the plans of the fields, by name, in the order of the family's fields."""
         self.plans = plans
-        is_native = self.family.is_native and self.family.has_generated_init and not self._recursive
+        is_native = self.family.is_read_natively and not self._recursive
         self.is_native = is_native and all(plan.is_native for plan in plans.values())
 
     def allow_missing_keys(self) -> None:
@@ -198,17 +199,29 @@ class RecordPlan(Plan):
             raise
         if self.family.is_native and all(map(is_, dumped, columns)):
             return values
+        return self._rows(values, dumped, depth)
+
+    def _rows(self, values: list[Any], dumped: list[list[Any]], depth: int) -> list[Any]:
+        """Make what is written of `values` from the columns of their fields."""
+        names = self.family.names
+        if self.family.is_mapping and {*map(tuple, values)} != {names}:  # keeps the order of the keys
+            rows = zip(values, rows_of(names, dumped), strict=True)
+            return [{key: row[key] for key in value} for value, row in rows]
+        if self.family.have_no_sides(values):
+            return list(map(self._make_row, *dumped))
         out = rows_of(names, dumped)
-        if self.family.is_mapping:  # keeps the order of the keys
-            return [{key: row[key] for key in value} for value, row in zip(values, out, strict=True)]
-        if self.family.has_sides:
-            for row, (value, written) in enumerate(zip(values, out, strict=True)):
-                try:
-                    self._dump_sides(value, written, depth)
-                except Refusal as refusal:
-                    refusal.row = row
-                    raise
+        for row, (value, written) in enumerate(zip(values, out, strict=True)):
+            try:
+                self._dump_sides(value, written, depth)
+            except Refusal as refusal:
+                refusal.row = row
+                raise
         return out
+
+    @cached_property
+    def _make_row(self) -> Callable[..., Any]:
+        """Makes what msgspec writes as an object of the fields' values."""
+        return row_maker(self.family.names)
 
     # -- reading -------------------------------------------------------------------------------------
 

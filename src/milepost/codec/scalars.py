@@ -10,6 +10,7 @@ import base64
 import pathlib
 import re
 from collections.abc import Callable
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
@@ -21,6 +22,7 @@ from .plan import MARK, NotCarried, Plan, Tagged, qualified, read_mark
 __all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan", "TextPlan", "scalar_plans"]
 
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what fits 64 bits, signed or not
+_NATIVE = frozenset({bytes, bytearray, date, Decimal, UUID})  # msgspec writes the same text of them
 _NON_FINITE = frozenset({"nan", "inf", "-inf"})
 # Python refuses to turn longer ints into decimal text (sys.set_int_max_str_digits allows 640 digits at least)
 _DECIMAL_BITS = 2000
@@ -126,7 +128,7 @@ class FloatPlan(Plan):
         return value if isfinite(value) else {MARK: "float", "v": repr(value)}
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {float} and all(map(isfinite, values)):
+        if {*map(type, values)} == {float} and are_finite(values):
             return values
         return super().dump_all(values, depth)
 
@@ -182,6 +184,7 @@ class TextPlan(Tagged):
         self.tag = tag
         self.types = (cls,)
         self.expected = qualified(cls)
+        self.is_native = cls in _NATIVE
         self._cls, self._write, self._read = cls, write, read
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
@@ -281,6 +284,11 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def are_finite(values: list[float]) -> bool:
+    """Whether no value is nan or infinite."""
+    return isfinite(sum(values)) or all(map(isfinite, values))  # the sum of finite values may be infinite
 
 
 def int_text(value: int) -> str:

@@ -21,6 +21,7 @@ class FixedTuplePlan(Tagged):
 
     def __init__(self, items: tuple[Plan, ...], repeated: tuple[int, Plan] | None = None) -> None:
         self.items, self.repeated = items, repeated
+        self.is_native = repeated is None and all(item.is_native for item in items)
         texts = [item.expected for item in items]
         if repeated is not None:
             texts.insert(repeated[0], f"*tuple[{repeated[1].expected}, ...]")

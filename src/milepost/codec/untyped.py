@@ -39,6 +39,7 @@ class UntypedPlan(Plan):
 
     plain = True
     is_native = True
+    keeps_json = True
     bare = frozenset({"null", "bool", "int", "float", "str", "list", "dict"})
     expected = "any carried value"
 
