@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import msgspec
 
+from .family import columns_of, have_keys, rows_of, written_rows
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -201,7 +203,8 @@ class DictPlan(Tagged):
         self._object: Any = OrderedDict if cls is OrderedDict else dict  # tells `canonical` that the order counts
         self._key_is_int = isinstance(key, IntPlan)
         self._key_is_str = isinstance(key, StrPlan)
-        self.keeps_json = cls is dict and (self._key_is_str or key.keeps_json) and value.keeps_json
+        self._takes_texts = self._key_is_str or key.keeps_json  # a text is a key as it is
+        self.keeps_json = cls is dict and self._takes_texts and value.keeps_json
         self.is_native = self.keeps_json or (cls is dict and self._key_is_str and value.is_native)
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -232,6 +235,8 @@ class DictPlan(Tagged):
         except Refusal as refusal:
             refusal.steps.append(key_step(keys[refusal.row]))
             raise
+        if texts is keys and dumped is values and self.cls is dict and are_names(keys):
+            return value, extra
         if {*map(type, texts)} <= {str}:
             body = self._object(zip(texts, dumped, strict=True))
             if len(body) == len(keys) and MARK not in body:
@@ -251,10 +256,13 @@ class DictPlan(Tagged):
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         if not values:
             return values
-        if self.cls is not dict or not self._key_is_str or depth >= MAX_DEPTH or {*map(type, values)} != {dict}:
+        if self.cls is not dict or not self._takes_texts or depth >= MAX_DEPTH or {*map(type, values)} != {dict}:
             return super().dump_all(values, depth)
+        names = tuple(values[0])
+        if self.value.keeps_json and len(values) > 1 and names and have_keys(values, names) and are_names(names):
+            return self._all_by_name(names, values, lambda column: self.value.dump_all(column, depth + 1), written_rows)
         keys = list(chain.from_iterable(values))
-        if MARK in keys or not {*map(type, keys)} <= {str} or not is_text("".join(keys)):
+        if not are_names(keys):
             return super().dump_all(values, depth)
         flat = list(chain.from_iterable(map(dict.values, values)))
         try:
@@ -266,6 +274,24 @@ class DictPlan(Tagged):
         if dumped is flat:
             return values
         return [dict(zip(v, part, strict=True)) for v, part in zip(values, chunks(dumped, values), strict=True)]
+
+    def _all_by_name(
+        self,
+        names: tuple[str, ...],
+        rows: list[Any],
+        turn: Callable[[list[Any]], list[Any]],
+        make_rows: Callable[[tuple[str, ...], list[list[Any]]], list[Any]],
+    ) -> list[Any]:
+        """Turn dicts that have the same keys: a column for each key, whose values are mostly of one class."""
+        columns = columns_of(names, rows)
+        turned: list[list[Any]] = []
+        try:
+            for column in columns:
+                turned.append(turn(column))  # its length is the path
+        except Refusal as refusal:
+            refusal.steps.append(key_step(names[len(turned)]))
+            raise
+        return rows if all(map(is_, turned, columns)) else make_rows(names, turned)
 
     def load(self, raw: Any, bare: bool) -> Any:
         if self.cls is defaultdict and (bare or type(raw) is not dict or read_mark(raw)[0] != self.tag):
@@ -320,8 +346,13 @@ class DictPlan(Tagged):
         return made
 
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if not (bare and self.cls is dict and self._key_is_str and {*map(type, raws)} == {dict}):
+        if not (self.cls is dict and self._takes_texts and {*map(type, raws)} == {dict}):
             return super().load_all(raws, bare)
+        if not bare and any(MARK in raw for raw in raws):
+            return super().load_all(raws, bare)
+        names = tuple(raws[0])
+        if self.value.keeps_json and len(raws) > 1 and names and have_keys(raws, names):
+            return self._all_by_name(names, raws, lambda column: self.value.load_all(column, bare), rows_of)
         flat = list(chain.from_iterable(map(dict.values, raws)))
         try:
             loaded = self.value.load_all(flat, bare) if flat else flat
@@ -332,6 +363,11 @@ class DictPlan(Tagged):
         if loaded is flat:
             return raws
         return [dict(zip(raw, part, strict=True)) for raw, part in zip(raws, chunks(loaded, raws), strict=True)]
+
+
+def are_names(keys: Iterable[Any]) -> bool:
+    """Whether keys of a dict are text that can be keys in JSON, and none is the mark."""
+    return {*map(type, keys)} <= {str} and MARK not in keys and is_text("".join(keys))
 
 
 def _factory_name(value: defaultdict[Any, Any]) -> str:

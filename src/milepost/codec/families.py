@@ -17,7 +17,17 @@ from typing import Any, NamedTuple, get_origin, is_typeddict
 
 import msgspec
 
-from .family import ATTRS_HASH, Family, FieldSpec, columns_of, constant, pydantic_default, rows_of
+from .family import (
+    ATTRS_HASH,
+    Family,
+    FieldSpec,
+    build_blank,
+    columns_of,
+    constant,
+    have_keys,
+    pydantic_default,
+    rows_of,
+)
 from .plan import NotCarried, qualified
 
 __all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
@@ -66,14 +76,14 @@ class AttrsFamily(Family):
     @cached_property
     def is_read_natively(self) -> bool:
         """Whether msgspec reads and writes the class by its fields alone, in their order."""
-        slots = [name for base in self.cls.__mro__ for name in base.__dict__.get("__slots__", ())]
+        slots = [name for base in self.cls.__mro__ for name in sorted(base.__dict__.get("__slots__", ()))]
         return (
             not any(name.startswith("_") for name in self.names)
             and self._has_plain_names
             and not hasattr(self.cls, "__attrs_pre_init__")
             and not hasattr(self.cls, "__attrs_post_init__")
             and not self._keeps_hash
-            and (self._is_in_dict or self.names == tuple(name for name in slots if name in self.names))
+            and (self._is_in_dict or [*self.names] == [name for name in slots if name in self.names])
             and self.cls.__new__ is object.__new__
             and type(self.cls).__call__ is type.__call__
             and all(a.init and a.validator is None and a.converter is None for a in self.cls.__attrs_attrs__)
@@ -176,6 +186,7 @@ class TypedDictFamily(Family):
     """TypedDicts, whose values are plain dicts."""
 
     is_mapping = True
+    keeps_rows = True
     has_generated_init = True
     refusal = ""
 
@@ -197,14 +208,15 @@ class TypedDictFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return values
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
-        return rows_of(self.names, columns)
+    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
+        return rows
 
 
 class PydanticFamily(Family):
     """pydantic models. Which fields were set, extra fields and private attributes are recorded beside."""
 
     has_sides = True
+    keeps_rows = True
     is_native = False
     has_generated_init = False
     refusal = ""
@@ -319,8 +331,18 @@ class PydanticFamily(Family):
         """Whether the model is one of a single value, whose class says that there is nothing beside it."""
         return bool(getattr(self.cls, "__pydantic_root_model__", False))
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
-        return list(map(self.build, rows_of(self.names, columns)))
+    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
+        if not have_keys(rows, self.names):
+            rows = [{name: row[name] for name in self.names} for row in rows]
+        if self._is_root or self.cls.__private_attributes__ or self.cls.model_config.get("extra") == "allow":
+            return list(map(self.build, rows))
+        columns: tuple[tuple[str, Iterable[Any]], ...] = (
+            ("__dict__", rows),
+            ("__pydantic_fields_set__", map(set.copy, repeat({*self.names}, len(rows)))),
+            ("__pydantic_extra__", repeat(None)),
+            ("__pydantic_private__", repeat(None)),
+        )
+        return build_blank(self.cls, len(rows), columns)
 
     def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
         private, extra = value.__pydantic_private__, value.__pydantic_extra__

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from functools import cached_property
-from itertools import repeat
+from functools import cached_property, lru_cache
+from itertools import chain, repeat
 from operator import attrgetter, itemgetter
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Generic, Protocol
 
 import msgspec
@@ -24,14 +25,18 @@ __all__ = [
     "Family",
     "FieldSpec",
     "Row",
+    "build_blank",
     "columns_of",
     "constant",
+    "have_keys",
     "pydantic_default",
     "row_maker",
     "rows_of",
+    "written_rows",
 ]
 
 _set = object.__setattr__
+_DESCRIPTORS = frozenset({MemberDescriptorType, GetSetDescriptorType})
 
 
 ATTRS_HASH = "_attrs_cached_hash"  # where attrs keeps a hash, of which a fresh object has none
@@ -57,6 +62,7 @@ class Family:
 
     is_mapping = False
     has_sides = False
+    keeps_rows = False  # its objects are, or hold, dicts of their fields: `take_rows` instead of `build_all`
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -197,10 +203,11 @@ class Family:
         """Make one object for each row of the columns."""
         if self.has_generated_init and not self.cls.__dataclass_params__.frozen:
             return list(map(self.cls, *columns))
-        made = list(map(object.__new__, repeat(self.cls, count)))
-        for name, column in zip(self.names, columns, strict=True):
-            deque(map(_set, made, repeat(name), column), maxlen=0)
-        return made
+        return build_blank(self.cls, count, zip(self.names, columns, strict=True))
+
+    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
+        """Make one object of each dict, which has a value for each field and nothing else, and belongs to it then."""
+        raise NotImplementedError
 
     def sides(self, value: Any) -> dict[str, Any]:
         """Give what is to be recorded beside the fields, by its key."""
@@ -219,16 +226,35 @@ class Family:
         return self.build(values)
 
 
+def build_blank(cls: Any, count: int, columns: Iterable[tuple[str, Iterable[Any]]]) -> list[Any]:
+    """Make objects without the code of their class, and set the attributes that the columns name."""
+    made = list(map(object.__new__, repeat(cls, count)))
+    for name, column in columns:
+        attribute = getattr(cls, name, None)
+        if type(attribute) in _DESCRIPTORS:  # what `object.__setattr__` would find each time
+            deque(map(attribute.__set__, made, column), maxlen=0)  # type: ignore[union-attr]
+        else:
+            deque(map(_set, made, repeat(name), column), maxlen=0)
+    return made
+
+
 def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]]:
     """Turn dicts into one column for each name. Raises KeyError if a dict lacks one."""
-    if len(names) < 2:
-        return [list(map(itemgetter(name), rows)) for name in names]
-    return list(map(list, zip(*map(itemgetter(*names), rows), strict=True)))
+    return [list(map(itemgetter(name), rows)) for name in names]
+
+
+def have_keys(rows: list[Any], names: tuple[str, ...]) -> bool:
+    """Whether each dict has exactly these keys, in this order."""
+    keys = [*rows[0]]
+    return keys == [*names] and {*map(len, rows)} == {len(names)} and [*chain.from_iterable(rows)] == keys * len(rows)
 
 
 def rows_of(names: tuple[str, ...], columns: list[list[Any]]) -> list[dict[str, Any]]:
     """Turn columns into one dict for each row."""
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+_FEW_ROWS = 100
 
 
 class Row(msgspec.Struct):
@@ -243,6 +269,14 @@ def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
         return msgspec.defstruct("Row", places, bases=(Row,), rename=renames, gc=False)
     except ValueError:  # a key of a TypedDict that needs escapes in JSON
         return lambda *row: dict(zip(names, row, strict=True))
+
+
+_known_maker = lru_cache(maxsize=256)(row_maker)
+
+
+def written_rows(names: tuple[str, ...], columns: list[list[Any]]) -> list[Any]:
+    """Turn columns into what is written of one dict for each row; few rows are not worth a class of their own."""
+    return list(map(_known_maker(names), *columns)) if len(columns[0]) > _FEW_ROWS else rows_of(names, columns)
 
 
 def _default_of(field: Any) -> dict[str, Any]:

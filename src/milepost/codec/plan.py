@@ -30,10 +30,12 @@ __all__ = [
     "Plan",
     "Refusal",
     "Tagged",
+    "Texts",
     "Unreadable",
     "chunks",
     "describe",
     "describe_json",
+    "each_class",
     "encode_json",
     "json_kind",
     "key_step",
@@ -128,6 +130,19 @@ class Plan:
             raise
         return out
 
+    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
+        """Write a column for a place that does not say what it holds; all its values are of one class of this plan."""
+        if self.plain:
+            return self.dump_all(values, depth)
+        out: list[Any] = []
+        try:
+            for value in values:
+                out.append(self.wrap(value, depth))  # noqa: PERF401  # its length is the row
+        except Refusal as refusal:
+            refusal.row = len(out)
+            raise
+        return out
+
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
         """Read a column: what `load` gives for each. The column itself comes back if nothing changes."""
         out: list[Any] = []
@@ -147,6 +162,26 @@ class Plan:
     def unreadable(self, raw: Any, why: str = "") -> Unreadable:
         """Make the refusal of JSON that is no value of the declared type."""
         return Unreadable(why, expected=self.expected, found=describe_json(raw))
+
+
+def each_class(turn: Callable[[type, list[Any]], list[Any]], column: list[Any]) -> list[Any]:
+    """Turn a column class by class, each in one call; the column itself comes back if nothing changes."""
+    if len({*map(type, column)}) == 1:
+        return turn(type(column[0]), column)
+    out = column
+    for cls in dict.fromkeys(map(type, column)):
+        rows = [row for row, item in enumerate(column) if type(item) is cls]
+        part = [column[row] for row in rows]
+        try:
+            turned = turn(cls, part)
+        except Refusal as refusal:
+            refusal.row = rows[refusal.row]
+            raise
+        if turned is not part:
+            out = [*column] if out is column else out
+            for row, item in zip(rows, turned, strict=True):
+                out[row] = item
+    return out
 
 
 class Tagged(Plan):
@@ -175,6 +210,15 @@ class Tagged(Plan):
                 raise self.unreadable(raw)
             return self.make(raw["v"], raw, bare)
         return self.make(raw, _NO_EXTRA, bare)
+
+
+class Texts(Tagged):
+    """A kind whose bare form is one text."""
+
+    bare = frozenset({"str"})
+
+    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
+        return [{MARK: self.tag, "v": v} if type(v) is str else v for v in self.dump_all(values, depth)]
 
 
 _NO_EXTRA: dict[str, Any] = {}

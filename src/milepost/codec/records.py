@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable
 from functools import cached_property
+from itertools import repeat
 from operator import is_
 from typing import Any
 
 from .families import EXTRA, FIELDS_SET, PRIVATE
-from .family import Family, FieldSpec, columns_of, row_maker, rows_of
+from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -204,7 +206,7 @@ class RecordPlan(Plan):
     def _rows(self, values: list[Any], dumped: list[list[Any]], depth: int) -> list[Any]:
         """Make what is written of `values` from the columns of their fields."""
         names = self.family.names
-        if self.family.is_mapping and {*map(tuple, values)} != {names}:  # keeps the order of the keys
+        if self.family.is_mapping and not have_keys(values, names):  # keeps the order of the keys
             rows = zip(values, rows_of(names, dumped), strict=True)
             return [{key: row[key] for key in value} for value, row in rows]
         if self.family.have_no_sides(values):
@@ -333,10 +335,11 @@ class RecordPlan(Plan):
         except Refusal as refusal:
             refusal.steps.append(self.step(names[len(loaded)]))
             raise
-        if self.family.is_mapping:
-            if all(map(is_, loaded, columns)):
-                return raws
-            return super().load_all(raws, bare)  # keeps the order of the keys
+        if self.family.keeps_rows:
+            for name, column, found in zip(names, columns, loaded, strict=True):
+                if found is not column:
+                    deque(map(dict.__setitem__, raws, repeat(name), found), maxlen=0)
+            return self.family.take_rows(raws)
         try:
             return self.family.build_all(loaded, len(raws))
         except Exception as exc:  # as in `_load_fields`

@@ -17,7 +17,7 @@ from math import isfinite
 from typing import Any
 from uuid import UUID
 
-from .plan import MARK, NotCarried, Plan, Tagged, qualified, read_mark
+from .plan import MARK, NotCarried, Plan, Tagged, Texts, qualified, read_mark
 
 __all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan", "TextPlan", "scalar_plans"]
 
@@ -46,6 +46,12 @@ class NonePlan(Plan):
         if raw is not None:
             raise self.unreadable(raw)
         return None
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        return values if {*map(type, values)} == {type(None)} else super().dump_all(values, depth)
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        return raws if {*map(type, raws)} == {type(None)} else super().load_all(raws, bare)
 
 
 class BoolPlan(Plan):
@@ -175,10 +181,8 @@ class StrPlan(Plan):
         return raws if {*map(type, raws)} == {str} else super().load_all(raws, bare)
 
 
-class TextPlan(Tagged):
+class TextPlan(Texts):
     """The plan of a class whose values are written as one text, by two functions."""
-
-    bare = frozenset({"str"})
 
     def __init__(self, cls: type, tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> None:
         self.tag = tag
@@ -284,6 +288,19 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+SCALARS = frozenset({type(None), bool, int, float, str})
+
+
+def are_exact(values: list[Any]) -> bool:
+    """Whether values of these classes are JSON as they are."""
+    numbers = [v for v in values if type(v) is int]
+    return (
+        are_finite([v for v in values if type(v) is float])
+        and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
+        and is_text("".join([v for v in values if type(v) is str]))
+    )
 
 
 def are_finite(values: list[float]) -> bool:

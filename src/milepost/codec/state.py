@@ -113,7 +113,9 @@ class Codec(Generic[T]):
         Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type.
         """
         try:
-            bare = not ((b"$" in data and _MARK in data) or (b"\\" in data and b"\\u" in data))  # one byte is found fast
+            bare = not (
+                (b"$" in data and _MARK in data) or (b"\\" in data and b"\\u" in data)
+            )  # one byte is found fast
             if bare and self._decoder is not None and (value := self._decode_fast(data)) is not _SLOW:
                 return value  # type: ignore[no-any-return]
             raw = msgspec.json.decode(data)

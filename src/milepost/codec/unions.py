@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
 from .plan import MARK, Plan, Refusal, Unreadable, json_kind, read_mark
-from .scalars import MAX_INT, MIN_INT, is_text
+from .scalars import SCALARS, are_exact
 
 __all__ = ["OptionalPlan", "UnionPlan"]
-
-_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 class OptionalPlan(Plan):
@@ -157,7 +154,7 @@ class UnionPlan(Plan):
     @cached_property
     def _scalars(self) -> frozenset[type]:
         """The classes of the members, if JSON itself tells all of them; else nothing."""
-        if all(m.plain and m.types and {*m.types} <= _SCALARS and id(m) not in self._loose for m in self.members):
+        if all(m.plain and m.types and {*m.types} <= SCALARS and id(m) not in self._loose for m in self.members):
             return frozenset(self._by_class)
         return frozenset()
 
@@ -181,12 +178,7 @@ class UnionPlan(Plan):
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         if self._scalars and values and {*map(type, values)} <= self._scalars:
-            numbers = [v for v in values if type(v) is int]
-            if (
-                all(isfinite(v) for v in values if type(v) is float)
-                and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
-                and is_text("".join([v for v in values if type(v) is str]))
-            ):
+            if are_exact(values):
                 return values
         return super().dump_all(values, depth)
 
