@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -47,8 +48,22 @@ class ListPlan(Plan):
     def __init__(self, item: Plan) -> None:
         self.item = item
         self.expected = f"list[{item.expected}]"
-        self.is_native = item.is_native
         self.keeps_json = item.keeps_json
+
+    @cached_property
+    def twin(self) -> Any:
+        """A list of the item's twins."""
+        return None if self.item.twin is None else list[self.item.twin]  # type: ignore[name-defined]
+
+    @property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether the item's twins are not the values."""
+        return self.item.revives
+
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        if not self.item.revives:
+            return twins
+        return list(chunks(self.item.revive_all(list(chain.from_iterable(twins))), twins))
 
     def dump(self, value: Any, depth: int) -> Any:
         if type(value) is not list:
@@ -100,7 +115,13 @@ class SequencePlan(Tagged):
         self.types = (cls,)
         self.expected = f"{cls.__name__}[{item.expected}{', ...' if cls is tuple else ''}]"
         self._is_set = cls in (set, frozenset)
-        self.is_native = cls is tuple and item.is_native
+
+    @cached_property
+    def twin(self) -> Any:
+        """A tuple of the item's twins, where those are the values."""
+        if self.cls is not tuple or self.item.twin is None or self.item.revives:
+            return None
+        return tuple[self.item.twin, ...]  # type: ignore[name-defined]
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
         if type(value) is not self.cls:
@@ -205,7 +226,23 @@ class DictPlan(Tagged):
         self._key_is_str = isinstance(key, StrPlan)
         self._takes_texts = self._key_is_str or key.keeps_json  # a text is a key as it is
         self.keeps_json = cls is dict and self._takes_texts and value.keeps_json
-        self.is_native = self.keeps_json or (cls is dict and self._key_is_str and value.is_native)
+
+    @cached_property
+    def twin(self) -> Any:
+        """A dict of text and the values' twins."""
+        is_known = self.cls is dict and self._takes_texts and self.value.twin is not None
+        return dict[str, self.value.twin] if is_known else None  # type: ignore[name-defined]
+
+    @property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether the values' twins are not the values."""
+        return self.value.revives
+
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        if not self.value.revives:
+            return twins
+        revived = self.value.revive_all(list(chain.from_iterable(map(dict.values, twins))))
+        return [dict(zip(twin, part, strict=True)) for twin, part in zip(twins, chunks(revived, twins), strict=True)]
 
     def dump(self, value: Any, depth: int) -> Any:
         v, extra = self.parts(value, depth)
@@ -287,7 +324,7 @@ class DictPlan(Tagged):
         turned: list[list[Any]] = []
         try:
             for column in columns:
-                turned.append(turn(column))  # its length is the path
+                turned.append(turn(column))  # noqa: PERF401  # its length is the path
         except Refusal as refusal:
             refusal.steps.append(key_step(names[len(turned)]))
             raise

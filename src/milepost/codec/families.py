@@ -83,7 +83,7 @@ class AttrsFamily(Family):
             and not hasattr(self.cls, "__attrs_pre_init__")
             and not hasattr(self.cls, "__attrs_post_init__")
             and not self._keeps_hash
-            and (self._is_in_dict or [*self.names] == [name for name in slots if name in self.names])
+            and (self._is_in_dict or [*self.names] == [name for name in slots if name in self.names])  # as msgspec does
             and self.cls.__new__ is object.__new__
             and type(self.cls).__call__ is type.__call__
             and all(a.init and a.validator is None and a.converter is None for a in self.cls.__attrs_attrs__)

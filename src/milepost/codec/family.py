@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, TypedDict
 
 import msgspec
 
@@ -32,6 +32,7 @@ __all__ = [
     "pydantic_default",
     "row_maker",
     "rows_of",
+    "twin_of",
     "written_rows",
 ]
 
@@ -269,6 +270,16 @@ def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
         return msgspec.defstruct("Row", places, bases=(Row,), rename=renames, gc=False)
     except ValueError:  # a key of a TypedDict that needs escapes in JSON
         return lambda *row: dict(zip(names, row, strict=True))
+
+
+def twin_of(family: Family, types: tuple[Any, ...]) -> Any:
+    """Make a class of nothing but a family's fields, of these types: a dict where objects are made of one, or a struct."""
+    if family.keeps_rows:
+        make: Any = TypedDict  # for type checkers it is no function
+        return make("Twin", dict(zip(family.names, types, strict=True)))
+    places = [f"f{number}" for number in range(len(types))]
+    renames = dict(zip(places, family.names, strict=True))
+    return msgspec.defstruct("Twin", [*zip(places, types, strict=True)], rename=renames, gc=False)
 
 
 _known_maker = lru_cache(maxsize=256)(row_maker)

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from itertools import repeat
-from operator import is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 from .families import EXTRA, FIELDS_SET, PRIVATE
-from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of
+from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of, twin_of
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -55,15 +55,16 @@ class RecordPlan(Plan):
         self.plain = family.is_mapping
         self.expected = expected or qualified(family.cls)
         self.plans: dict[str, Plan] = {}
-        self._recursive = False
+        self._recursive = self._is_generic = False
         self._untyped, self._name_of, self._drop_unknown = untyped, name_of, drop_unknown
         self._specs: dict[str, FieldSpec] = {field.name: field for field in family.fields}
 
-    def set_fields(self, plans: dict[str, Plan]) -> None:
-        """Give the plans of the fields, by name, in the order of the family's fields."""
-        self.plans = plans
-        is_native = self.family.is_read_natively and not self._recursive
-        self.is_native = is_native and all(plan.is_native for plan in plans.values())
+    def set_fields(self, plans: dict[str, Plan], *, is_generic: bool = False) -> None:
+        """Give the plans of the fields, by name, in the order of the family's fields.
+
+        `is_generic`: what the fields hold does not follow from the class alone.
+        """
+        self.plans, self._is_generic = plans, is_generic
 
     def allow_missing_keys(self) -> None:
         """Take a TypedDict as if it were declared with `total=False`."""
@@ -344,6 +345,37 @@ class RecordPlan(Plan):
             return self.family.build_all(loaded, len(raws))
         except Exception as exc:  # as in `_load_fields`
             raise self.unreadable(raws[0], f"the object cannot be built: {exc!r}") from exc
+
+    # -- reading in one go -------------------------------------------------------------------------------
+
+    @cached_property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether the class itself is not its twin."""
+        is_own_twin = self.family.is_read_natively and not self._is_generic
+        return not is_own_twin or any(plan.revives for plan in self.plans.values())
+
+    @cached_property
+    def twin(self) -> Any:
+        """The class itself, or a dict or struct of its fields' twins; none of a class that may contain itself."""
+        twins = () if self._recursive else tuple(plan.twin for plan in self.plans.values())
+        if not twins or None in twins or self.family.refusal or any(spec.optional for spec in self._specs.values()):
+            return None
+        return twin_of(self.family, twins) if self.revives else self.cls
+
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        if not self.revives:
+            return twins
+        if not self.family.keeps_rows:
+            columns = [list(map(attrgetter(place), twins)) for place in twins[0].__struct_fields__] if twins else []
+            revived = [plan.revive_all(column) for plan, column in zip(self.plans.values(), columns, strict=True)]
+            return self.family.build_all(revived, len(twins)) if twins else twins
+        for name, plan in self.plans.items():
+            if plan.revives:
+                deque(
+                    map(dict.__setitem__, twins, repeat(name), plan.revive_all([*map(itemgetter(name), twins)])),
+                    maxlen=0,
+                )
+        return self.family.take_rows(twins) if twins else twins
 
     # -- the state as a whole ------------------------------------------------------------------------
 

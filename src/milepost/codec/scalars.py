@@ -34,7 +34,7 @@ class NonePlan(Plan):
     types = (type(None),)
     bare = frozenset({"null"})
     plain = True
-    is_native = True
+    twin = type(None)
     expected = "None"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -60,7 +60,7 @@ class BoolPlan(Plan):
     types = (bool,)
     bare = frozenset({"bool"})
     plain = True
-    is_native = True
+    twin = bool
     expected = "bool"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -87,7 +87,7 @@ class IntPlan(Plan):
     types = (int,)
     bare = frozenset({"int"})
     plain = True
-    is_native = True
+    twin = int
     expected = "int"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -125,7 +125,7 @@ class FloatPlan(Plan):
     types = (float,)
     bare = frozenset({"float"})
     plain = True
-    is_native = True
+    twin = float
     expected = "float"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -159,7 +159,7 @@ class StrPlan(Plan):
     types = (str,)
     bare = frozenset({"str"})
     plain = True
-    is_native = True
+    twin = str
     expected = "str"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -188,7 +188,7 @@ class TextPlan(Texts):
         self.tag = tag
         self.types = (cls,)
         self.expected = qualified(cls)
-        self.is_native = cls in _NATIVE
+        self.twin = cls if cls in _NATIVE else None
         self._cls, self._write, self._read = cls, write, read
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 _SLOW: Any = object()  # the fast way gave no answer
 _MARK = MARK.encode()
+_LARGE = 64 * 1024  # bytes of a record
 
 
 class Codec(Generic[T]):
@@ -84,7 +86,6 @@ class Codec(Generic[T]):
         self._record = self._plan if isinstance(self._plan, RecordPlan) else None
         if self._record is not None and not total:
             self._record.allow_missing_keys()
-        self._decoder = self._make_decoder()
 
     # -- records ---------------------------------------------------------------------------------------
 
@@ -110,8 +111,18 @@ class Codec(Generic[T]):
     def decode(self, data: bytes, *, root: str = "state") -> T:
         """Read what `encode` wrote, or JSON that a person wrote in the same form.
 
-        Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type.
+        Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type. While much is
+        read, Python's collector of garbage waits, in all threads.
         """
+        if len(data) < _LARGE or not gc.isenabled():
+            return self._decode(data, root)
+        gc.disable()  # nothing that is made here is garbage; to find that out several times takes as long as to make it
+        try:
+            return self._decode(data, root)
+        finally:
+            gc.enable()
+
+    def _decode(self, data: bytes, root: str) -> T:
         try:
             bare = not (
                 (b"$" in data and _MARK in data) or (b"\\" in data and b"\\u" in data)
@@ -145,19 +156,22 @@ class Codec(Generic[T]):
         """
         assert self._decoder is not None
         try:
-            value = self._decoder.decode(data)
+            twin = self._decoder.decode(data)
             if self._plan.keeps_json:
-                return value
-            again = encode_json(value)
-            return value if again == data or again == data.replace(b'+00:00"', b'Z"') else _SLOW
+                return twin
+            again = encode_json(twin)
+            if again == data or again == data.replace(b'+00:00"', b'Z"'):
+                return self._plan.revive_all([twin])[0]
+            return _SLOW
         except Exception:  # a default factory of a user may fail; the other way says what is wrong
             return _SLOW
 
-    def _make_decoder(self) -> msgspec.json.Decoder[Any] | None:
-        if self._upgrade is not None or not self._plan.is_native or self.problems:
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[Any] | None:
+        if self._upgrade is not None or self._plan.twin is None or self.problems:
             return None
         try:
-            return msgspec.json.Decoder(self.type)
+            return msgspec.json.Decoder(self._plan.twin)
         except Exception:  # msgspec resolves annotations in its own way
             return None
 

@@ -31,11 +31,10 @@ _DURATION = re.compile(r"P(-?[0-9]+)DT([0-9]+)\.([0-9]{6})S", re.ASCII)
 class ClockPlan(Texts):
     """The plan of `datetime` or `time`, which differ in nothing that matters here."""
 
-    is_native = True
-
     def __init__(self, cls: type[datetime] | type[time]) -> None:
         self.tag = cls.__name__
         self.types = (cls,)
+        self.twin = cls
         self.expected = qualified(cls)
         self._cls: Any = cls
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from .plan import MAX_DEPTH, Contradicted, Plan, Refusal, Tagged, too_deep
@@ -21,11 +22,17 @@ class FixedTuplePlan(Tagged):
 
     def __init__(self, items: tuple[Plan, ...], repeated: tuple[int, Plan] | None = None) -> None:
         self.items, self.repeated = items, repeated
-        self.is_native = repeated is None and all(item.is_native for item in items)
         texts = [item.expected for item in items]
         if repeated is not None:
             texts.insert(repeated[0], f"*tuple[{repeated[1].expected}, ...]")
         self.expected = f"tuple[{', '.join(texts) or '()'}]"
+
+    @cached_property
+    def twin(self) -> Any:
+        """A tuple of the items' twins, where those are the values."""
+        if self.repeated is not None or any(item.twin is None or item.revives for item in self.items):
+            return None
+        return tuple.__class_getitem__(tuple(item.twin for item in self.items))
 
     def _plans_of(self, count: int) -> tuple[Plan, ...] | None:
         """Give one plan for each of `count` elements; None if no tuple of the type has so many."""

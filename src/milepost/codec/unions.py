@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Optional
 
 from .plan import MARK, Plan, Refusal, Unreadable, json_kind, read_mark
 from .scalars import SCALARS, are_exact
@@ -16,7 +16,7 @@ class OptionalPlan(Plan):
 
     def __init__(self, inner: Plan) -> None:
         self.inner = inner
-        self.is_native = inner.is_native
+        self.revives = inner.revives
         self.expected = f"{inner.expected} | None"
 
     @property
@@ -27,6 +27,17 @@ class OptionalPlan(Plan):
     @cached_property
     def _null_is_none(self) -> bool:
         return "null" not in self.inner.bare
+
+    @cached_property
+    def twin(self) -> Any:
+        """The inner type's twin, or None."""
+        return None if self.inner.twin is None else Optional[self.inner.twin]  # noqa: UP045  # it may be no class
+
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        if not self.inner.revives:
+            return twins
+        revived = iter(self.inner.revive_all([twin for twin in twins if twin is not None]))
+        return [None if twin is None else next(revived) for twin in twins]
 
     def dump(self, value: Any, depth: int) -> Any:
         if value is None:
@@ -177,9 +188,8 @@ class UnionPlan(Plan):
         raise self.contradicted(value)
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if self._scalars and values and {*map(type, values)} <= self._scalars:
-            if are_exact(values):
-                return values
+        if self._scalars and values and {*map(type, values)} <= self._scalars and are_exact(values):
+            return values
         return super().dump_all(values, depth)
 
     def load(self, raw: Any, bare: bool) -> Any:
