@@ -2,7 +2,6 @@
 
 import json
 import math
-import string
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
@@ -194,7 +193,9 @@ FAMILIES = (
 
 
 def records(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
-    return st.builds(record, st.sampled_from(FAMILIES), st.lists(inner, min_size=1, max_size=4), st.permutations("abcd"))
+    return st.builds(
+        record, st.sampled_from(FAMILIES), st.lists(inner, min_size=1, max_size=4), st.permutations("abcd")
+    )
 
 
 def record(family: str, fields: list[Typed], names: list[str]) -> Typed:
@@ -208,9 +209,33 @@ def record(family: str, fields: list[Typed], names: list[str]) -> Typed:
 types = st.recursive(st.sampled_from(LEAVES), combine, max_leaves=6)
 odd_values = st.sampled_from(
     [
-        *(None, True, 0, 1.0, -0.0, math.nan, math.inf, 2**64, -(2**63) - 1, "", "x", "\ud800", "1Z", b"x", [], {}, (1,)),
+        *(
+            None,
+            True,
+            0,
+            1.0,
+            -0.0,
+            math.nan,
+            math.inf,
+            2**64,
+            -(2**63) - 1,
+            "",
+            "x",
+            "\ud800",
+            "1Z",
+            b"x",
+            [],
+            {},
+            (1,),
+        ),
         *(Grade.ONE, Level.LOW, Text("x"), Moment(2026, 1, 1), datetime(2026, 1, 1), date(2026, 1, 1), Decimal("1.50")),
-        *(datetime(2026, 1, 1, tzinfo=timezone(timedelta(0), "Zulu")), datetime(2026, 1, 1, fold=1), object(), int, [1.5]),
+        *(
+            datetime(2026, 1, 1, tzinfo=timezone(timedelta(0), "Zulu")),
+            datetime(2026, 1, 1, fold=1),
+            object(),
+            int,
+            [1.5],
+        ),
     ]
 )
 
@@ -261,7 +286,22 @@ def test_a_wrong_value_among_right_ones_is_refused_with_the_same_words(
 
 odd_json = st.sampled_from(
     [
-        *(None, True, 0, 1, 1.0, 2**64, 2**70, "", "x", "1", "2026-01-01T00:00:00Z", "2026-01-01 00:00:00+00:00", [], {}),
+        *(
+            None,
+            True,
+            0,
+            1,
+            1.0,
+            2**64,
+            2**70,
+            "",
+            "x",
+            "1",
+            "2026-01-01T00:00:00Z",
+            "2026-01-01 00:00:00+00:00",
+            [],
+            {},
+        ),
         *("2026-01-01T00:00:00.123+00:00", "2026-01-01T00:00:00-00:00", "1E+2", "NaN", "QUI=", "QUI", [1], {"a": 1}),
         *({"$mp": "datetime", "v": "2026-01-01T00:00:00"}, {"$mp": "int", "v": "7"}, {"$mp": "float", "v": "nan"}),
     ]
@@ -289,7 +329,15 @@ def test_records_that_a_person_has_changed_are_read_alike(data: st.DataObject, t
 
 
 untyped_values = st.recursive(
-    st.none() | st.booleans() | integers | st.floats() | text | moments | st.dates() | st.uuids() | st.sampled_from(Level),
+    st.none()
+    | st.booleans()
+    | integers
+    | st.floats()
+    | text
+    | moments
+    | st.dates()
+    | st.uuids()
+    | st.sampled_from(Level),
     lambda inner: st.one_of(
         st.lists(inner, max_size=20),
         st.lists(inner, max_size=3).map(tuple),

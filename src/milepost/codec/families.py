@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
@@ -93,7 +93,7 @@ class AttrsFamily(Family):
     def _keeps_hash(self) -> bool:
         return hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ())
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
         made = super().build_all(columns, count)
         if self._keeps_hash:
             for each in made:
@@ -124,7 +124,7 @@ class NamedTupleFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return tuple.__new__(self.cls, [values[name] for name in self.names])
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
         return list(map(tuple.__new__, repeat(self.cls, count), zip(*columns, strict=True)))
 
 
@@ -178,7 +178,7 @@ class StructFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return self._make(**values)
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
         return [self._make(**row) for row in rows_of(self.names, columns)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
@@ -200,7 +200,7 @@ class Family:
             _set(made, name, value)
         return made
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
         """Make one object for each row of the columns."""
         if self.has_generated_init and not self.cls.__dataclass_params__.frozen:
             return list(map(self.cls, *columns))
@@ -250,7 +250,7 @@ def have_keys(rows: list[Any], names: tuple[str, ...]) -> bool:
     return keys == [*names] and {*map(len, rows)} == {len(names)} and [*chain.from_iterable(rows)] == keys * len(rows)
 
 
-def rows_of(names: tuple[str, ...], columns: list[list[Any]]) -> list[dict[str, Any]]:
+def rows_of(names: tuple[str, ...], columns: Sequence[Iterable[Any]]) -> list[dict[str, Any]]:
     """Turn columns into one dict for each row."""
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
@@ -363,19 +363,19 @@ class RecordPlan(Plan):
         return twin_of(self.family, twins) if self.revives else self.cls
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
-        if not self.revives:
+        if not self.revives or not twins:
             return twins
+        revived: list[Iterable[Any]] = []
+        places = self.family.names if self.family.keeps_rows else twins[0].__struct_fields__
+        for plan, place in zip(self.plans.values(), places, strict=True):
+            column = map(itemgetter(place) if self.family.keeps_rows else attrgetter(place), twins)
+            revived.append(plan.revive_all(list(column)) if plan.revives else column)
         if not self.family.keeps_rows:
-            columns = [list(map(attrgetter(place), twins)) for place in twins[0].__struct_fields__] if twins else []
-            revived = [plan.revive_all(column) for plan, column in zip(self.plans.values(), columns, strict=True)]
-            return self.family.build_all(revived, len(twins)) if twins else twins
-        for name, plan in self.plans.items():
+            return self.family.build_all(revived, len(twins))
+        for name, plan, values in zip(places, self.plans.values(), revived, strict=True):
             if plan.revives:
-                deque(
-                    map(dict.__setitem__, twins, repeat(name), plan.revive_all([*map(itemgetter(name), twins)])),
-                    maxlen=0,
-                )
-        return self.family.take_rows(twins) if twins else twins
+                deque(map(dict.__setitem__, twins, repeat(name), values), maxlen=0)
+        return self.family.take_rows(twins)
 
     # -- the state as a whole ------------------------------------------------------------------------
 

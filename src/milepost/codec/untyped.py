@@ -114,7 +114,9 @@ class UntypedPlan(Plan):
         if len(values) <= FEW or depth > DEEP:
             return super().dump_all(values, depth)
         classes = {*map(type, values)}
-        if len(classes) > 1 and classes <= SCALARS and are_exact(values):
+        if len(classes) == 1:
+            return self._dump_class(depth, type(values[0]), values)
+        if classes <= SCALARS and are_exact(values):
             return values
         return each_class(partial(self._dump_class, depth), values)
 
