@@ -82,7 +82,7 @@ def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | N
     inner.prev_node_id = fork.node_id
     inner.updates = None if walker.flow.update_codec is None else []
     end = yield from inner.go(walker.fresh(state), data, branch, fork.join)
-    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold)
+    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold, inner.given)
 
 
 def label_of(walker: Walker, node_id: str, visit: int, branch: str) -> str:
@@ -190,7 +190,7 @@ def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routin
         if walker.updates is not None:
             walker.updates += [update for end in ends.values() for update in end.updates]
             walker.is_untold |= any(end.is_untold for end in ends.values())
-        return walker.flow.merged(fork, before, ends)
+        return walker.flow.merged(fork, before, ends, walker.given)
     except Exception as exc:
         yield from _merge_failed(walker, context, exc)
         raise
