@@ -68,7 +68,7 @@ def split(walker: Walker, work: Split) -> Routine[Done]:
     outcomes = yield from run.gather(routines, min(limits, default=None), lambda: stop.is_set)
     node_id = walker.prefix + fork.node_id
     where = f"of the fork after node {node_id!r}"
-    raise_of(walker, node_id, walker.at[1], ("branch", "branches"), where, outcomes, walker.last_good())
+    raise_of(walker, node_id, walker.at[1], ("branch", "branches"), where, outcomes)
     ends = {branch: outcomes[branch].value for branch in fork.branches}
     merged = yield from _merged(walker, fork, ends)
     walker.given = None
@@ -109,7 +109,6 @@ def raise_of(
     words: tuple[str, str],
     where: str,
     outcomes: Mapping[str, Outcome],
-    state: Any,
 ) -> None:
     """Raise what the branches of a fork, or the items of a map, ended with, if not all came to their ends.
 
@@ -123,7 +122,7 @@ def raise_of(
         raise min(others, key=_rank)
     failed = {name: error for name, error in errors.items() if isinstance(error, NodeError)}
     if failed:
-        raise _branch_error(walker, node_id, visit, words, where, failed, state)
+        raise _branch_error(walker, node_id, visit, words, where, failed)
     waits = [wait for error in errors.values() if isinstance(error, Parked) for wait in error.waits]
     if waits:
         raise Parked(tuple(waits))
@@ -151,7 +150,6 @@ def _branch_error(
     words: tuple[str, str],
     where: str,
     failed: Mapping[str, NodeError],
-    state: Any,
 ) -> BranchError:
     run, (one, several) = walker.run, words
     told = _first_few(f"{name!r}: {error}" for name, error in failed.items())
@@ -163,7 +161,7 @@ def _branch_error(
         visit=visit,
         fork=node_id,
         errors=dict(failed),
-        state=state,
+        state=walker.last_good(),
     )
     error.__cause__ = next(iter(failed.values()))
     return error
