@@ -184,6 +184,12 @@ class RecordPlan(Plan):
             return self.dump(value, depth)
         return {MARK: "object", "t": self._name_of(self.cls), "v": self.dump(value, depth)}
 
+    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
+        if self.plain:
+            return self.dump_all(values, depth)
+        name = self._name_of(self.cls)
+        return [{MARK: "object", "t": name, "v": written} for written in self.dump_all(values, depth)]
+
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         if not values:
             return values
@@ -323,7 +329,7 @@ class RecordPlan(Plan):
         if not raws:
             return raws
         names = self.family.names
-        if not (bare and names and {*map(type, raws)} == {dict} and {*map(len, raws)} == {len(names)}):
+        if not names or MARK in names or {*map(type, raws)} != {dict} or {*map(len, raws)} != {len(names)}:
             return super().load_all(raws, bare)
         try:
             columns = columns_of(names, raws)
