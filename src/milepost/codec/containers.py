@@ -53,7 +53,7 @@ class ListPlan(Plan):
     @cached_property
     def twin(self) -> Any:
         """A list of the item's twins."""
-        return None if self.item.twin is None else list[self.item.twin]  # type: ignore[name-defined]
+        return list[self.item.twin]  # type: ignore[name-defined]
 
     @property
     def revives(self) -> bool:  # type: ignore[override]
@@ -119,9 +119,12 @@ class SequencePlan(Tagged):
     @cached_property
     def twin(self) -> Any:
         """A tuple of the item's twins, where those are the values."""
-        if self.cls is not tuple or self.item.twin is None or self.item.revives:
-            return None
-        return tuple[self.item.twin, ...]  # type: ignore[name-defined]
+        return Any if self.revives else tuple[self.item.twin, ...]  # type: ignore[name-defined]
+
+    @property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether its twin is no tuple of values."""
+        return self.cls is not tuple or self.item.revives
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
         if type(value) is not self.cls:
@@ -225,22 +228,22 @@ class DictPlan(Tagged):
         self._key_is_int = isinstance(key, IntPlan)
         self._key_is_str = isinstance(key, StrPlan)
         self._takes_texts = self._key_is_str or key.keeps_json  # a text is a key as it is
+        self._has_twin = cls is dict and self._takes_texts
         self.keeps_json = cls is dict and self._takes_texts and value.keeps_json
 
     @cached_property
     def twin(self) -> Any:
-        """A dict of text and the values' twins."""
-        is_known = self.cls is dict and self._takes_texts and self.value.twin is not None
-        return dict[str, self.value.twin] if is_known else None  # type: ignore[name-defined]
+        """A dict of text and the values' twins, where keys are text."""
+        return dict[str, self.value.twin] if self._has_twin else Any  # type: ignore[name-defined]
 
     @property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether the values' twins are not the values."""
-        return self.value.revives
+        """Whether its twin is no dict of values."""
+        return not self._has_twin or self.value.revives
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
-        if not self.value.revives:
-            return twins
+        if not self._has_twin or not self.revives:
+            return super().revive_all(twins)
         revived = self.value.revive_all(list(chain.from_iterable(map(dict.values, twins))))
         return [dict(zip(twin, part, strict=True)) for twin, part in zip(twins, chunks(revived, twins), strict=True)]
 

@@ -231,7 +231,7 @@ def build_blank(cls: Any, count: int, columns: Iterable[tuple[str, Iterable[Any]
     """Make objects without the code of their class, and set the attributes that the columns name."""
     made = list(map(object.__new__, repeat(cls, count)))
     for name, column in columns:
-        attribute = getattr(cls, name, None)
+        attribute = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
         if type(attribute) in _DESCRIPTORS:  # what `object.__setattr__` would find each time
             deque(map(attribute.__set__, made, column), maxlen=0)  # type: ignore[union-attr]
         else:

@@ -100,8 +100,8 @@ class Plan:
     bare: frozenset[str] = frozenset()  # the kinds of JSON that `dump` writes without the mark
     plain = False  # `wrap` writes what `dump` writes: JSON itself tells the type
     expected = "object"  # the declared type, for people
-    twin: Any = None  # the type that msgspec's typed decoder reads instead; it counts if the same bytes come out again
-    revives = False  # `revive_all` makes the values of what was read as twins
+    twin: Any = Any  # the type that msgspec's typed decoder reads instead; it counts if the same bytes come out again
+    revives = True  # `revive_all` makes the values of what was read as twins
     keeps_json = False  # JSON of the declared kind without a mark is the value itself
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -157,7 +157,7 @@ class Plan:
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
         """Make the values of a column of twins. The column itself comes back if twins are the values."""
-        return twins
+        return self.load_all(twins, True) if self.revives else twins
 
     def contradicted(self, value: Any) -> Contradicted:
         """Make the refusal of a value that is not of the declared type."""

@@ -356,21 +356,22 @@ class RecordPlan(Plan):
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether the class itself is not its twin."""
-        is_own_twin = self.family.is_read_natively and not self._is_generic
+        """Whether the class itself is not its twin; never of one that may contain itself."""
+        is_own_twin = self.family.is_read_natively and not self._is_generic and not self._recursive
         return not is_own_twin or any(plan.revives for plan in self.plans.values())
 
     @cached_property
     def twin(self) -> Any:
-        """The class itself, or a dict or struct of its fields' twins; none of a class that may contain itself."""
-        twins = () if self._recursive else tuple(plan.twin for plan in self.plans.values())
-        if not twins or None in twins or self.family.refusal or any(spec.optional for spec in self._specs.values()):
-            return None
-        return twin_of(self.family, twins) if self.revives else self.cls
+        """The class itself, or a dict or struct of its fields' twins where all fields must be there."""
+        if not self.revives:
+            return self.cls
+        if self._recursive or self.family.refusal or any(spec.optional for spec in self._specs.values()):
+            return Any
+        return twin_of(self.family, tuple(plan.twin for plan in self.plans.values())) if self.plans else Any
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
-        if not self.revives or not twins:
-            return twins
+        if not twins or not self.revives or self.twin is Any:
+            return super().revive_all(twins)
         revived: list[Iterable[Any]] = []
         places = self.family.names if self.family.keeps_rows else twins[0].__struct_fields__
         for plan, place in zip(self.plans.values(), places, strict=True):

@@ -35,6 +35,7 @@ class NonePlan(Plan):
     bare = frozenset({"null"})
     plain = True
     twin = type(None)
+    revives = False
     expected = "None"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -61,6 +62,7 @@ class BoolPlan(Plan):
     bare = frozenset({"bool"})
     plain = True
     twin = bool
+    revives = False
     expected = "bool"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -88,6 +90,7 @@ class IntPlan(Plan):
     bare = frozenset({"int"})
     plain = True
     twin = int
+    revives = False
     expected = "int"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -126,6 +129,7 @@ class FloatPlan(Plan):
     bare = frozenset({"float"})
     plain = True
     twin = float
+    revives = False
     expected = "float"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -160,6 +164,7 @@ class StrPlan(Plan):
     bare = frozenset({"str"})
     plain = True
     twin = str
+    revives = False
     expected = "str"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -188,7 +193,8 @@ class TextPlan(Texts):
         self.tag = tag
         self.types = (cls,)
         self.expected = qualified(cls)
-        self.twin = cls if cls in _NATIVE else None
+        self.revives = cls not in _NATIVE
+        self.twin = Any if self.revives else cls
         self._cls, self._write, self._read = cls, write, read
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:

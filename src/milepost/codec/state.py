@@ -168,7 +168,7 @@ class Codec(Generic[T]):
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[Any] | None:
-        if self._upgrade is not None or self._plan.twin is None or self.problems:
+        if self._upgrade is not None or self._plan.twin is Any or self.problems:
             return None
         try:
             return msgspec.json.Decoder(self._plan.twin)

@@ -35,6 +35,7 @@ class ClockPlan(Texts):
         self.tag = cls.__name__
         self.types = (cls,)
         self.twin = cls
+        self.revives = False
         self.expected = qualified(cls)
         self._cls: Any = cls
 

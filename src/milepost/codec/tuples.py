@@ -30,9 +30,12 @@ class FixedTuplePlan(Tagged):
     @cached_property
     def twin(self) -> Any:
         """A tuple of the items' twins, where those are the values."""
-        if self.repeated is not None or any(item.twin is None or item.revives for item in self.items):
-            return None
-        return tuple.__class_getitem__(tuple(item.twin for item in self.items))
+        return Any if self.revives else tuple.__class_getitem__(tuple(item.twin for item in self.items))
+
+    @property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether its twin is no tuple of values."""
+        return self.repeated is not None or any(item.revives for item in self.items)
 
     def _plans_of(self, count: int) -> tuple[Plan, ...] | None:
         """Give one plan for each of `count` elements; None if no tuple of the type has so many."""

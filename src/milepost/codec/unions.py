@@ -16,7 +16,6 @@ class OptionalPlan(Plan):
 
     def __init__(self, inner: Plan) -> None:
         self.inner = inner
-        self.revives = inner.revives
         self.expected = f"{inner.expected} | None"
 
     @property
@@ -31,7 +30,12 @@ class OptionalPlan(Plan):
     @cached_property
     def twin(self) -> Any:
         """The inner type's twin, or None."""
-        return None if self.inner.twin is None else Optional[self.inner.twin]  # noqa: UP045  # it may be no class
+        return Optional[self.inner.twin]  # noqa: UP045  # it may be no class
+
+    @property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether the inner type's twins are not the values."""
+        return self.inner.revives
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
         if not self.inner.revives:

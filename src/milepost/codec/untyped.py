@@ -43,7 +43,7 @@ class UntypedPlan(Plan):
     """The plan of Any, and the table of the classes that a codec knows."""
 
     plain = True
-    twin = Any
+    revives = False
     keeps_json = True
     bare = frozenset({"null", "bool", "int", "float", "str", "list", "dict"})
     expected = "any carried value"
