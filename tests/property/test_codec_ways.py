@@ -1,5 +1,6 @@
 """The codec's fast ways agree with the plain one, which looks at each value by itself: same bytes, values and refusals."""
 
+import gc
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ from dataclasses import dataclass, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -364,6 +365,60 @@ def test_values_of_no_declared_type_are_written_and_read_alike(value: Any) -> No
     fast = outcome(canonical, value, (Level, Checked))
     with one_by_one():
         assert outcome(canonical, value, (Level, Checked)) == fast
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_records_of_every_family_are_read_in_one_go(family: str) -> None:
+    cls = record_of(family, {"b": int, "at": datetime, "a": str | None, "level": Level, "notes": list[Any]})
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [cls(b=n, at=at, a=None if n else "Z", level=Level.LOW, notes=[1.5, {"c": "d"}]) for n in range(3)]
+    codec: Codec[Any] = Codec(list[cls])  # type: ignore[valid-type]
+    assert shape(rows) == shape(codec._decode_fast(codec.encode(rows)))
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Box(Generic[T]):
+    content: T
+
+
+@dataclass
+class Shelf(Generic[T]):
+    boxes: list[Box[list[T]]]
+
+
+@dataclass
+class DatedShelf(Shelf[date]):
+    name: str
+
+
+@dataclass
+class Store:
+    dates: Shelf[date]
+    dated: DatedShelf
+
+
+def test_what_fields_of_generic_classes_hold_is_told_by_their_arguments() -> None:
+    dates = [Box([date(2026, 1, 1)])]
+    agree_on(Codec(Shelf[date]), Shelf(dates))
+    agree_on(Codec(Store), Store(Shelf(dates), DatedShelf(dates, "x")))
+
+
+@pytest.mark.parametrize("is_collecting", [True, False])
+def test_reading_much_leaves_the_collector_of_garbage_as_it_was(is_collecting: bool) -> None:
+    codec: Codec[list[int]] = Codec(list[int])
+    data = codec.encode([*range(50_000)])
+    (gc.enable if is_collecting else gc.disable)()
+    try:
+        assert 50_000 == len(codec.decode(data))
+        assert is_collecting == gc.isenabled()
+        with pytest.raises(DeserializeStateError):
+            codec.decode(data[:-1])
+        assert is_collecting == gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_value_that_holds_itself_many_times_is_refused_at_once() -> None:

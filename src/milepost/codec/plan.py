@@ -8,8 +8,13 @@ field's type is narrowed from Any.
 
 `dump_all` and `load_all` do the same for a whole column of values at once: all totals of a list of orders, say.
 Where the exact classes of the column allow it, they work with functions that are written in C, which makes
-them some times faster than a loop; else they are that loop. A column never crosses Any or a class that may
-contain itself, so its size is bounded by the value's.
+them some times faster than a loop; else they are that loop. A column crosses Any only while no value stands in
+it twice, and never a class that may contain itself, so its size is bounded by the value's.
+
+A record without marks is read in one go where that can be proved right. `twin` is a type that msgspec's typed
+decoder knows, such as the class itself, or a struct of its fields where objects are not made by it. That decoder
+is more lenient than this codec, so what it read counts only if writing it gives the same bytes again. Then
+`revive_all` makes the values, column by column, where twins are not the values already.
 
 A refusal travels up as a `Refusal`; each container that it passes adds its step of the path. Out of a column
 it also carries its row. Plans hold no state of a call and may be used by several threads.

@@ -15,7 +15,7 @@ from .containers import DictPlan, ListPlan, SequencePlan
 from .enums import EnumPlan, LiteralPlan
 from .families import family_of
 from .family import Family
-from .hints import annotations_of, reveal, type_text, variables_of
+from .hints import annotations_of, insert, reveal, type_text, variables_of
 from .plan import MARK, Plan
 from .records import RecordPlan
 from .registry import find_by_type
@@ -181,7 +181,7 @@ class Resolver:
         self, family: Family, arguments: tuple[Any, ...], annotation: Any, path: str, variables: dict[Any, Any]
     ) -> RecordPlan:
         cls = family.cls
-        filled = tuple(reveal(argument, variables) for argument in arguments)
+        filled = tuple(reveal(insert(argument, variables), variables) for argument in arguments)
         try:
             key: Any = (cls, tuple((type(a), a) for a in filled))
             plan = self._records.get(key)
