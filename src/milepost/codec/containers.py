@@ -55,7 +55,7 @@ class ListPlan(Plan):
         """A list of the item's twins."""
         return list[self.item.twin]  # type: ignore[name-defined]
 
-    @property
+    @cached_property
     def revives(self) -> bool:  # type: ignore[override]
         """Whether the item's twins are not the values."""
         return self.item.revives
@@ -121,7 +121,7 @@ class SequencePlan(Tagged):
         """A tuple of the item's twins, where those are the values."""
         return Any if self.revives else tuple[self.item.twin, ...]  # type: ignore[name-defined]
 
-    @property
+    @cached_property
     def revives(self) -> bool:  # type: ignore[override]
         """Whether its twin is no tuple of values."""
         return self.cls is not tuple or self.item.revives
@@ -236,7 +236,7 @@ class DictPlan(Tagged):
         """A dict of text and the values' twins, where keys are text."""
         return dict[str, self.value.twin] if self._has_twin else Any  # type: ignore[name-defined]
 
-    @property
+    @cached_property
     def revives(self) -> bool:  # type: ignore[override]
         """Whether its twin is no dict of values."""
         return not self._has_twin or self.value.revives

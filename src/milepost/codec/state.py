@@ -161,7 +161,7 @@ class Codec(Generic[T]):
                 return twin
             again = encode_json(twin)
             if again == data or again == data.replace(b'+00:00"', b'Z"'):
-                return self._plan.revive_all([twin])[0]
+                return self._plan.revive_all([twin])[0] if self._plan.revives else twin
             return _SLOW
         except Exception:  # a default factory of a user may fail; the other way says what is wrong
             return _SLOW

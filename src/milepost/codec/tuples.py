@@ -32,7 +32,7 @@ class FixedTuplePlan(Tagged):
         """A tuple of the items' twins, where those are the values."""
         return Any if self.revives else tuple.__class_getitem__(tuple(item.twin for item in self.items))
 
-    @property
+    @cached_property
     def revives(self) -> bool:  # type: ignore[override]
         """Whether its twin is no tuple of values."""
         return self.repeated is not None or any(item.revives for item in self.items)

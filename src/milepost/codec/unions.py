@@ -32,7 +32,7 @@ class OptionalPlan(Plan):
         """The inner type's twin, or None."""
         return Optional[self.inner.twin]  # noqa: UP045  # it may be no class
 
-    @property
+    @cached_property
     def revives(self) -> bool:  # type: ignore[override]
         """Whether the inner type's twins are not the values."""
         return self.inner.revives
