@@ -255,7 +255,7 @@ def rows_of(names: tuple[str, ...], columns: Sequence[Iterable[Any]]) -> list[di
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-_FEW_ROWS = 100
+_FEW_ROWS, _MANY_NAMES = 100, 100
 
 
 class Row(msgspec.Struct):
@@ -286,8 +286,10 @@ _known_maker = lru_cache(maxsize=256)(row_maker)
 
 
 def written_rows(names: tuple[str, ...], columns: list[list[Any]]) -> list[Any]:
-    """Turn columns into what is written of one dict for each row; few rows are not worth a class of their own."""
-    return list(map(_known_maker(names), *columns)) if len(columns[0]) > _FEW_ROWS else rows_of(names, columns)
+    """Turn columns into what is written of one dict for each row; few or wide rows are not worth a class of their own."""
+    if len(columns[0]) < _FEW_ROWS or len(names) > _MANY_NAMES:
+        return rows_of(names, columns)
+    return list(map(_known_maker(names), *columns))
 
 
 def _default_of(field: Any) -> dict[str, Any]:

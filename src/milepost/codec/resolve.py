@@ -11,11 +11,12 @@ import typing
 from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
-from .containers import DictPlan, ListPlan, SequencePlan
+from .containers import ListPlan, SequencePlan
 from .enums import EnumPlan, LiteralPlan
 from .families import family_of
 from .family import Family
 from .hints import annotations_of, insert, reveal, type_text, variables_of
+from .mappings import DictPlan
 from .plan import MARK, Plan
 from .records import RecordPlan
 from .registry import find_by_type

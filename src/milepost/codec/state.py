@@ -13,9 +13,10 @@ import msgspec
 
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
 
-from .containers import DictPlan, encode_sorted
+from .containers import encode_sorted
 from .family import Row
 from .hints import annotations_of, strip
+from .mappings import DictPlan
 from .plan import (
     MARK,
     MAX_DEPTH,

@@ -14,7 +14,8 @@ from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
-from .containers import DictPlan, ListPlan, SequencePlan, load_items
+from .containers import ListPlan, SequencePlan, load_items
+from .mappings import DictPlan
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -171,11 +172,9 @@ class UntypedPlan(Plan):
             return raws
         if cls is list:
             return self._by_type[list].load_all(raws, False)
-        if cls is not dict or MARK not in raws[0]:
-            if cls is dict and not any(MARK in raw for raw in raws):
-                return self._by_type[dict].load_all(raws, False)
-            return super().load_all(raws, False)
-        tag = raws[0][MARK]
+        if cls is dict and not any(MARK in raw for raw in raws):
+            return self._by_type[dict].load_all(raws, False)
+        tag = raws[0].get(MARK) if cls is dict else None
         plan = self._by_tag.get(tag) if type(tag) is str else None
         if isinstance(plan, Texts) and all(len(raw) == 2 and raw.get(MARK) == tag and "v" in raw for raw in raws):
             return plan.load_all([raw["v"] for raw in raws], False)
