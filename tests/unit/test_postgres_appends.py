@@ -78,6 +78,7 @@ def test_an_append_is_one_prepared_statement_and_one_round_trip(store: PostgresS
 def test_an_append_of_several_records_or_with_a_release_is_one_round_trip_too(
     store: PostgresStore, tmp_path: Path
 ) -> None:
+    write(store, begin(store, "other"), checkpoint("other", 1), release=Release("finished"))
     token = begin(store, "r")
     write(store, token, checkpoint("r", 1), checkpoint("r", 2))
     for act in (
