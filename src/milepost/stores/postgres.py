@@ -327,9 +327,7 @@ class PostgresStore(PostgresMedium):
             elif renewal.outcome == "lost":
                 self._drop(token)
         return [
-            renewal
-            if renewal.cancel is None
-            else Renewal(renewal.outcome, self._shown_cancel(token.run_id, renewal.cancel))
+            Renewal(renewal.outcome, self._shown_cancel(token.run_id, renewal.cancel))
             for token, renewal in zip(tokens, renewals, strict=True)
         ]
 
@@ -344,14 +342,7 @@ class PostgresStore(PostgresMedium):
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         found = self._ask("cancels", self._connections, lambda link: self._appends.cancels(link, run_ids))
-        return {run_id: self._shown_cancel(run_id, cancel) for run_id, cancel in found.items()}
-
-    def _shown_cancel(self, run_id: str, cancel: str) -> str:
-        """The reason of a cancel as it was given."""
-        if self._keeper is None:
-            return cancel
-        row = Row(run_id, "", "running", created_at=0.0, updated_at=0.0, epoch=0, cancel=cancel)
-        return self._keeper.opened_row(row).cancel or cancel
+        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
 
 
 def _packed(record: Record) -> Record:

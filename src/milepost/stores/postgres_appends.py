@@ -37,7 +37,8 @@ _NEXT_TYPES = "text int8 text int8 text text int8 int8 text text bytea"
 # The same, if besides the number is the next one. The newest number is looked for from the expected one on: a scan of the
 # index reads all that qualifies on a page before it gives the first.
 _ONE = _NEXT.replace(
-    "FOR SHARE", "    AND (SELECT max(sequence) FROM {records} WHERE run = runs.id AND sequence >= $12) = $12\nFOR SHARE"
+    "FOR SHARE",
+    "    AND (SELECT max(sequence) FROM {records} WHERE run = runs.id AND sequence >= $12) = $12\nFOR SHARE",
 )
 _ONE_TYPES = f"{_NEXT_TYPES} int8"
 
@@ -97,7 +98,9 @@ WITH given AS MATERIALIZED (
 )
 SELECT append FROM written
 """
-_MANY_TYPES = "int8[] text[] int8[] text[] int8[] int8[] bool int8[] int8[] text[] text[] int8[] int8[] text[] text[] bytea[]"
+_MANY_TYPES = (
+    "int8[] text[] int8[] text[] int8[] int8[] bool int8[] int8[] text[] text[] int8[] int8[] text[] text[] bytea[]"
+)
 
 # The same with releases, $17 to $25: what they make of the rows of their runs.
 _MANY_RELEASED = _MANY.replace(
@@ -173,7 +176,8 @@ class Appends:
         if not found:
             return None
         link.note_written(Token(row.run_id, row.epoch, row.nonce, this_process().key), record.sequence)
-        return _int_of(found[0][0] or b"")[0]
+        number: int = _int_of(found[0][0] or b"")[0]
+        return number
 
     def one(self, link: Link, token: Token, record: Record) -> bool:
         """Write one ordinary record; False: it is not, and nothing was written. OverflowError for a number too large."""

@@ -29,7 +29,10 @@ _logger = logging.getLogger("milepost")
 
 Encoder = Callable[[Any], bytes | None]
 
-_OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)  # a set would ask for hashes, which are slow for an enumeration
+_OK = (
+    pq.ExecStatus.COMMAND_OK,
+    pq.ExecStatus.TUPLES_OK,
+)  # a set would ask for hashes, which are slow for an enumeration
 _POLLED = select.POLLIN | select.POLLERR | select.POLLHUP if hasattr(select, "poll") else 0
 _LAST_WORDS = (b"", b"57P")
 """How the codes begin of what is the end of a connection: none, for none came from the server, or it shuts down."""
