@@ -205,9 +205,11 @@ class PostgresStore(PostgresMedium):
         if len(appends) == 1 and appends[0].release is None and len(appends[0].records) == 1:
             return {0} if self._appends.one(link, appends[0].token, appends[0].records[0]) else set()
         keep = _as_it_is if self._keeper is None else self._keeper.keep_row
-        runs = [append.token.run_id for append in appends]
         # Of two appends to one run the second fits only once the first is there.
-        first = [place for place, run_id in enumerate(runs) if runs.index(run_id) == place]
+        first_of_run: dict[str, int] = {}
+        for place, append in enumerate(appends):
+            first_of_run.setdefault(append.token.run_id, place)
+        first = [*first_of_run.values()]
         chosen = [appends[place] for place in first]
         written = self._appends.many(link, chosen, self.clock.time(), keep, is_whole=is_whole)
         return {first[place] for place in written}

@@ -218,11 +218,11 @@ class Appends:
                 newest = its_records[-1].sequence if its_records else None
                 releases.append((place, *_released(run_id, release, newest, now, keep)))
         values = [*_columns(given, 6), is_whole, *_columns(records, 9)]
+        statement = self._many
         if releases:
-            written = link.run(self._many_released, [*values, *_columns(releases, 9)])
-        else:
-            written = link.run(self._many, values)
-        return {_int_of(place or b"")[0] for (place,) in written}
+            statement = self._many_released
+            values += _columns(releases, 9)
+        return {_int_of(place or b"")[0] for (place,) in link.run(statement, values)}
 
     def renew(self, link: Link, tokens: Sequence[Token], now: float, margin: float) -> list[Renewal]:
         """Extend leases where the row is free, by their length less `margin`; a cancel is told as it is kept."""

@@ -49,6 +49,7 @@ _pack_array = struct.Struct("!iiIii").pack
 _pack_no_items = struct.Struct("!iiI").pack
 _pack_length = struct.Struct("!i").pack
 _NULL = _pack_length(-1)
+_EIGHT = _pack_length(8)
 
 
 class Preparing:
@@ -127,12 +128,32 @@ _ENCODERS: dict[str, Encoder] = {
 
 def _encode_array(name: str, values: Sequence[Any]) -> bytes:
     """An array of one dimension in its binary form; see array_send in the server's sources."""
-    element, encode = _OIDS[name][0], _ENCODERS[name]
-    parts = [_pack_array(1, 1, element, len(values), 1)] if values else [_pack_no_items(0, 0, element)]
-    for value in values:
-        data = encode(value)
-        parts += (_NULL,) if data is None else (_pack_length(len(data)), data)
-    return b"".join(parts)
+    element, item = _OIDS[name][0], _ITEMS[name]
+    begin = _pack_array(1, 1, element, len(values), 1) if values else _pack_no_items(0, 0, element)
+    return b"".join([begin, *[_NULL if value is None else item(value) for value in values]])
+
+
+def _int_item(value: int) -> bytes:
+    return _EIGHT + pack_int(value)
+
+
+def _text_item(value: str) -> bytes:
+    data = value.encode()
+    return _pack_length(len(data)) + data
+
+
+def _bytes_item(value: bytes) -> bytes:
+    return _pack_length(len(value)) + value
+
+
+# What an array holds of a value: its length and itself.
+_ITEMS: dict[str, Callable[[Any], bytes]] = {
+    "bool": lambda value: _bytes_item(b"\1" if value else b"\0"),
+    "bytea": _bytes_item,
+    "float8": lambda value: _EIGHT + _pack_float(value),
+    "int8": _int_item,
+    "text": _text_item,
+}
 
 
 class Session:

@@ -31,7 +31,6 @@ from milepost.stores.group_commit import GroupCommit
 from milepost.stores.journal import has_statements
 from milepost.stores.runs import Runs, save_from_outside
 from milepost.stores.sqlite_transaction import SQLTransaction
-from milepost.stores.transaction import Transaction
 
 __all__ = ["SQLiteStore"]
 
