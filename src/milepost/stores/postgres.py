@@ -45,6 +45,8 @@ _logger = logging.getLogger("milepost")
 
 _LANES = 3
 """Appends that are on their way at once. What more threads append meanwhile goes into the next ones, many in a commit."""
+_CROWD = 4
+"""With so many in one commit it is the only one on its way: one large batch is less work than three."""
 _LOCKED_SECONDS = 2.0
 """How long all renewals of a beat wait for rows, so that one that is stuck costs no other its lease."""
 _PACKED_BYTES = 4096
@@ -91,6 +93,10 @@ class PostgresStore(PostgresMedium):
     def _make_lanes(self) -> tuple[GroupCommit, ...]:
         return tuple(GroupCommit(self._commit_together, _is_medium_at_fault) for _ in range(_LANES))
 
+    def _lanes_in_use(self) -> tuple[GroupCommit, ...]:
+        lanes = self._lanes
+        return lanes if lanes[0].crowd < _CROWD else lanes[:1]
+
     def _after_fork(self, is_child: bool) -> None:
         super()._after_fork(is_child)
         if is_child:
@@ -136,7 +142,7 @@ class PostgresStore(PostgresMedium):
         token, records, release, tags, statements = append
         if release is not None or tags is not None or statements or len(records) != 1 or records[0][5] is None:
             return None
-        for lane in self._lanes:
+        for lane in self._lanes_in_use():
             if not lane.queue and lane.lock.acquire(False):
                 break
         else:
@@ -171,9 +177,10 @@ class PostgresStore(PostgresMedium):
             if len({append.token.run_id for append in appends}) == len(appends):
                 self._commit_together(appends, told, is_whole=True)
         else:
-            lane = next((lane for lane in self._lanes if not lane.is_busy), None)
+            lanes = self._lanes_in_use()
+            lane = next((lane for lane in lanes if not lane.is_busy), None)
             if lane is None:
-                told = min(self._lanes, key=len).append(appends)
+                told = min(lanes, key=len).append(appends)
             else:
                 try:
                     with lane.lock:
