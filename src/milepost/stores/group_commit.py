@@ -7,8 +7,8 @@ Nobody waits in vain: whoever lets go of the lock wakes the first in line, and a
 lock free and itself the first goes ahead. On every way out of the leader, a signal's exception included, the others
 are settled or are back in line. Should a wake-up be lost to a signal all the same, who waits looks for itself now and then.
 
-Those who are settled wake one another, each the next before it goes on. All at once they would only wait for each other
-again: the interpreter runs one thread at a time, and to contend for that costs more than a commit.
+Those who are settled wake one another, each another one before it goes on. All at once they would only wait for each
+other again: the interpreter runs one thread at a time, and to contend for that costs more than a commit.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ __all__ = ["GroupCommit"]
 
 _LOOK = 1.0
 """Seconds after which who waits looks whether it need not."""
+_ABREAST = 3
+"""How many of them are woken at once: one goes on, the others are ready when it stops, also on a busy machine."""
 
 
 class _Job:
@@ -36,7 +38,7 @@ class _Job:
         self.appends = appends
         self.verdicts: list[Verdict] | None = None
         self.error: BaseException | None = None
-        self.after: _Job | None = None
+        self.after: Sequence[_Job] = ()
         """Who is in the same commit and to be woken next."""
         self.gate = threading.Lock()
         """Its thread waits here, to be told that the job is settled or first in line."""
@@ -103,8 +105,8 @@ class GroupCommit:
             raise
         finally:
             self.wake_first()
-            if job.after is not None:
-                job.after.wake()
+            for other in job.after:
+                other.wake()
         if job.verdicts is None:
             assert job.error is not None
             raise job.error
@@ -131,8 +133,10 @@ class GroupCommit:
         while self.queue:
             jobs.append(self.queue.popleft())
         self.crowd = len(jobs)
-        for job, after in itertools.pairwise([mine, *(job for job in jobs if job is not mine)]):
-            job.after = after
+        others = [job for job in jobs if job is not mine]
+        mine.after = others[:_ABREAST]
+        for number, job in enumerate(others):
+            job.after = others[number + _ABREAST : number + _ABREAST + 1]
         groups = [jobs]
         try:
             while groups:
