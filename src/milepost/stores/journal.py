@@ -424,6 +424,10 @@ class Journal(Store):
             rows = [tx.row(run_id) for run_id in run_ids]
         return {row.run_id: row.cancel for row in rows if row is not None and row.cancel is not None}
 
+    def _shown_cancel(self, run_id: str, cancel: str | None) -> str | None:
+        """The reason of a cancel as it was given, for a medium that reads it without its row."""
+        return cancel if self._keeper is None or cancel is None else self._keeper.opened_cancel(run_id, cancel)
+
     def _row(self, tx: Transaction, run_id: str) -> Row:
         row = tx.row(run_id)
         if row is None:

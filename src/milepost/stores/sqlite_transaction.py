@@ -14,7 +14,7 @@ from typing import Any
 from milepost.errors import StoreError
 from milepost.fence import Row
 from milepost.record import Record, format_time
-from milepost.store import Signal, Statement
+from milepost.store import Signal, Statement, Token
 from milepost.stores import sqlite_user_statements
 from milepost.stores.columns import (
     damaged_row,
@@ -38,6 +38,18 @@ _ROW_COLUMNS = (
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
 _INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 24)})"  # noqa: S608
 _UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 24)}) WHERE id = ?"  # noqa: S608
+
+# Rows are looked for one by one: without the order that CROSS JOIN keeps all runs might be read instead.
+_RENEW = """
+UPDATE runs SET lease_until = ? + lease, updated_at = ? WHERE id IN (
+    SELECT runs.id FROM json_each(?) AS given CROSS JOIN runs WHERE run_id = json_extract(given.value, '$[0]')
+    AND epoch = json_extract(given.value, '$[1]') AND nonce = json_extract(given.value, '$[2]')
+)
+RETURNING run_id, epoch, nonce, cancel
+"""
+_CANCELS = """
+SELECT run_id, cancel FROM json_each(?) AS given CROSS JOIN runs ON run_id = given.value WHERE cancel IS NOT NULL
+"""
 
 # A damaged header must come out as bytes, not as an error of the text decoder: hence the cast. One that is gone, of a
 # record that has no note either, must not look like a save from outside.
@@ -137,6 +149,15 @@ class SQLTransaction(Transaction):
 
     def put_row(self, row: Row) -> None:
         self._execute(_UPDATE_ROW, (*row_values(row), self.number(row.run_id)))
+
+    def renew(self, tokens: Sequence[Token], now: float) -> dict[tuple[str, int, str], str | None]:
+        """Extend the leases of those `tokens` that are current: their runs, epochs and nonces, with open cancels as kept."""
+        given = json_text([token[:3] for token in tokens])
+        return {(row[0], row[1], row[2]): row[3] for row in self._fetch(_RENEW, (now, now, given))}
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """The open cancels of these runs, as they are kept."""
+        return dict(self._fetch(_CANCELS, (json_text(run_ids),)))
 
     def page(
         self,
