@@ -59,6 +59,11 @@ class Guarded(Transaction):
         )
         return [self._keeper.opened_row(row) for row in rows]
 
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        return self._tx.rested(status, after=after, until=until, limit=limit)
+
     def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
         return [self._keeper.opened_row(row) for row in self._tx.candidates(flow, now, limit)]
 

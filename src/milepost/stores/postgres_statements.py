@@ -25,9 +25,11 @@ __all__ = [
     "NEWEST_COLUMNS",
     "NODE_IDS",
     "RECORD_COLUMNS",
+    "RESTED",
     "ROW_COLUMNS",
     "ROW_NAMES",
     "ROW_WIDTH",
+    "RUNNING",
     "TALLY",
     "UPDATE_ROW",
     "Tables",
@@ -100,6 +102,13 @@ FROM {runs} LEFT JOIN (
 ) AS kept ON kept.run = runs.id
 GROUP BY status ORDER BY status
 """
+
+# When runs were last changed that nobody owns, by index. Those that somebody owns are few.
+RESTED = """
+SELECT rested_at, run_id FROM {runs} WHERE status = %s AND (rested_at, run_id) > (%s::float8, %s::text)
+    AND rested_at <= %s::float8 ORDER BY rested_at, run_id LIMIT %s
+"""
+RUNNING = RESTED.replace("rested_at", "updated_at")
 
 # A run with an owner is due only if that has ended: its time is over, the clock went back, its verb in this process has ended
 # without a release, or its process is gone. The last is not for the server to know, so this machine's owners are told.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 from milepost.errors import StoreError
 from milepost.fence import Row
 from milepost.process import is_gone, this_process
 from milepost.record import CHECKPOINT, Record, format_time
-from milepost.store import Signal, Statement
+from milepost.store import Signal, Statement, Status
 from milepost.stores import postgres_user_statements
 from milepost.stores.columns import entry_of, json_text, record_of, record_values, row_of
 from milepost.stores.postgres_driver import psycopg
@@ -33,8 +33,10 @@ from milepost.stores.postgres_statements import (
     NEWEST_COLUMNS,
     NODE_IDS,
     RECORD_COLUMNS,
+    RESTED,
     ROW_COLUMNS,
     ROW_WIDTH,
+    RUNNING,
     TALLY,
     UPDATE_ROW,
     Tables,
@@ -164,22 +166,36 @@ class PostgresTransaction(Transaction):
             ("flow = %s", flow),
             ("updated_at < %s", updated_before),
             ("updated_at > %s", updated_after),
-            ("status = ANY(%s)", None if statuses is None else [s for s in statuses if s.isascii()]),
         ):
             if value is not None:
                 terms.append(term)
                 values.append(value)
-        for name, value in tags.items():
-            terms.append("tags ->> %s = %s")
-            values += (name, value)
+        for pair in tags.items():
+            terms.append("tags @> jsonb_build_object(%s::text, %s::text) AND tags <> '{{}}'")
+            values += pair
         if any(isinstance(value, str) and "\0" in value for value in values):
+            return []
+        # A part for each status, merged as they come: each is read by index, as far as it is asked for. Without a limit of
+        # their own the server would sort them all.
+        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
+        parts = [terms if status is None else [*terms, "status = %s"] for status in wanted]
+        where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
+        selects = [f"(SELECT * FROM {{runs}} {part} ORDER BY id DESC LIMIT %s)" for part in where]  # noqa: S608
+        if not selects:
             return []
         query = f"""
             SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
-                SELECT * FROM {{runs}} {"WHERE " + " AND ".join(terms) if terms else ""} ORDER BY id DESC LIMIT %s
+                SELECT * FROM ({" UNION ALL ".join(selects)}) AS found ORDER BY id DESC LIMIT %s
             ) AS runs {NEWEST} ORDER BY id DESC
         """  # noqa: S608
-        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+        bound = [value for status in wanted for value in (*values, *([] if status is None else [status]), limit)]
+        return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
+
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        query = RUNNING if status == "running" else RESTED
+        return self._fetch(query, (status, *after, until, limit))
 
     def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
         if "\0" in flow:
