@@ -147,7 +147,7 @@ ORDER BY run, sequence;
 
 _STEPS = {
     1: "ALTER TABLE runs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0;",
-    2: "DROP INDEX IF EXISTS runs_due;\n"
+    2: "DROP INDEX IF EXISTS runs_due;\n"  # noqa: S608
     + _RUN_INDEXES
     + "INSERT INTO run_tags SELECT key, value, runs.id FROM runs, json_each(CASE WHEN json_valid(tags) THEN tags END);",
 }
