@@ -60,7 +60,7 @@ def looping(work: Callable[[Page], Page]) -> CompiledGraph[Page]:
 
 def fill(store: Store, checkpoints: int) -> Filled:
     """Fill an empty store, whose clock is a `FakeClock`, with that many checkpoints, a tenth of them in the long run."""
-    clock, chance = store.clock, random.Random(_SEED)  # noqa: S311 - the same store each time
+    clock, chance = store.clock, random.Random(_SEED)
     assert isinstance(clock, FakeClock)
     graph = looping(lambda state: Page(state.n + 1, state.text))
     begun = 0
@@ -98,7 +98,14 @@ def fill(store: Store, checkpoints: int) -> Filled:
 
 def _records(run_id: str, length: int, status: str, moment: str, chance: random.Random) -> Iterator[Record]:
     state = b'{"n":1,"text":"%s"}' % secrets.token_hex(STATE_BYTES // 2).encode()
-    fields = {"next_node": "step 1", "attempt": 1, "prev_node_id": "step 0", "iteration": 1, "duration_ms": 1.5, "epoch": 1}
+    fields = {
+        "next_node": "step 1",
+        "attempt": 1,
+        "prev_node_id": "step 0",
+        "iteration": 1,
+        "duration_ms": 1.5,
+        "epoch": 1,
+    }
     nodes = chance.randint(3, 12)
     for sequence in range(1, length + 1):
         node, visit = f"step {sequence % nodes}", sequence // nodes + 1

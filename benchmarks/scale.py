@@ -26,7 +26,18 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.children import environment, run_child, run_together
-from benchmarks.filling import BEGUN, CUSTOMER_RUNS, FLOWS, LONG_RUN, QUEUED, RESUMABLE, STATE_BYTES, Filled, fill, looping
+from benchmarks.filling import (
+    BEGUN,
+    CUSTOMER_RUNS,
+    FLOWS,
+    LONG_RUN,
+    QUEUED,
+    RESUMABLE,
+    STATE_BYTES,
+    Filled,
+    fill,
+    looping,
+)
 from benchmarks.flows import Counter, Page, chain, count_async
 from benchmarks.report import Figure, as_json, as_table, at_most, compare
 from benchmarks.rounds import Rounds, Side, interleave, seconds, spread_of
@@ -91,9 +102,7 @@ def stores(scale: Scale, kind: str, folder: Path, dsn: str = "") -> Iterator[Fig
         # In pairs, so that both sides of a ratio meet the same machine.
         ordered = {name: sides[name] for name in sorted(sides, key=lambda name: name.rpartition(" ")[0])}
         yield from _ratios(interleave(scale.rounds, ordered), kind, scale)
-        pruned = {
-            f"prune of old runs, each {name}": _pruning(store, filled[name]) for name, store in opened.items()
-        }
+        pruned = {f"prune of old runs, each {name}": _pruning(store, filled[name]) for name, store in opened.items()}
         rounds = min(scale.rounds, len(filled["small"].ends) - 2)
         yield from _ratios(interleave(rounds, pruned), kind, scale)
         memory = {
@@ -137,7 +146,7 @@ def _sides(store: Store, filled: Filled) -> dict[str, Side]:
     """What is measured on one store, in seconds."""
     flow, middle = FLOWS[0], filled.runs // 4 // CUSTOMER_RUNS  # where none of those lies that are resumed
     customer, after = f"c-{middle}", f"{flow} {middle * CUSTOMER_RUNS}"
-    chance = random.Random(1)  # noqa: S311 - the same order each time
+    chance = random.Random(1)
     pages: dict[str, dict[str, Any]] = {
         "a page of runs": {},
         "a page behind a run": {"after": after},
@@ -329,7 +338,7 @@ def _check(dsn: str, schema: str, runs: int, nodes: int, done: int) -> None:
 
     with psycopg.connect(dsn) as connection:
         found = connection.execute(
-            f"SELECT count(*), count(DISTINCT (run, node_id)) FROM {schema}.records WHERE kind = 'checkpoint'"  # noqa: S608
+            f"SELECT count(*), count(DISTINCT (run, node_id)) FROM {schema}.records WHERE kind = 'checkpoint'"
         ).fetchone()
     if found != (runs * nodes, runs * nodes):
         raise AssertionError(f"of {runs * nodes} checkpoints there are {found}")

@@ -18,6 +18,7 @@ __all__ = [
     "DUE",
     "ENTRY_COLUMNS",
     "FACTS",
+    "FACTS_OF_MANY",
     "INSERT_RECORD",
     "INSERT_RECORDS",
     "INSERT_ROW",
@@ -82,6 +83,7 @@ LEFT JOIN LATERAL (
 """  # noqa: S608
 NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
 FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
+FACTS_OF_MANY = f"SELECT id, {NEWEST_COLUMNS} FROM unnest(%s::bigint[]) AS runs (id) {NEWEST}"  # noqa: S608
 
 # One step of the index from each node to the next, however many records a node has. PostgreSQL has no loose index scan.
 # Source: https://wiki.postgresql.org/wiki/Loose_indexscan

@@ -26,6 +26,7 @@ from milepost.stores.postgres_statements import (
     DUE,
     ENTRY_COLUMNS,
     FACTS,
+    FACTS_OF_MANY,
     INSERT_RECORD,
     INSERT_RECORDS,
     INSERT_ROW,
@@ -228,6 +229,10 @@ class PostgresTransaction(Transaction):
         for found in self._fetch(query, (builtins.list(epochs), builtins.list(epochs.values()))):
             with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
                 whole.append(self._row(found))
+        if self._is_write:  # whoever takes them needs that of each
+            names = {self._numbers[row.run_id]: row.run_id for row in whole}
+            for number, *facts in self._fetch(FACTS_OF_MANY, (builtins.list(names),)):
+                self._facts[names[number]] = _facts_of(facts)
         return whole
 
     def tally(self) -> builtins.list[Tally]:
@@ -279,6 +284,8 @@ class PostgresTransaction(Transaction):
         newest: bool = False,
         limit: int | None = None,
     ) -> builtins.list[Record]:
+        if kinds is not None and {*kinds} == {CHECKPOINT} and self._facts.get(run_id, (0, True))[1] is None:
+            return []
         span = self._span(run_id, after, before)
         return [record_of(values) for values in self._select(RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
 

@@ -288,6 +288,8 @@ class Transaction(abc.ABC):
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         """The nodes that have a live checkpoint below `before`, sorted."""
+        if before <= 1:  # there is nothing but the start
+            return ()
         spans = _spans(live, before)
         return tuple(
             node_id
