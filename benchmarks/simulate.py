@@ -265,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = replace(Load(), **{option.name: getattr(given, option.name) for option in fields(Load)})
     unusable = [name for name, value in asdict(load).items() if not 0 < value < math.inf]
     if unusable or load.peak < 1 or load.nodes_per_run < 1:
-        parser.error(f"{', '.join(unusable) or 'peak and nodes-per-run'}: give a number above 0, for these two 1 or more")
+        parser.error(
+            f"{', '.join(unusable) or 'peak and nodes-per-run'}: give a number above 0, for these two 1 or more"
+        )
     if given.shards is not None and given.shards < 1:
         parser.error("--shards: give 1 or more")
     try:

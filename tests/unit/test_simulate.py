@@ -67,7 +67,10 @@ def test_percentiles_of_waits_are_right_to_the_width_of_a_bucket() -> None:
     waits = Waits({})
     for wait in range(1, 1001):
         waits.add(wait / 1000, 1.0)
-    assert (0.5, 0.99) == (pytest.approx(waits.percentile(0.5), rel=0.04), pytest.approx(waits.percentile(0.99), rel=0.04))
+    assert (0.5, 0.99) == (
+        pytest.approx(waits.percentile(0.5), rel=0.04),
+        pytest.approx(waits.percentile(0.99), rel=0.04),
+    )
     assert 0 == Waits({}).percentile(0.5)
 
 
