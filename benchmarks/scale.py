@@ -169,15 +169,15 @@ def _sides(store: Store, filled: Filled) -> dict[str, Side]:
         "append of a node": _appending(store),
         **listing,
         "claim of 5 due runs": lambda: _claim(store, QUEUED),
-        "a poll that finds nothing": partial(seconds, partial(store.claim_due, ["of nobody"], 5), times=5),
-        "prune that finds nothing": partial(seconds, partial(store.prune, older_than=1e10), times=5),
+        "a poll that finds nothing": partial(seconds, partial(store.claim_due, ["of nobody"], 5), times=10),
+        "prune that finds nothing": partial(seconds, partial(store.prune, older_than=1e10), times=10),
     }
 
 
 def _list(store: Store, asked: dict[str, Any]) -> float:
     """Seconds for a page, which is full, or empty."""
     found: list[Any] = []
-    taken = seconds(lambda: found.append(store.list_runs(**asked)), times=5)
+    taken = seconds(lambda: found.append(store.list_runs(**asked)), times=10)
     assert {len(page) for page in found} <= {0 if asked.get("flow") == "of nobody" else asked["limit"]}
     return taken
 
