@@ -156,6 +156,14 @@ def test_postgres_finds_tags_by_what_they_say_now(postgres: str) -> None:
         check_tags(tx)
 
 
+def test_a_poll_of_postgres_locks_what_it_may_take_and_nothing_that_it_leaves_out(large: PostgresStore) -> None:
+    with large._write("look") as tx:
+        ready = [row.run_id for row in tx.candidates("common", NOW, 6) if row.status == "ready"]
+        assert 6 == len(ready)
+        skip = [*ready[:4], "no\0run", "no\ud800run"]
+        assert ready[4:] == [row.run_id for row in tx.candidates("common", NOW, 2, skip) if row.status == "ready"]
+
+
 def test_a_renewal_touches_no_index_of_postgres(postgres: str, database: Database) -> None:
     with PostgresStore(postgres) as store:
         with store._write("fill") as tx:

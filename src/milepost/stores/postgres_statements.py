@@ -122,24 +122,25 @@ _IS_OVER = (
 )
 _MAYBE_OVER = f"({_IS_OVER} OR starts_with(owner, %(machine)s))"
 _OWNER_TO_ASK = f"CASE WHEN {_IS_OVER} THEN '' ELSE owner END"
+_IS_WANTED = "id <> ALL(%(passed)s::bigint[]) AND run_id <> ALL(%(skip)s::text[])"
 DUE = f"""
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at IS NULL
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at <= %(now)s
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'waiting' AND wake_at <= %(now)s
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'interrupted' AND worked
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND status = 'running' AND {_MAYBE_OVER}
-    AND id <> ALL(%(passed)s::bigint[])
+    AND {_IS_WANTED}
 UNION ALL
 SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND cancel IS NOT NULL AND {_MAYBE_OVER}
-    AND id <> ALL(%(passed)s::bigint[])
+    AND {_IS_WANTED}
 """  # noqa: S608
 
 

@@ -199,15 +199,19 @@ class PostgresTransaction(Transaction):
         query = RUNNING if status == "running" else RESTED
         return self._fetch(query, (status, *after, until, limit))
 
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         if "\0" in flow:
             return []
+        # What no database keeps is no run's id.
+        left_out = [
+            run_id for run_id in skip if "\0" not in run_id and run_id.encode("utf-8", "replace").decode() == run_id
+        ]
         passed: builtins.list[int] = []
         whole: builtins.list[Row] = []
         machine = this_process().name.rpartition(":")[0].rpartition(":")[0] + ":"
         while True:
             known = {"flow": flow, "now": now, "limit": limit, "machine": machine, "passed": passed}
-            found = self._fetch(DUE, {**known, "abandoned": self._abandoned()})
+            found = self._fetch(DUE, {**known, "skip": left_out, "abandoned": self._abandoned()})
             free = {owner for owner in {owner for _, _, owner in found} if not owner or is_gone(owner)}
             epochs = {number: epoch for number, epoch, owner in found if owner in free}
             rows = self._due_rows(epochs)

@@ -196,8 +196,9 @@ class SQLTransaction(Transaction):
         )
         return self._fetch(query, (status, *after, until, limit))
 
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         rows: dict[int, Sequence[Any]] = {}
+        limit += len(skip)
         for index, term, values in (
             ("runs_by_flow_and_status", "status = 'running' LIMIT -1", (flow,)),
             ("runs_cancel", "cancel IS NOT NULL LIMIT -1", (flow,)),

@@ -176,9 +176,9 @@ class Transaction(abc.ABC):
         )
 
     @abc.abstractmethod
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         """Rows of `flow` that may be due, oldest first: all running ones and those with an open cancel, and
-        at least the oldest `limit` of each other kind that is due."""
+        at least the oldest `limit` of each other kind that is due. Runs in `skip` may be left out, and do not count."""
 
     @abc.abstractmethod
     def tally(self) -> builtins.list[Tally]:
