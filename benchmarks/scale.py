@@ -137,8 +137,8 @@ def _vacuum(dsn: str, schema: str) -> None:
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"VACUUM ANALYZE {schema}.runs")
-        connection.execute(f"VACUUM ANALYZE {schema}.records")
+        for table in ("runs", "records", "run_tags"):
+            connection.execute(f"VACUUM ANALYZE {schema}.{table}")
         connection.execute("CHECKPOINT")
 
 
@@ -155,6 +155,7 @@ def _sides(store: Store, filled: Filled) -> dict[str, Side]:
         "a page of two statuses": {"status": ("failed", "finished")},
         "a page of a status and a flow": {"status": "failed", "flow": flow, "limit": 3},
         "a page of a tag": {"tags": {"customer": customer}, "limit": CUSTOMER_RUNS},
+        "a page of a common tag": {"tags": {"region": "eu"}},
         "a page of two tags and a status": {
             "tags": {"customer": customer, "region": "eu"},
             "status": "finished",

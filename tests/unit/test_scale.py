@@ -37,7 +37,7 @@ def row(number: int, **changes: Any) -> Row:
         "created_at": NOW + number,
         "updated_at": NOW + number,
         "epoch": 1,
-        "tags": {"customer": f"c-{number % 150}"},
+        "tags": {"customer": f"c-{number % 150}", "half": str(number % 2)},
     }
     return Row(**(given | changes))
 
@@ -61,6 +61,7 @@ WORK: dict[str, Callable[[Transaction], Any]] = {
     "page of a status without runs": lambda tx: tx.page(**NO_FILTER | {"statuses": ("blocked",)}),
     "page of a status of a flow": lambda tx: tx.page(**NO_FILTER | {"flow": "rare", "statuses": ("failed",)}),
     "page of a tag": lambda tx: tx.page(**NO_FILTER | {"tags": {"customer": "c-7"}, "limit": 5}),
+    "page of a common tag": lambda tx: tx.page(**NO_FILTER | {"tags": {"half": "0"}}),
     "page of a tag without runs": lambda tx: tx.page(**NO_FILTER | {"tags": {"customer": "none"}}),
     "poll": lambda tx: tx.candidates("common", NOW, 5),
     "poll that finds nothing": lambda tx: tx.candidates("none", NOW, 5),
@@ -133,6 +134,7 @@ def large(postgres: str, database: Database) -> Iterator[PostgresStore]:
         with store._write("fill") as tx:
             fill(tx, 3000)
         database.query("VACUUM ANALYZE milepost.runs")
+        database.query("VACUUM ANALYZE milepost.run_tags")
         yield store
 
 
@@ -257,6 +259,9 @@ def check_tags(tx: Transaction) -> None:
     tx.put_row(row(3, tags={"a": "1"}))
     tx.put_row(row(2, tags={"a": "2"}))
     assert (["r-3", "r-1"], ["r-2"]) == (found(a="1"), found(a="2"))
+    long = {"k" * 3000: "ä" * 5000}
+    tx.put_row(row(3, tags=long))
+    assert ["r-3"] == found(**long)
     tx.put_row(row(3, tags={}))
     tx.remove_run("r-1")
     assert ([], ["r-2"]) == (found(a="1"), found(a="2"))

@@ -32,6 +32,7 @@ __all__ = [
     "ROW_NAMES",
     "ROW_WIDTH",
     "RUNNING",
+    "TAGGED",
     "TALLY",
     "UPDATE_ROW",
     "Tables",
@@ -99,6 +100,9 @@ WITH RECURSIVE nodes (id) AS (
 SELECT id FROM nodes WHERE id IS NOT NULL
 """
 
+# Run by run as they are asked for: OFFSET keeps the planner from joining all of them, for it cannot know how many match.
+TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = found.run OFFSET 0) AS runs"
+
 TALLY = """
 SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint, min(updated_at)
 FROM {runs} LEFT JOIN (
@@ -148,11 +152,11 @@ class Tables:
     """The tables of one schema: makes statements about them."""
 
     def __init__(self, schema: str) -> None:
-        self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals")}
+        self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals", "run_tags")}
         self._statements: dict[str, bytes] = {}
 
     def __call__(self, text: str) -> bytes:
-        """`text` with the full, quoted names of the tables for `{runs}`, `{records}` and `{signals}`."""
+        """`text` with the full, quoted names of the tables for `{runs}`, `{records}`, `{signals}` and `{run_tags}`."""
         found = self._statements.get(text)
         if found is None:
             found = self._statements[text] = sql.SQL(text).format(**self._names).as_bytes()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any, get_args
 
 from milepost.errors import StoreError
@@ -39,6 +40,7 @@ from milepost.stores.postgres_statements import (
     ROW_COLUMNS,
     ROW_WIDTH,
     RUNNING,
+    TAGGED,
     TALLY,
     UPDATE_ROW,
     Tables,
@@ -161,10 +163,20 @@ class PostgresTransaction(Transaction):
         limit: int,
         after: str | None,
     ) -> builtins.list[Row]:
+        table, number = "{runs} AS runs", "id"
         terms: builtins.list[str] = []
         values: builtins.list[Any] = []
+        for tag in tags.items():
+            if (
+                not terms
+            ):  # one tag is found by its index, in the order of runs; what else is asked is looked at in these
+                table, number = TAGGED, "found.run"
+                terms.append("found.tag = %s")
+                values.append(sha256("=".join(tag).encode("utf-8", "replace")).digest()[:8])
+            terms.append("runs.tags ->> %s = %s")
+            values += tag
         for term, value in (
-            ("id < (SELECT id FROM {runs} WHERE run_id = %s)", after),
+            (f"{number} < (SELECT id FROM {{runs}} WHERE run_id = %s)", after),  # noqa: S608
             ("flow = %s", flow),
             ("updated_at < %s", updated_before),
             ("updated_at > %s", updated_after),
@@ -172,9 +184,6 @@ class PostgresTransaction(Transaction):
             if value is not None:
                 terms.append(term)
                 values.append(value)
-        for pair in tags.items():
-            terms.append("tags @> jsonb_build_object(%s::text, %s::text) AND tags <> '{{}}'")
-            values += pair
         if any(isinstance(value, str) and "\0" in value for value in values):
             return []
         # A part for each status, merged as they come: each is read by index, as far as it is asked for. Without a limit of
@@ -182,7 +191,7 @@ class PostgresTransaction(Transaction):
         wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
         parts = [terms if status is None else [*terms, "status = %s"] for status in wanted]
         where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
-        selects = [f"(SELECT * FROM {{runs}} {part} ORDER BY id DESC LIMIT %s)" for part in where]  # noqa: S608
+        selects = [f"(SELECT runs.* FROM {table} {part} ORDER BY {number} DESC LIMIT %s)" for part in where]  # noqa: S608
         if not selects:
             return []
         query = f"""
