@@ -285,9 +285,10 @@ def workers(scale: Scale, dsn: str) -> Iterator[Figure]:
         _tell(f"{runs} runs started in {perf_counter() - began:.1f} s")
         started = _log_position(dsn)
         _vacuum(dsn, schema)
-        resumed = _log_position(dsn)
+        resumed, server_before = _log_position(dsn), _server_busy(dsn)
         told = run_together([["working", dsn, schema, str(nodes), str(scale.concurrency)]] * processes)
         taken = max(child["ended"] for child in told) - min(child["began"] for child in told)
+        server = _server_busy(dsn) - server_before
         written = _log_position(dsn) - resumed + started - before
         _check(dsn, schema, runs, nodes, sum(child["done"] for child in told))
         busy = sum(child["busy"] for child in told) / (runs * nodes)
@@ -295,6 +296,7 @@ def workers(scale: Scale, dsn: str) -> Iterator[Figure]:
             "runs/s": runs / taken,
             "nodes/s": runs * nodes / taken,
             "us of CPU of workers a node": busy * 1e6,
+            "us of CPU of the server a node": server / (runs * nodes) * 1e6,
             "bytes on disk a node": _size(dsn, schema) / (runs * nodes),
             "bytes of log a node": written / (runs * nodes),
         }
@@ -307,6 +309,23 @@ def workers(scale: Scale, dsn: str) -> Iterator[Figure]:
 
 def _log_position(dsn: str) -> int:
     return int(_ask(dsn, "SELECT (pg_current_wal_lsn() - '0/0')::bigint"))
+
+
+def _server_busy(dsn: str) -> float:
+    """Seconds of CPU that all processes of the server have taken, those that have ended included; 0 without /proc."""
+    processes = Path("/proc")
+    if not processes.is_dir():
+        return 0.0
+    lines = (Path(_ask(dsn, "SHOW data_directory")) / "postmaster.pid").read_text().splitlines()
+    total = 0.0
+    for stat in processes.glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if fields[1] == lines[0]:  # a child
+                total += sum(map(int, fields[11:13]))
+            elif stat.parent.name == lines[0]:
+                total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def _size(dsn: str, schema: str) -> int:

@@ -139,6 +139,7 @@ def test_a_large_store_is_measured_beside_a_small_one(
 @pytest.mark.slow
 def test_worker_processes_do_each_run_once_and_are_told_by_their_number(request: pytest.FixtureRequest) -> None:
     figures = [*scale.workers(scale.TINY, request.getfixturevalue("own_server").dsn)]
-    units = {"runs/s", "nodes/s", "us of CPU of workers a node", "bytes on disk a node", "bytes of log a node"}
+    units = {"runs/s", "nodes/s", "bytes on disk a node", "bytes of log a node"}
+    units |= {f"us of CPU of {who} a node" for who in ("workers", "the server")}
     assert units == {found.unit for found in figures}
     assert len(scale.TINY.processes) * len(units) == len(figures)
