@@ -45,18 +45,20 @@ class Load:
     """nodes of a run on average, geometrically distributed (assumed)"""
     run_seconds: float = 60.0
     """seconds over which the nodes of a run are spread (assumed)"""
-    rate: float = 1500.0
-    """nodes a second that one PostgreSQL commits, with the workers' reads and claims (measured)"""
+    rate: float = 1000.0
+    """nodes a second that one PostgreSQL carries, with the claims and reads of workers (measured: give your own)"""
     commit: float = 0.003
     """seconds that a commit takes when nobody waits (measured)"""
     bound: float = 0.1
     """seconds that 99 of 100 nodes may wait for their commit at most (chosen)"""
     node_bytes: float = 1200.0
-    """bytes of a node on disk: row, difference of its state, two indexes (measured)"""
-    run_bytes: float = 1500.0
-    """bytes of a run on disk: its row, indexes, first and last record (measured)"""
-    node_wal: float = 1800.0
-    """bytes of log that a node writes, its part of the run included (measured)"""
+    """bytes of a node on disk: row and two indexes, 700 (measured), and 500 for what changed in its state (assumed)"""
+    run_bytes: float = 3200.0
+    """bytes of a run on disk beyond its nodes: its row and indexes, start, claim and end (measured)"""
+    node_wal: float = 1350.0
+    """bytes of log that a node writes: 850 (measured), and 500 for what changed in its state (assumed)"""
+    run_wal: float = 7100.0
+    """bytes of log that a run writes beyond its nodes (measured)"""
     slack: float = 1.3
     """disk space as a multiple of what is in use: pages half empty after prune (assumed)"""
     retention: float = 7.0
@@ -227,6 +229,7 @@ def plan(load: Load, seed: int = 1, shards: int | None = None) -> dict[str, Any]
     workers = math.ceil(load.nodes / DAY * load.peak * load.node_seconds / load.concurrency)
     connections = math.ceil(workers / count) * load.pool
     daily = load.nodes * load.node_bytes + runs * load.run_bytes
+    log = load.nodes * load.node_wal + runs * load.run_wal
     return {
         "shards that keep the bound": enough.shards,
         "shards that keep it if one dies at the peak": count,
@@ -242,8 +245,8 @@ def plan(load: Load, seed: int = 1, shards: int | None = None) -> dict[str, Any]
         "bytes a day": daily,
         "bytes on disk with retention": daily * load.retention * load.slack,
         "bytes on disk with retention, a shard": daily * load.retention * load.slack / count,
-        "bytes of log a day": load.nodes * load.node_wal,
-        "bytes of log a second, a shard at the peak": load.nodes / DAY * load.peak * load.node_wal / count,
+        "bytes of log a day": log,
+        "bytes of log a second, a shard at the peak": log / DAY * load.peak / count,
     }
 
 

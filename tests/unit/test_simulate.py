@@ -110,9 +110,9 @@ def test_the_same_seed_gives_the_same_day_and_another_one_another() -> None:
 
 def test_bytes_and_connections_are_those_of_the_options() -> None:
     told = plan(replace(SMALL, slack=1.0), shards=2)
-    assert 2e7 * 1200 + 1e6 * 1500 == told["bytes a day"]
+    assert 2e7 * 1200 + 1e6 * 3200 == told["bytes a day"]
     assert 7 * told["bytes a day"] / 2 == told["bytes on disk with retention, a shard"]
-    assert 2e7 * 1800 == told["bytes of log a day"]
+    assert 2e7 * 1350 + 1e6 * 7100 == told["bytes of log a day"]
     assert (5, 12.0, False) == tuple(
         told[name] for name in ("worker processes", "connections of workers on a shard", "a pooler is needed")
     )
@@ -123,7 +123,7 @@ def test_the_command_prints_what_it_assumed(capsys: pytest.CaptureFixture[str]) 
     told = json.loads(capsys.readouterr().out)
     assert (1e6, 1, 1) == (told["load"]["nodes"], told["seed"], told["day"]["shards"])
     assert 0 == main(["--nodes", "1e6", "--shards", "2"])
-    assert "bytes of log a day: 1.8 GB" in capsys.readouterr().out
+    assert "bytes of log a day: 1.705 GB" in capsys.readouterr().out
     for wrong in (["--rate", "0"], ["--peak", "0.5"], ["--shards", "0"], ["--commit", "2"]):
         with pytest.raises(SystemExit):
             main(wrong)
