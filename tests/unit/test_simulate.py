@@ -77,7 +77,7 @@ def test_percentiles_of_waits_are_right_to_the_width_of_a_bucket() -> None:
 def test_with_little_to_do_a_node_waits_for_its_commit_alone() -> None:
     day = simulate(SMALL, 8)
     assert SMALL.commit == pytest.approx(day.p50, rel=0.04)
-    assert SMALL.commit + 0.001 > day.p99
+    assert SMALL.commit + 2 / SMALL.rate > day.p99
     assert 0 == day.longest_backlog
     assert SMALL.nodes / DAY / 8 / SMALL.rate == pytest.approx(day.utilisation, rel=0.01)
     assert SMALL.peak * day.utilisation == pytest.approx(day.busiest, rel=0.01)
@@ -123,7 +123,7 @@ def test_the_command_prints_what_it_assumed(capsys: pytest.CaptureFixture[str]) 
     told = json.loads(capsys.readouterr().out)
     assert (1e6, 1, 1) == (told["load"]["nodes"], told["seed"], told["day"]["shards"])
     assert 0 == main(["--nodes", "1e6", "--shards", "2"])
-    assert "bytes of log a day: 1.705 GB" in capsys.readouterr().out
+    assert "bytes of log a day: 1.71 GB" in capsys.readouterr().out
     for wrong in (["--rate", "0"], ["--peak", "0.5"], ["--shards", "0"], ["--commit", "2"]):
         with pytest.raises(SystemExit):
             main(wrong)
