@@ -41,16 +41,22 @@ CREATE TABLE run_tags (
     run INTEGER NOT NULL,
     PRIMARY KEY (name, value, run)
 ) STRICT, WITHOUT ROWID;
+-- What a damaged database has in their place is no tag.
 CREATE TRIGGER run_tags_begin AFTER INSERT ON runs WHEN NEW.tags <> '{}' BEGIN
-    INSERT INTO run_tags SELECT key, value, NEW.id FROM json_each(NEW.tags);
+    INSERT INTO run_tags
+    SELECT key, value, NEW.id FROM json_each(CASE WHEN json_valid(NEW.tags) THEN NEW.tags END) WHERE value IS NOT NULL;
 END;
 CREATE TRIGGER run_tags_change AFTER UPDATE OF tags ON runs WHEN OLD.tags <> NEW.tags BEGIN
-    DELETE FROM run_tags WHERE json_valid(OLD.tags) AND run = OLD.id
-        AND (name, value) IN (SELECT key, value FROM json_each(OLD.tags));
-    INSERT INTO run_tags SELECT key, value, NEW.id FROM json_each(NEW.tags);
+    DELETE FROM run_tags WHERE run = OLD.id AND (name, value) IN (
+        SELECT key, value FROM json_each(CASE WHEN json_valid(OLD.tags) THEN OLD.tags END)
+    );
+    INSERT OR IGNORE INTO run_tags
+    SELECT key, value, NEW.id FROM json_each(CASE WHEN json_valid(NEW.tags) THEN NEW.tags END) WHERE value IS NOT NULL;
 END;
-CREATE TRIGGER run_tags_end AFTER DELETE ON runs WHEN OLD.tags <> '{}' AND json_valid(OLD.tags) BEGIN
-    DELETE FROM run_tags WHERE run = OLD.id AND (name, value) IN (SELECT key, value FROM json_each(OLD.tags));
+CREATE TRIGGER run_tags_end AFTER DELETE ON runs WHEN OLD.tags <> '{}' BEGIN
+    DELETE FROM run_tags WHERE run = OLD.id AND (name, value) IN (
+        SELECT key, value FROM json_each(CASE WHEN json_valid(OLD.tags) THEN OLD.tags END)
+    );
 END;
 """
 
@@ -149,7 +155,8 @@ _STEPS = {
     1: "ALTER TABLE runs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0;",
     2: "DROP INDEX IF EXISTS runs_due;\n"  # noqa: S608
     + _RUN_INDEXES
-    + "INSERT INTO run_tags SELECT key, value, runs.id FROM runs, json_each(CASE WHEN json_valid(tags) THEN tags END);",
+    + "INSERT INTO run_tags SELECT key, value, runs.id FROM runs, json_each(CASE WHEN json_valid(tags) THEN tags END) "
+    "WHERE value IS NOT NULL;",
 }
 """What brings the tables of a version to the next one."""
 
