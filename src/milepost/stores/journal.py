@@ -250,7 +250,7 @@ class Journal(Store):
         queues = [
             [
                 row
-                for row in tx.candidates(flow, now, limit + len(skip))
+                for row in tx.candidates(flow, now, limit, skip)
                 if row.run_id not in skip and fence.is_due(row, self._state(row, now, gone), now)
             ]
             for flow in dict.fromkeys(flows)
