@@ -31,7 +31,7 @@ from milepost.stores.file import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite import SQLiteStore
 from milepost.testing import FakeClock
-from milepost.testing.contract_large import chat
+from milepost.testing.chats import chat
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, take, write
 
 RUNS = ("r", "R", "../s")

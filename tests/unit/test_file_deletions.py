@@ -8,7 +8,7 @@ from threading import Thread
 from milepost.record import CHECKPOINT
 from milepost.store import Release
 from milepost.stores.file import FileStore
-from milepost.testing.contract_large import chat, state_of
+from milepost.testing.chats import chat, state_of
 from milepost.testing.journals import begin, checkpoint, write
 
 

@@ -13,7 +13,7 @@ from milepost.errors import CheckpointIntegrityError
 from milepost.record import CHECKPOINT
 from milepost.store import Release
 from milepost.stores.sqlite import SQLiteStore
-from milepost.testing.contract_large import chat, state_of, talk
+from milepost.testing.chats import chat, state_of, talk
 from milepost.testing.journals import begin, write
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
