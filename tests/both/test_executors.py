@@ -42,7 +42,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.elsewhere import Task
+from milepost.elsewhere import Errand, Task
 from milepost.pools import Pools, pools
 from milepost.testing import FakeClock
 
@@ -158,6 +158,24 @@ def test_items_of_a_map_run_there_and_equal_ones_each_for_itself(verbs, far, job
 
     told = verbs.run(squares, folder=job.folder, store=store, run_id="r1")
     assert [[9, 1, 4], [1, 2, 3], 2] == told
+
+
+def test_calls_of_a_map_are_let_go_of_as_they_end(store):
+    """A map over many items holds no more of them than are under way."""
+    alive = []
+
+    def counted(n: int) -> int:
+        if n == 60:
+            gc.collect()
+            alive.append(sum(isinstance(found, Errand) for found in gc.get_objects()))
+        return n
+
+    @workflow("many")
+    def many() -> Steps[list[int]]:
+        return (yield from step("many").map(counted, range(64), executor=lambda: ThreadPoolExecutor(2), max_parallel=2))
+
+    assert [*range(64)] == Engine(store).run(many, run_id="r1")
+    assert alive[0] < 16
 
 
 @workflow("plain")

@@ -31,6 +31,7 @@ from milepost.stores.file import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite import SQLiteStore
 from milepost.testing import FakeClock
+from milepost.testing.chats import chat
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, take, write
 
 RUNS = ("r", "R", "../s")
@@ -193,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         added = list[Entry]()
         for n, name in enumerate(names, sequence):
             visit = 1 + max([after.visits(name), *(entry.visit for entry in added if entry.node_id == name)])
-            added.append(Entry(n, "checkpoint", name, visit, b'{"n":%d}' % n))
+            added.append(Entry(n, "checkpoint", name, visit, _state(n)))
         records = [
             checkpoint(token.run_id, entry.sequence, entry.node_id, visit=entry.visit, state=entry.data or b"")
             for entry in added
@@ -387,8 +388,13 @@ class StoreMachine(RuleBasedStateMachine):
             )
 
 
+def _state(n: int) -> bytes:
+    """Most are large and much like that of their neighbours, which is how stores come to keep differences."""
+    return b'{"n":%d}' % n if n % 4 == 0 else chat(20 + n % 9)
+
+
 def _state_of(envelope: bytes) -> bytes:
-    return json.dumps(json.loads(envelope)["state"], separators=(",", ":")).encode()
+    return json.dumps(json.loads(envelope)["state"], separators=(",", ":"), ensure_ascii=False).encode()
 
 
 class MemoryMachine(StoreMachine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
 from milepost.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, make_record, packed
-from milepost.stores.differences import Base, chained, difference, lessened, read_difference, whole_of
+from milepost.store import Token
+from milepost.stores.differences import (
+    Base,
+    Bases,
+    Difference,
+    chained,
+    difference,
+    lessened,
+    read_difference,
+    whole_of,
+)
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 
@@ -31,6 +42,10 @@ def record(sequence: int, state: bytes, *, compressing: bool = False) -> Record:
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     chance = random.Random(seed)
     return [{"id": n, "name": f"ñame {n}", "value": chance.random()} for n in range(count)]
+
+
+def at(kept: Mapping[int, Record]) -> Callable[[Difference], Record | None]:
+    return lambda said: kept.get(said.base)
 
 
 def encoded(value: object) -> bytes:
@@ -111,11 +126,11 @@ def test_a_chain_gives_back_every_state(deeds, compressing):
     base = bases[b""]
     kept = {found.sequence: packed(found) for found in records}
     for n, state in enumerate(states):
-        whole = whole_of(kept[n], kept, {})
+        whole = whole_of(kept[n], at(kept), {})
         assert whole is not None
         assert state == whole.record.state()
         assert record(n, state, compressing=compressing).envelope() == whole.record.envelope()
-    last = whole_of(kept[len(states) - 1], kept, {})
+    last = whole_of(kept[len(states) - 1], at(kept), {})
     assert last is not None
     if not compressing or last.links:  # a whole one that is packed is told by its size
         assert (base.since, base.links, base.kept) == (last.since, last.links, last.kept)
@@ -155,8 +170,8 @@ def lost(changes: dict[str, object]) -> Record:
             kept[2] = kept[2]._replace(payload=value)
         else:
             kept[0] = kept[0]._replace(**{name: value})
-    assert whole_of(kept[3], kept, {}) is None
-    assert (whole_of(kept[1], kept, {}) is None) == ("said" not in changes and changes.get("gone") != 2)
+    assert whole_of(kept[3], at(kept), {}) is None
+    assert (whole_of(kept[1], at(kept), {}) is None) == ("said" not in changes and changes.get("gone") != 2)
     return kept[3]
 
 
@@ -179,6 +194,7 @@ def lost(changes: dict[str, object]) -> Record:
         {"said": b'{"base":1,"since":0,"edits":[[9,-1,"x"]]}'},
         {"said": b'{"base":1,"since":0,"edits":[[9,1,"xx"],[3,1,"yyy"]]}'},
         {"said": b'{"base":1,"since":0,"edits":[]}'},
+        {"said": b'{"base":1,"since":0,"edits":[%s[0,0,""]]}' % (5000 * b'[0,0,""],')},
     ],
 )
 def test_a_record_whose_base_is_lost_or_damaged_says_so(changes):
@@ -209,4 +225,26 @@ def test_each_branch_builds_on_its_own_records():
     assert {b"left", b"right"} == bases.keys()
     assert max(len(found.payload or b"") for found in less[2:]) < 500
     kept = {found.sequence: found for found in less}
-    assert all(whole_of(kept[n], kept, {}).record.state() == records[n].state() for n in range(40))
+    assert all(whole_of(kept[n], at(kept), {}).record.state() == records[n].state() for n in range(40))
+
+
+def test_what_was_not_written_is_no_base_whatever_is_written_in_its_place():
+    token = Token("r", 1, "nonce", "process")
+    bases = Bases()
+    bases.know("r", token, Base(record(0, encoded(rows(100))), 0, 9000, 0))
+    bases.lessened(token, [record(1, encoded(rows(101)))])  # and the medium fails
+    small = [record(1, b'{"n":1}')]
+    assert small == bases.lessened(token, small)
+    bases.settle(token, small)
+    (less,) = bases.lessened(token, [record(2, encoded(rows(102)))])
+    said = read_difference(less)
+    assert said is not None
+    assert said.base == 0
+
+
+def test_another_owner_builds_on_nothing_that_this_one_wrote():
+    bases = Bases()
+    bases.know("r", Token("r", 1, "nonce", "process"), Base(record(0, encoded(rows(100))), 0, 9000, 0))
+    for other in (Token("r", 1, "another", "process"), Token("r", 2, "nonce", "process")):
+        (less,) = bases.lessened(other, [record(1, encoded(rows(101)))])
+        assert less.packing == ""

@@ -172,7 +172,12 @@ class SyncDriver(Driver):
     def _begun(self, call: Call, then: Callable[[Promise], None], kept: Kept) -> Promise:
         """A call of a branch, begun elsewhere; it keeps its timeout."""
         if call.timeout is None:
-            return self.submit(call, then, kept)
+
+            def over(promise: Promise) -> None:
+                kept.discard(promise)
+                then(promise)
+
+            return self.submit(call, over, kept)
         return threads.submit(functools.partial(contextvars.copy_context().run, self._call, call, kept), then)
 
     def _answer(self, branches: Branches, branch: Branch, effect: Effect) -> None:

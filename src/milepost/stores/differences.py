@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from milepost.errors import DeserializeStateError
+from milepost.fence import Row
 from milepost.record import DIFFERENCE, UNPACKED, ZSTD, Record
 from milepost.store import Token
 from milepost.stores.forks import watch
@@ -43,6 +44,8 @@ _LONG = 64
 _BESIDE = 128
 """Bytes that a medium needs for a record beside its header and its payload, about."""
 _MOST_EDITS = 128
+_MOST_READ = 4096
+"""Edits that are taken from a payload, each of which may move the whole state."""
 _ANCHOR = 24
 """Bytes that must agree for two places to be taken for the same."""
 _NEAR = 16 * 1024
@@ -248,14 +251,15 @@ def read_difference(record: Record) -> Difference | None:
         found = _decode(record.payload or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return found if 0 <= found.since <= found.base < record.sequence else None
+    is_sound = 0 <= found.since <= found.base < record.sequence and len(found.edits) <= _MOST_READ
+    return found if is_sound else None
 
 
-def whole_of(record: Record, before: Mapping[int, Record], known: Mapping[int, Base]) -> Base | None:
+def whole_of(record: Record, base_of: Callable[[Difference], Record | None], known: Mapping[int, Base]) -> Base | None:
     """The record with its state whole, and the chain that it ends; None if that can't be had.
 
-    `before` are the records of the run, as they are kept, from the one on that the difference says; `known` those that are
-    whole already, of which one may stand in the chain. Both by sequence.
+    `base_of` gives the record that a difference builds on as it is kept, and is asked along the chain; `known` are records
+    that are whole already, by sequence, of which one may stand in the chain.
     """
     chain: list[tuple[Record, Difference]] = []
     member: Record | None = record
@@ -272,7 +276,8 @@ def whole_of(record: Record, before: Mapping[int, Record], known: Mapping[int, B
         if said is None:
             return None
         chain.append((member, said))
-        nearest, member = known.get(said.base), before.get(said.base)
+        nearest = known.get(said.base)
+        member = None if nearest is not None else base_of(said)
     try:
         state = bytearray(nearest.record.state() or b"")
     except DeserializeStateError:
@@ -305,19 +310,27 @@ def is_base(record: Record) -> bool:
 # -- what a store remembers --------------------------------------------------------------------------------
 
 
+Reign = tuple[int, str | float]
+"""An epoch of a run and its owner's nonce, or without an owner the time at which the run was made: another run of the same
+id has the same epochs.
+"""
+
+
 class _Known(NamedTuple):
     """What is remembered of a run."""
 
-    epoch: int
-    """As of which its records are in the journal."""
+    reign: Reign
+    """In which its records are in the journal: whatever takes records out begins another."""
     bases: dict[bytes, Base]
     """By branch, the newest last."""
+    last: int
+    """The number of the run's newest record then, as far as is known."""
     size: int
-    """Of their states, in bytes."""
+    """Of the states, in bytes."""
 
 
 class Bases:
-    """For each run that a store writes to, what its next records may build on, while no other owner can have come."""
+    """For each run that a store writes to, what its next records may build on, as long as those are sure to be there."""
 
     def __init__(self) -> None:
         self._begin()
@@ -339,25 +352,34 @@ class Bases:
 
     def lessened(self, token: Token, records: Sequence[Record]) -> Sequence[Record]:
         """The records of an append as they are to be kept. Call `settle` once they are."""
+        self._next.pop(token.run_id, None)  # of an append that failed
         if all(record.size < SMALLEST for record in records):
             return records
-        known = self._known.get(token.run_id)
-        # Whatever takes records out raises the epoch, and so does the claim that was made ready by reading these.
-        is_current = known is not None and known.epoch in {token.epoch, token.epoch - 1}
-        less, bases = chained(records, known.bases if known is not None and is_current else {})
-        self._next[token.run_id] = _Known(token.epoch, bases, sum(base.record.size for base in bases.values()))
+        known, reign = self._known.get(token.run_id), _reign_of(token)
+        less, bases = chained(records, known.bases if known is not None and known.reign == reign else {})
+        self._next[token.run_id] = _Known(
+            reign, bases, records[-1].sequence, sum([base.record.size for base in bases.values()])
+        )
         return less
 
-    def settle(self, token: Token) -> None:
-        """Tell that what `lessened` gave last for a run is kept."""
-        coming = self._next.pop(token.run_id, None)
-        if coming is not None and coming.epoch == token.epoch:
+    def settle(self, token: Token, records: Sequence[Record]) -> None:
+        """Tell that `records` are kept, which are what `lessened` was given last or what it gave."""
+        coming = self._next.get(token.run_id)
+        # One batch may have several appends of a run, of which not all were written.
+        if coming is not None and records and (_reign_of(token), records[-1].sequence) == (coming.reign, coming.last):
+            del self._next[token.run_id]
             self._remember(token.run_id, coming)
 
-    def know(self, run_id: str, epoch: int, base: Base) -> None:
-        """Remember a record that is kept and stands in the journal as of this epoch."""
+    def know(self, run_id: str, owned: Token | Row, base: Base) -> None:
+        """Remember a record that is kept and stands in the journal under this owner, or as of this row."""
         branch = _branch_of(base.record.header or b"")
-        self._remember(run_id, _Known(epoch, {branch: base}, base.record.size))
+        self._remember(run_id, _Known(_reign_of(owned), {branch: base}, base.record.sequence, base.record.size))
+
+    def hand_over(self, row: Row, token: Token) -> None:
+        """Tell that whoever has `token` takes the run as it is in `row`."""
+        known = self._known.get(token.run_id)
+        if known is not None and known.reign == _reign_of(row):
+            self._remember(token.run_id, known._replace(reign=_reign_of(token)))
 
     def forget(self, run_id: str) -> None:
         """Remember nothing of a run."""
@@ -378,3 +400,7 @@ class Bases:
         known = self._known.pop(run_id, None)
         if known is not None:
             self._size -= known.size
+
+
+def _reign_of(owned: Token | Row) -> Reign:
+    return owned.epoch, owned.nonce or (owned.created_at if isinstance(owned, Row) else "")

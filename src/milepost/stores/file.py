@@ -186,7 +186,7 @@ class FileStore(Runs):
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         appends = [self._prepared(append) for append in batch]
         if len(appends) == 1 and self._append_alone(appends[0]):
-            self._note_kept(appends[0].token)
+            self._note_kept(appends[0].token, appends[0].records)
             return [_WRITTEN]
         self._check_open()
         left: dict[str, builtins.list[int]] = {}
@@ -344,6 +344,7 @@ class _Use(AbstractContextManager[FileTransaction]):
         except _FAILURES as raised:
             failed = raised
         finally:
+            self._tx.close()
             for run_id in self._locked:
                 self._store._locks.release(run_id)
             self._store._end()

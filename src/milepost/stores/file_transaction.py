@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,8 +21,9 @@ from milepost.store import Signal
 from milepost.stores.file_catalogue import Listed
 from milepost.stores.file_history import CHECKPOINTS, Found, History
 from milepost.stores.file_index import Sought
-from milepost.stores.file_log import Log, Tail
+from milepost.stores.file_log import JOURNAL, Log, Tail
 from milepost.stores.file_writing import Change, Medium, Removal, bury, joined, write
+from milepost.stores.files import exists, lock
 from milepost.stores.transaction import Entry, Note, Overtaken, Tally, Transaction
 
 __all__ = ["FileTransaction"]
@@ -35,6 +37,13 @@ class FileTransaction(Transaction):
         self._lock = lock
         self._changes: dict[str, Change] = {}
         self._histories: dict[str, History] = {}
+        self._held: dict[str, int] = {}
+        """By run, open files whose locks are held."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        for descriptor in self._held.values():
+            os.close(descriptor)
 
     def commit(self) -> set[str]:
         """Write all changes; the runs that others have changed since they were read, whose changes are not written."""
@@ -238,6 +247,17 @@ class FileTransaction(Transaction):
         with self._standing(run_id):
             for found in self._search(run_id, Sought(), after=record.sequence - 1, before=record.sequence + 1):
                 self._run(run_id).rewritten[record.sequence] = (found.number, record)
+
+    def hold(self, run_id: str) -> None:
+        change = self._run(run_id)
+        if change.log is None or change.tail is None or run_id in self._held:
+            return
+        with self._standing(run_id):
+            self._held[run_id] = os.open(f"{change.log.place}/{JOURNAL}", os.O_RDWR)
+        # Whoever had it may have put records in another form, and may have gone without a commit.
+        self._histories.pop(run_id, None)
+        if not lock(self._held[run_id]) or exists(change.log.path(change.tail.number + 1)):
+            raise Overtaken
 
     def newest(self, run_id: str) -> int:
         try:

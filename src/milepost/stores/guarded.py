@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from milepost.fence import Row
-from milepost.record import DIFFERENCE, OWNER, UNPACKED, Record
+from milepost.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
 from milepost.store import Ranges, Signal, Statement
-from milepost.stores.differences import SMALLEST, Base, is_base, lessened, read_difference, whole_of
+from milepost.stores.differences import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
 from milepost.stores.keeper import Keeper
 from milepost.stores.transaction import Entry, Note, Tally, Transaction
 
@@ -21,19 +21,25 @@ __all__ = ["Guarded"]
 
 
 _PAGE = 256
+_READ = 128
+"""Records of a chain that are read at once."""
+_NEAR = 8
+"""How far apart two links of a chain are at most for those before them to be read with them."""
 _REMEMBERED = 16
 """Large records that a transaction remembers: as many as a fork has branches, more or less."""
 
 
 class Guarded(Transaction):
-    """`tx`, with what `keeper` does on the way in and out; `sealed` gives a record of a run as the medium keeps it."""
+    """`tx`, with what `keeper` does on the way in and out; `packed` compresses what the medium keeps so."""
 
-    def __init__(self, tx: Transaction, keeper: Keeper | None, sealed: Callable[[str, Record], Record]) -> None:
+    def __init__(self, tx: Transaction, keeper: Keeper | None, packed: Callable[[Record], Record]) -> None:
         self._tx = tx
         self._keeper = keeper
-        self._sealed = sealed
+        self._packed = packed
         self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
         """By run and number, large records that were given last: the next ones may build on them."""
+        self._lost: set[tuple[str, int]] = set()
+        """Those that could not be made whole: nor can what builds on them."""
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -137,11 +143,13 @@ class Guarded(Transaction):
         return self._tx.node_ids(run_id)
 
     def remove_node(self, run_id: str, node_id: str) -> int:
+        self._tx.hold(run_id)
         of_node = self._tx.records(run_id, node_id=node_id)
         self._part_from(run_id, frozenset(record.sequence for record in of_node if record.kind != OWNER))
         return self._tx.remove_node(run_id, node_id)
 
     def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        self._tx.hold(run_id)
         self._part_from(run_id, frozenset(sequences))
         return self._tx.remove_records(run_id, sequences)
 
@@ -194,6 +202,7 @@ class Guarded(Transaction):
             return opened
         base = self._whole(run_id, opened)
         if base is None:
+            self._lost.add((run_id, opened.sequence))
             return opened
         self._note(run_id, base)
         return base.record
@@ -204,45 +213,62 @@ class Guarded(Transaction):
             self._given.popitem(last=False)
 
     def _whole(self, run_id: str, record: Record) -> Base | None:
-        said = read_difference(record)
-        if said is None:
-            return None
-        near = self._given.get((run_id, said.base))
-        if near is not None:
-            return whole_of(record, {}, {said.base: near})
         known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
-        return whole_of(record, self._as_kept(run_id, said.since, record.sequence), known)
+        page: dict[int, Record] = {}
 
-    def _as_kept(self, run_id: str, first: int, before: int | None = None) -> dict[int, Record]:
-        """The records from `first` on, opened, differences as such."""
-        found = self._tx.records(run_id, after=first - 1, before=before)
-        if self._keeper is not None:
-            found = [self._keeper.opened(run_id, record) for record in found]
-        return {record.sequence: record for record in found}
+        def base_of(said: Difference) -> Record | None:
+            """A record of the chain; with it are read those before it that are likely to be next."""
+            nonlocal page
+            if (run_id, said.base) in self._lost:
+                return None
+            if said.base not in page:
+                is_near = not page or min(page) - said.base <= _NEAR
+                first = max(said.since, said.base + 1 - _READ) if is_near else said.base
+                first = max([first, *(sequence + 1 for sequence in known if sequence < said.base)])
+                found = self._tx.records(run_id, after=first - 1, before=said.base + 1)
+                page = {record.sequence: self._decrypted(run_id, record) for record in found}
+            return page.get(said.base)
+
+        return whole_of(record, base_of, known)
+
+    def _decrypted(self, run_id: str, record: Record) -> Record:
+        return record if self._keeper is None or record.packing != ENCRYPTED else self._keeper.opened(run_id, record)
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
-        """Write records anew that build on unwanted ones and stay."""
+        """Write records anew that build on unwanted ones and stay.
+
+        `CheckpointIntegrityError` if one that stays can't be decrypted: nobody could tell what it builds on.
+        """
         if not unwanted:
             return
-        newest, after = self._tx.newest(run_id), min(unwanted) - 1
+        newest, after = self._tx.newest(run_id), min(unwanted)
         moved: Base | None = None
         while after < newest:
-            page = self._as_kept(run_id, after + 1, min(after + 1 + _PAGE, newest + 1))
-            for record in page.values():
+            for kept in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
+                record = self._decrypted(run_id, kept)
+                if record.size < SMALLEST or record.sequence in unwanted:
+                    continue
+                if record.packing == ENCRYPTED:
+                    record.state()
                 said = read_difference(record) if record.packing == DIFFERENCE else None
-                if said is None or said.base not in unwanted or record.sequence in unwanted:
+                if said is None or said.base not in unwanted:
                     continue
                 whole = self._whole(run_id, record)
                 if whole is None:  # damaged: what it builds on may go all the same
                     continue
                 self._note(run_id, whole)
-                less, moved = lessened(_unsealed(whole.record), moved)
-                self._tx.put_payload(run_id, self._sealed(run_id, less))
+                # Those that build on this one look for nothing before the whole one that they knew of.
+                nearest = moved if moved is not None and moved.since >= said.since else None
+                less, moved = lessened(whole.record, nearest)
+                self._put(run_id, less, is_encrypted=kept.packing == ENCRYPTED)
             after += _PAGE
 
-
-def _unsealed(record: Record) -> Record:
-    """A whole record as an owner hands it over."""
-    assert record.header is not None
-    header = record.header.rpartition(b',"seal":"')[0]
-    return record._replace(header=header, packing=UNPACKED if record.says_compressed else "")
+    def _put(self, run_id: str, record: Record, *, is_encrypted: bool) -> None:
+        """Keep a sealed record in another form, under the seal that it has: whoever made it answers for it, not we."""
+        header = record.header or b""
+        if record.packing == "" and b'"compressed":true' in header:
+            record = record._replace(packing=UNPACKED)
+        record = self._packed(record)
+        if is_encrypted and self._keeper is not None:
+            record = self._keeper.keep(run_id, record._replace(header=header.rpartition(b',"seal":"')[0]))
+        self._tx.put_payload(run_id, record)

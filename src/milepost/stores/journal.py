@@ -26,7 +26,7 @@ from milepost.errors import (
 )
 from milepost.fence import Held, Row
 from milepost.process import describe_owner, is_gone, this_process
-from milepost.record import UNPACKED, Record, format_time, make_record, packed
+from milepost.record import Record, format_time, make_record, packed
 from milepost.store import (
     Append,
     Claim,
@@ -45,7 +45,7 @@ from milepost.store import (
     check_run_id,
     check_tag,
 )
-from milepost.stores.differences import Bases
+from milepost.stores.differences import SMALLEST, Base, Bases
 from milepost.stores.forks import watch
 from milepost.stores.guarded import Guarded
 from milepost.stores.keeper import keeper_of
@@ -113,7 +113,7 @@ class Journal(Store):
 
     def _guard(self, tx: Transaction) -> Transaction:
         """What stands between the verbs and the medium."""
-        return tx if self._keeper is None and self._bases is None else Guarded(tx, self._keeper, self._sealed)
+        return tx if self._keeper is None and self._bases is None else Guarded(tx, self._keeper, self._packed)
 
     def _lease_end(self, now: float, lease: float) -> float | None:
         """When a lease taken now ends; None: not by itself."""
@@ -139,7 +139,7 @@ class Journal(Store):
             raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
         me = this_process()
         token = Token(new.run_id, 1, new.nonce, me.key)
-        (record,) = self._kept(token, (new.record,))
+        record = self._sealed(new.run_id, new.record)
         is_owned = new.status == "running"
 
         def body(tx: Transaction) -> None:
@@ -172,7 +172,8 @@ class Journal(Store):
         self._change("create", body)
         if is_owned:
             self._held[new.run_id] = Held(token)
-            self._note_kept(token)
+            if self._bases is not None and new.record.size >= SMALLEST:
+                self._bases.know(new.run_id, token, Base(new.record, 0, new.record.size, 0))
         return token
 
     def claim(self, claim: Claim) -> Claimed:
@@ -209,6 +210,8 @@ class Journal(Store):
             return Claimed(ruling.outcome, None, self._view(tx, ruling.row, "free"))
         tx.insert(row.run_id, (self._sealed(row.run_id, wish.record),))
         token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
+        if self._bases is not None:
+            self._bases.hand_over(row, token)
         return Claimed("claimed", token, self._view(tx, ruling.row, "ours"))
 
     def claim_due(
@@ -295,9 +298,9 @@ class Journal(Store):
             records = self._bases.lessened(token, records)
         return tuple([self._sealed(token.run_id, record) for record in records])
 
-    def _note_kept(self, token: Token) -> None:
+    def _note_kept(self, token: Token, records: Sequence[Record]) -> None:
         if self._bases is not None:
-            self._bases.settle(token)
+            self._bases.settle(token, records)
 
     def _append(self, tx: Transaction, append: Append) -> Verdict:
         token, records, release, tags, statements = append
@@ -321,7 +324,7 @@ class Journal(Store):
         """Take in what was written, and forget the tokens that are good for nothing any more."""
         for append, verdict in zip(appends, verdicts, strict=True):
             if verdict.outcome == "written":
-                self._note_kept(append.token)
+                self._note_kept(append.token, append.records)
             if verdict.outcome == "lost" or (append.release is not None and verdict.outcome == "written"):
                 self._drop(append.token)
 
@@ -406,7 +409,7 @@ class Journal(Store):
                 # Whoever goes on from here writes what changed since.
                 base = tx.base_of(run_id, after)
                 if base is not None:
-                    self._bases.know(run_id, row.epoch, base)
+                    self._bases.know(run_id, row, base)
             point = None if point is None else self._proven(tx, run_id, point)
             tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
@@ -488,15 +491,17 @@ class Journal(Store):
 
     def _sealed(self, run_id: str, record: Record) -> Record:
         """`record` as the medium keeps it."""
-        sequence, kind, node_id, visit, size, header, payload, packing = record
-        if header is None:  # from outside: sealed where it is inserted
+        if record.header is None:  # from outside: sealed where it is inserted
             return record
-        if packing == UNPACKED:
-            record = packed(record)
-            payload, packing = record.payload, record.packing
+        sequence, kind, node_id, visit, size, header, payload, packing = record = self._packed(record)
+        assert header is not None
         if self._keeper is not None:
             return self._keeper.keep(run_id, record)
         return Record(sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing)
+
+    def _packed(self, record: Record) -> Record:
+        """`record` with its payload compressed, where its header says so or the medium keeps it so."""
+        return packed(record)
 
     def _refuse_live(self, row: Row, state: LeaseState, deed: str) -> None:
         """Raise `RunLockedError` while somebody owns the run."""

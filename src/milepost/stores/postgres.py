@@ -130,6 +130,9 @@ class PostgresStore(PostgresMedium):
         if verdicts is None:
             verdicts = self._append_under_locks(appends, is_in_doubt=is_in_doubt)
         self._settle(appends, verdicts)
+        if is_in_doubt and self._bases is not None:
+            for append in appends:  # in which form it was written is as unknown as whether it was
+                self._bases.forget(append.token.run_id)
         return verdicts
 
     def _append_alone(self, append: Append) -> bool | None:
@@ -155,7 +158,7 @@ class PostgresStore(PostgresMedium):
             try:
                 is_written = self._appends.one(link, token, record)
                 if is_written:
-                    self._note_kept(token)
+                    self._note_kept(token, (record,))
                 return is_written
             except psycopg.Error as exc:
                 if link.is_lost:
@@ -261,8 +264,8 @@ class PostgresStore(PostgresMedium):
             is_there = release is not None and row.epoch == token.epoch and not row.nonce
         return Verdict("written", row.cancel) if is_there else None
 
-    def _sealed(self, run_id: str, record: Record) -> Record:
-        return super()._sealed(run_id, _packed(record))
+    def _packed(self, record: Record) -> Record:
+        return super()._packed(_smaller(record))
 
     # -- ownership ---------------------------------------------------------------------------------
 
@@ -354,7 +357,7 @@ class PostgresStore(PostgresMedium):
         return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
 
 
-def _packed(record: Record) -> Record:
+def _smaller(record: Record) -> Record:
     """The record with its payload packed, where that makes it smaller by a fair part."""
     payload = record.payload
     if payload is None or record.packing or record.header is None or not _PACKED_BYTES < len(payload) == record.size:

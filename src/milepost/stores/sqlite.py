@@ -332,7 +332,7 @@ class SQLiteStore(Runs):
                 return False
             self._unmoved += 4 * _PAGE_BYTES
             if is_large:
-                self._note_kept(token)
+                self._note_kept(token, records)
                 self._unmoved += len(kept[6] or b"")
             if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
                 self._move_log(writer)

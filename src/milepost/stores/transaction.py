@@ -197,6 +197,12 @@ class Transaction(abc.ABC):
         """
         raise NotImplementedError
 
+    def hold(self, run_id: str) -> None:  # noqa: B027 - most media need do nothing
+        """Let nobody else remove records of a run, or keep any in another form, from now on until the end.
+
+        For media where others could do so after this has read, and this would be begun anew only when it is written.
+        """
+
     @abc.abstractmethod
     def newest(self, run_id: str) -> int:
         """The sequence of the newest record, 0 if there is none."""

@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from milepost.record import CHECKPOINT, format_time, make_record
-from milepost.store import Append, Release, Store, Token
+from milepost.record import CHECKPOINT
+from milepost.store import Append, Release, Store
+from milepost.testing.chats import chat, said, state_of, talk
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires
-from milepost.testing.journals import EPOCH_TIME, begin, checkpoint, owner, take, write
-
-NODES = "abc"
-
-
-def chat(messages: int) -> bytes:
-    """A state that grows at its end and changes at its beginning."""
-    told = [{"role": "user", "content": f"Nº {n}: " + f"how are you, {n * n}? " * 20} for n in range(messages)]
-    return msgspec.json.encode({"count": messages, "messages": told, "cost": messages / 7})
-
-
-def talk(store: Store, token: Token, first: int, last: int, *, compressing: bool = False) -> None:
-    """Append checkpoints `first` to `last` of the nodes in turn, one by one; each has as many messages as its number."""
-    for n in range(first, last + 1):
-        write(store, token, said(token.run_id, n, compressing=compressing))
-
-
-def said(run_id: str, n: int, *, compressing: bool = False) -> Any:
-    """The n-th checkpoint of a chat, which is the visit of a node."""
-    fields = {"next_node": "later", "attempt": 1}
-    at, node_id, visit = format_time(EPOCH_TIME), NODES[n % 3], 1 + n // 3
-    return make_record(run_id, n, at, CHECKPOINT, node_id, visit, chat(n), fields, compressing)
-
-
-def state_of(store: Store, run_id: str, n: int) -> bytes | None:
-    """What the store gives of the n-th record."""
-    (record,) = store.read(run_id, after=n - 1, before=n + 1)
-    return record.state()
+from milepost.testing.journals import begin, checkpoint, owner, take, write
 
 
 class LargeContract(StoreUnderTest):
@@ -102,6 +74,46 @@ class LargeContract(StoreUnderTest):
         talk(store, token, 13, 14)
         assert all(chat(n) == state_of(store, "r", n) for n in range(10, 15))
 
+    def test_of_several_appends_one_that_is_refused_is_no_base(self, store: Store) -> None:
+        """Appends of one run that are handed in together, of which not all are written."""
+        token = begin(store, "r", state=chat(20))
+        talk(store, token, 1, 20)
+        batch = [Append(token, (said("r", 21),)), Append(token, (said("r", 23),))]
+        assert ["written", "gap"] == [verdict.outcome for verdict in store.append(batch)]
+        talk(store, token, 22, 25)
+        assert all(chat(n) == state_of(store, "r", n) for n in range(20, 26))
+
+    def test_a_run_builds_on_nothing_of_a_former_one_of_its_id(self, store: Store) -> None:
+        """What was known of a run is of no use once it is deleted."""
+        token = begin(store, "r")
+        talk(store, token, 1, 20)
+        write(store, token, release=Release("finished"))
+        store.latest("r")
+        store.delete_run("r")
+        token = begin(store, "r", state=chat(20))
+        assert chat(20) == state_of(store, "r", 0)
+        talk(store, token, 1, 2)
+        assert all(chat(n) == state_of(store, "r", n) for n in (1, 2))
+
+    @requires(is_shared_between_processes=True)
+    def test_a_run_that_another_object_makes_anew_builds_on_nothing_of_the_former_one(
+        self, store: Store, other: Store, clock: FakeClock
+    ) -> None:
+        """The new one has the same epochs and may have as many records."""
+        for final in (20, 24):
+            token = begin(other, "r")
+            for n in range(1, final + 1):
+                write(other, token, said("r", n) if final == 20 else checkpoint("r", n, visit=n))
+            write(other, token, release=Release("interrupted"))
+            store.latest("r")
+            if final == 20:
+                other.delete_run("r")
+                clock.advance(1.0)
+        taken = take(store, "r").token
+        assert taken is not None
+        talk(store, taken, 26, 27)
+        assert all(chat(n) == state_of(store, "r", n) for n in (26, 27))
+
     def test_another_owner_goes_on_from_a_large_state(self, store: Store) -> None:
         """Each owner in turn, with and without a state of its own, one that was read and one that was not."""
         token, n = begin(store, "r"), 0
@@ -152,6 +164,32 @@ class LargeContract(StoreUnderTest):
         write(store, token2, checkpoint("r", newest + 1, "d", state=chat(61)))
         assert chat(61) == state_of(store, "r", newest + 1)
         assert chat(59) == state_of(store, "r", 59)
+
+    def test_chains_that_lose_links_here_and_there_stay_whole(self, store: Store) -> None:
+        """Several chains of a run, of each of which something goes."""
+        token, rows = begin(store, "r"), [f"row {n} " * 20 for n in range(60)]
+        states = dict[int, bytes]()
+        for n in range(1, 161):
+            rows[n % 60] = f"now {n} " * 20
+            states[n] = msgspec.json.encode(rows)
+            write(store, token, checkpoint("r", n, "ab"[n % 7 == 3 or n % 11 == 5], visit=n, state=states[n]))
+        write(store, token, release=Release("interrupted"))
+        store.delete("r", "b")
+        left = [record.sequence for record in store.read("r", kinds=(CHECKPOINT,))]
+        assert 100 < len(left) < 140
+        assert all(states[n] == state_of(store, "r", n) for n in left)
+
+    def test_a_chain_with_much_between_its_links_is_read_whole(self, store: Store) -> None:
+        """Small records, and one link read after another that was not the one before."""
+        token, n = begin(store, "r"), 0
+        for turn in range(20, 32):
+            write(store, token, checkpoint("r", n + 1, "large", visit=n + 1, state=chat(turn)))
+            small = [checkpoint("r", k, "small", visit=k) for k in range(n + 2, n + 32)]
+            write(store, token, *small)
+            n += 31
+        assert all(chat(turn) == state_of(store, "r", 1 + 31 * (turn - 20)) for turn in range(31, 19, -1))
+        states = [record.state() for record in store.read("r", node_id="large")]
+        assert [chat(turn) for turn in range(20, 32)] == states
 
     def test_a_thinned_run_keeps_its_states(self, store: Store) -> None:
         """`prune(keep_last=)` leaves whole what it leaves."""
