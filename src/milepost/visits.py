@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from milepost.attempts import Spent, cause_of
 from milepost.context import Context
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
 __all__ = ["Commit", "Made", "Tally", "Visits"]
 
 
-class Made(NamedTuple):
+class Made(msgspec.Struct, eq=False):
     """What a node made: the state after it, its bytes (or why there are none), and its updates where those are asked for."""
 
     state: Any
     data: bytes | SerializeStateError | None = None
-    updates: Mapping[str, Any] = {}
+    updates: Mapping[str, Any] | None = None
 
 
 Commit = Callable[[Context[Any], Made, float, tuple[Statement, ...]], Routine[None]]
@@ -282,7 +284,7 @@ class Visits:
         self,
         context: Context[Any],
         data: bytes,
-        updates: Mapping[str, Any],
+        updates: Mapping[str, Any] | None,
         next_node: str,
         duration: float,
         statements: tuple[Statement, ...] = (),
@@ -313,7 +315,12 @@ class Visits:
             )
 
     def _checkpoint(
-        self, context: Context[Any], data: bytes, updates: Mapping[str, Any], next_node: str | None, duration: float
+        self,
+        context: Context[Any],
+        data: bytes,
+        updates: Mapping[str, Any] | None,
+        next_node: str | None,
+        duration: float,
     ) -> Record:
         told: bytes | None = None
         codec = self.flow.update_codec
