@@ -27,6 +27,7 @@ __all__ = [
     "ALWAYS_COMPRESSED",
     "CHECKPOINT",
     "CHECKPOINT_VERSION",
+    "DIFFERENCE",
     "ENCRYPTED",
     "FAILURE",
     "FINISH",
@@ -37,6 +38,7 @@ __all__ = [
     "ROUTE",
     "START",
     "UNENCRYPTED",
+    "UNPACKED",
     "VERBATIM",
     "WAIT",
     "Record",
@@ -47,6 +49,7 @@ __all__ = [
     "make_checkpoint",
     "make_record",
     "make_step",
+    "packed",
     "parse_time",
 ]
 
@@ -67,6 +70,8 @@ ZSTD = "zstd"
 VERBATIM = "verbatim"
 ENCRYPTED = "aesgcm"
 UNENCRYPTED = "unencrypted"
+UNPACKED = "unpacked"
+DIFFERENCE = "difference"
 
 NEVER_COMPRESSED = 1024
 ALWAYS_COMPRESSED = 1024 * 1024
@@ -85,6 +90,9 @@ class Record(NamedTuple):
 
     * "": as encoded; of a record without a header, whatever was saved
     * "zstd": one frame of it
+    * "unpacked": as encoded, of a record whose header says that it is compressed; how the core hands it over
+    * "difference": what changed against an earlier record of the run, as `stores.differences` says; never given to readers
+      but where that record is lost
     * "verbatim": not a state but the bytes that were saved from outside, in a store that has a key: there such a
       record has a header, which seals it
     * "aesgcm": header and payload of the record, encrypted; the header is what of its fields stays readable
@@ -135,8 +143,15 @@ class Record(NamedTuple):
                 node_id=self.node_id,
                 sequence=self.sequence,
             )
-        if self.packing in {"", VERBATIM} or self.payload is None:
+        if self.packing in {"", UNPACKED, VERBATIM} or self.payload is None:
             return self.payload
+        if self.packing == DIFFERENCE:
+            raise CheckpointCorruptError(
+                f"record {self.sequence} at node {self.node_id!r} says what changed since an earlier record that is gone or "
+                f"damaged: go on from the record before that one with on_corrupt='previous', or restore the store from a copy",
+                node_id=self.node_id,
+                sequence=self.sequence,
+            )
         return decompress(self.payload, self.size, where=f"record {self.sequence} at node {self.node_id!r}")
 
     def envelope(self) -> bytes:
@@ -150,17 +165,19 @@ class Record(NamedTuple):
             return self.header + b"}"
         if self.packing == ENCRYPTED:
             state = b'"' + base64.b64encode(self.payload) + b'"'
-        elif self._is_compressed(self.header):
-            packed = self.payload if self.packing else compress(self.payload)
+        elif self.says_compressed:
+            packed = self.payload if self.packing == ZSTD else compress(self.state() or b"")
             state = b'"' + base64.b64encode(packed) + b'"'
         else:
             state = self.state() or b""
         return b"".join((self.header, b',"state":', state, b"}"))
 
-    def _is_compressed(self, header: bytes) -> bool:
+    @property
+    def says_compressed(self) -> bool:
+        """Whether the header says that the state is compressed in the envelope; raises as `fields` does."""
         # `compressed` is written by us with exactly this text, and a quote inside a JSON string is escaped; a nested
         # object (tags) could hold it, so the answer is asked of the parsed header.
-        return b'"compressed":true' in header and self.fields().get("compressed") is True
+        return b'"compressed":true' in (self.header or b"") and self.fields().get("compressed") is True
 
 
 def make_record(
@@ -239,7 +256,7 @@ class _CheckpointHeader(msgspec.Struct):
 def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
     """A state as it is written: payload, packing, and what the header says of it (encoding, compressed)."""
     if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
-        return compress(state), ZSTD, "zstd+base64", True
+        return state, UNPACKED, "zstd+base64", True
     return state, "", "json", msgspec.UNSET
 
 
@@ -357,6 +374,13 @@ def make_step(
         size if packing else msgspec.UNSET,
     )
     return Record(sequence, CHECKPOINT, step_id, visit, size, _encode_json(header)[:-1], payload, packing)
+
+
+def packed(record: Record) -> Record:
+    """The record with its payload compressed if its header says so."""
+    if record.packing != UNPACKED or record.payload is None:
+        return record
+    return record._replace(payload=compress(record.payload), packing=ZSTD)
 
 
 def digest_of(state: bytes) -> str:

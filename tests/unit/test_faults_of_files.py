@@ -258,11 +258,11 @@ def test_a_log_that_grew_while_a_reader_was_in_the_way_gives_its_space_back(path
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM records").fetchone()
         for sequence in range(1, 401):
-            write(store, token, sequence, b'"%s"' % (b"x" * 60_000))
+            write(store, token, sequence, b'"%s"' % (b"%c" % (97 + sequence % 26) * 60_000))
         assert os.path.getsize(f"{path}-wal") > 24_000_000
         reader.execute("ROLLBACK")
         for sequence in range(401, 601):
-            write(store, token, sequence, b'"%s"' % (b"x" * 60_000))
+            write(store, token, sequence, b'"%s"' % (b"%c" % (97 + sequence % 26) * 60_000))
         assert os.path.getsize(f"{path}-wal") < 16_000_000
         reader.close()
         assert 600 == store.latest("r").newest

@@ -21,6 +21,7 @@ from milepost.record import (
     digest_of,
     format_time,
     make_record,
+    packed,
     parse_time,
 )
 from milepost.seals import Seals
@@ -57,7 +58,9 @@ def test_whether_a_state_is_compressed_follows_from_its_size(size: int, compress
     state = state_of(size)
     record = make_record("r", 1, STAMP, CHECKPOINT, "a", state=state, compressing=compressing)
     fields = record.fields()
-    assert is_compressed == (record.packing == "zstd") == fields.get("compressed", False)
+    assert is_compressed == (record.packing == "unpacked") == fields.get("compressed", False)
+    assert is_compressed == (packed(record).packing == "zstd")
+    assert packed(record).envelope() == record.envelope()
     assert ("zstd+base64" if is_compressed else "json") == fields["encoding"]
     assert (size if is_compressed else None) == fields.get("size")
     assert size == record.size
@@ -145,7 +148,7 @@ def test_a_damaged_header_is_told_by_the_envelope_too() -> None:
 def test_a_damaged_payload_is_told_with_its_place() -> None:
     record = make_record("r", 3, STAMP, CHECKPOINT, "work", state=state_of(2000), compressing=True)
     with pytest.raises(CheckpointCorruptError, match="record 3 at node 'work'"):
-        record._replace(payload=b"no zstd").state()
+        packed(record)._replace(payload=b"no zstd").state()
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 101, 2**63 - 1, 2**63, 10**30])

@@ -69,6 +69,8 @@ class FileStore(Runs):
     `StoreVersionError` for a store of a newer release.
     """
 
+    keeps_differences = True
+
     def __init__(self, path: str | os.PathLike[str], **options: Unpack[StoreOptions]) -> None:
         super().__init__(**options)
         self.place = str(Path(path).absolute())
@@ -184,6 +186,7 @@ class FileStore(Runs):
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         appends = [self._prepared(append) for append in batch]
         if len(appends) == 1 and self._append_alone(appends[0]):
+            self._note_kept(appends[0].token)
             return [_WRITTEN]
         self._check_open()
         left: dict[str, builtins.list[int]] = {}

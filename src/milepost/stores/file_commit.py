@@ -19,7 +19,7 @@ import msgspec
 
 from milepost.errors import StoreVersionError
 from milepost.fence import Row
-from milepost.record import VERBATIM, Record
+from milepost.record import DIFFERENCE, VERBATIM, Record
 from milepost.store import Ranges, Signal, Status, Wait
 from milepost.stores.file_sums import is_whole, summed
 from milepost.stores.transaction import Entry, Note
@@ -109,7 +109,7 @@ class Placed(msgspec.Struct, omit_defaults=True):
 
     @property
     def before_payload(self) -> int:
-        """How many bytes of the line stand before the payload: the header, a comma, `"state":` or `"saved":`, a quote."""
+        """How many bytes of the line stand before the payload: the header, a comma, eight for a name, a quote."""
         return (1 if self.header is None else self.header + 1) + 8 + self.base64
 
     @property
@@ -225,8 +225,8 @@ def _place(record: Record, note: Note | None, lines: list[bytes]) -> Placed:
     lines.append(b"{" if header is None else header + b"," if payload is not None else header)
     if payload is not None:
         # A state is JSON by its making; bytes that somebody saved may be anything.
-        is_line = b"\n" not in payload and (_is_json(payload) if is_foreign else packing == "")
-        lines.append(b'"saved":' if is_foreign else b'"state":')
+        is_line = b"\n" not in payload and (_is_json(payload) if is_foreign else packing in {"", DIFFERENCE})
+        lines.append(b'"saved":' if is_foreign else b'"delta":' if packing == DIFFERENCE else b'"state":')
         placed.payload, placed.base64 = _add(payload, is_line, lines)
     lines.append(b"}\n")
     return placed

@@ -234,6 +234,11 @@ class FileTransaction(Transaction):
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
         self._run(run_id).records += [(record, note) for record in records]
 
+    def put_payload(self, run_id: str, record: Record) -> None:
+        with self._standing(run_id):
+            for found in self._search(run_id, Sought(), after=record.sequence - 1, before=record.sequence + 1):
+                self._run(run_id).rewritten[record.sequence] = (found.number, record)
+
     def newest(self, run_id: str) -> int:
         try:
             change = self._run(run_id)
@@ -266,11 +271,11 @@ class FileTransaction(Transaction):
             ]
 
     def _kept(self, run_id: str, sought: Sought, **bounds: Any) -> Iterator[Record]:
-        history = self._history(run_id)
+        history, rewritten = self._history(run_id), self._run(run_id).rewritten
         for found in self._search(run_id, sought, **bounds):
             record = None if history is None else history.record(found)
             if record is not None:
-                yield record
+                yield rewritten[record.sequence][1] if record.sequence in rewritten else record
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None

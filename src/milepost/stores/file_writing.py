@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -78,6 +78,8 @@ class Change:
     records: list[Noted] = field(default_factory=list)
     signals: list[Signal] = field(default_factory=list)
     removal: Removal | None = None
+    rewritten: dict[int, tuple[int, Record]] = field(default_factory=dict)
+    """By sequence, records that are to say the same in another form, and the commits that have them."""
     is_deletion: bool = False
 
     @property
@@ -140,6 +142,8 @@ class _NextCommit:
                 self._medium.due.add(new.flow, self._log.folder, header.commit)
             if new.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
                 self._medium.leases.renew(self._medium.leases.path(self._log.folder, new.epoch))
+        # It may be done although this commit comes too late: nothing is said that was not.
+        _rewrite(self._medium, self._log, self.change.rewritten)
         self._made = self._medium.files.write(encode(header, self._lines))
 
     def put(self) -> bool:
@@ -282,6 +286,22 @@ def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
         else:
             spans.append((first, last))
     return tuple(spans)
+
+
+def _rewrite(medium: Medium, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
+    """Put records that are there in another form."""
+    for number in sorted({number for number, _ in rewritten.values()}):
+        commit = log.load(number, "whole")
+        records = [
+            (rewritten[placed.sequence][1], None)
+            if placed.sequence in rewritten
+            else (commit.record(at, placed), commit.entry(at, placed).note)
+            for at, placed in commit.places()
+        ]
+        made = medium.files.write(encode(commit.header, Lines(records, [*commit.signals()])))
+        os.replace(made, log.path(number))
+    if rewritten:
+        sync_folder(log.folder)
 
 
 def _empty(medium: Medium, log: Log, removal: Removal) -> None:

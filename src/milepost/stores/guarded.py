@@ -1,41 +1,48 @@
-"""The transaction of a store with keys: the medium's own, with a keeper between it and the verbs.
+"""What stands between the verbs and a medium: what goes in is sealed and encrypted, what comes out is opened and whole.
 
-What goes in is sealed and encrypted, what comes out is opened. Entries, which have no payload, and what is only counted or
-deleted pass as they are: they show nothing that is hidden.
+Entries, which have no payload, and what is only counted pass as they are: they show nothing that is hidden. Before a record
+is deleted whose state others build on, the next of those is written anew.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from milepost.fence import Row
-from milepost.record import Record
+from milepost.record import DIFFERENCE, OWNER, UNPACKED, Record
 from milepost.store import Ranges, Signal, Statement
+from milepost.stores.differences import SMALLEST, Base, is_base, lessened, read_difference, whole_of
 from milepost.stores.keeper import Keeper
 from milepost.stores.transaction import Entry, Note, Tally, Transaction
 
 __all__ = ["Guarded"]
 
 
-class Guarded(Transaction):
-    """`tx`, with what `keeper` does on the way in and out."""
+_PAGE = 256
 
-    def __init__(self, tx: Transaction, keeper: Keeper) -> None:
+
+class Guarded(Transaction):
+    """`tx`, with what `keeper` does on the way in and out; `sealed` gives a record of a run as the medium keeps it."""
+
+    def __init__(self, tx: Transaction, keeper: Keeper | None, sealed: Callable[[str, Record], Record]) -> None:
         self._tx = tx
         self._keeper = keeper
+        self._sealed = sealed
+        self._last: dict[str, Base] = {}
+        """Of each run the record that was given last, for the next one may build on it."""
 
     # -- rows --------------------------------------------------------------------------------------
 
     def row(self, run_id: str) -> Row | None:
         row = self._tx.row(run_id)
-        return None if row is None else self._keeper.opened_row(row)
+        return row if row is None or self._keeper is None else self._keeper.opened_row(row)
 
     def add_row(self, row: Row) -> None:
-        self._tx.add_row(self._keeper.keep_row(row))
+        self._tx.add_row(row if self._keeper is None else self._keeper.keep_row(row))
 
     def put_row(self, row: Row) -> None:
-        self._tx.put_row(self._keeper.keep_row(row))
+        self._tx.put_row(row if self._keeper is None else self._keeper.keep_row(row))
 
     def page(
         self,
@@ -57,10 +64,13 @@ class Guarded(Transaction):
             limit=limit,
             after=after,
         )
-        return [self._keeper.opened_row(row) for row in rows]
+        return self._opened_rows(rows)
 
     def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
-        return [self._keeper.opened_row(row) for row in self._tx.candidates(flow, now, limit)]
+        return self._opened_rows(self._tx.candidates(flow, now, limit))
+
+    def _opened_rows(self, rows: builtins.list[Row]) -> builtins.list[Row]:
+        return rows if self._keeper is None else [self._keeper.opened_row(row) for row in rows]
 
     def tally(self) -> builtins.list[Tally]:
         return self._tx.tally()
@@ -68,9 +78,15 @@ class Guarded(Transaction):
     # -- records -----------------------------------------------------------------------------------
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        if self._keeper is None:
+            self._tx.insert(run_id, records, note)
+            return
         # All but saves from outside were kept before: the fast ways of media insert without coming here.
         kept = [self._keeper.keep(run_id, record, note) if record.header is None else record for record in records]
         self._tx.insert(run_id, kept)
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        self._tx.put_payload(run_id, record)
 
     def newest(self, run_id: str) -> int:
         return self._tx.newest(run_id)
@@ -89,7 +105,10 @@ class Guarded(Transaction):
         found = self._tx.records(
             run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
         )
-        return [self._keeper.opened(run_id, record) for record in found]
+        if not newest:
+            return [self._opened(run_id, record) for record in found]
+        # In order, in which each builds on the one before.
+        return [self._opened(run_id, record) for record in reversed(found)][::-1]
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
@@ -98,7 +117,7 @@ class Guarded(Transaction):
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
         found = self._tx.find_visit(run_id, node_id, visit)
-        return None if found is None else self._keeper.opened(run_id, found)
+        return None if found is None else self._opened(run_id, found)
 
     def last_visit(self, run_id: str, node_id: str) -> int:
         return self._tx.last_visit(run_id, node_id)
@@ -110,9 +129,12 @@ class Guarded(Transaction):
         return self._tx.node_ids(run_id)
 
     def remove_node(self, run_id: str, node_id: str) -> int:
+        of_node = self._tx.records(run_id, node_id=node_id)
+        self._part_from(run_id, frozenset(record.sequence for record in of_node if record.kind != OWNER))
         return self._tx.remove_node(run_id, node_id)
 
     def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        self._part_from(run_id, frozenset(sequences))
         return self._tx.remove_records(run_id, sequences)
 
     def remove_run(self, run_id: str) -> None:
@@ -121,13 +143,14 @@ class Guarded(Transaction):
     # -- signals -----------------------------------------------------------------------------------
 
     def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
-        return [self._keeper.opened_signal(run_id, signal) for signal in self._tx.signals(run_id, after)]
+        signals = self._tx.signals(run_id, after)
+        return signals if self._keeper is None else [self._keeper.opened_signal(run_id, signal) for signal in signals]
 
     def has_signal(self, run_id: str, signal_id: str) -> bool:
         return self._tx.has_signal(run_id, signal_id)
 
     def add_signal(self, run_id: str, signal: Signal) -> None:
-        self._tx.add_signal(run_id, self._keeper.keep_signal(run_id, signal))
+        self._tx.add_signal(run_id, signal if self._keeper is None else self._keeper.keep_signal(run_id, signal))
 
     # -- statements of users -----------------------------------------------------------------------
 
@@ -140,10 +163,72 @@ class Guarded(Transaction):
         self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
     ) -> Record | None:
         found = self._tx.live_checkpoint(run_id, live, before=before, node_id=node_id)
-        return None if found is None else self._keeper.opened(run_id, found)
+        return None if found is None else self._opened(run_id, found)
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         return self._tx.live_nodes(run_id, live, before)
 
     def live_entry(self, run_id: str, live: Ranges) -> Entry | None:
         return self._tx.live_entry(run_id, live)
+
+    # -- whole records -----------------------------------------------------------------------------
+
+    def base_of(self, run_id: str, sequence: int) -> Base | None:
+        """The record as one that others may build on, if it was the last of its run that was given, and is large enough."""
+        base = self._last.get(run_id)
+        return base if base is not None and base.record.sequence == sequence else None
+
+    def _opened(self, run_id: str, record: Record) -> Record:
+        """The record as it was given to `insert`, and with its state whole if that can be had."""
+        opened = record if self._keeper is None else self._keeper.opened(run_id, record)
+        if opened.packing != DIFFERENCE:
+            if opened.size >= SMALLEST and is_base(opened):
+                self._last[run_id] = Base(opened, opened.sequence, opened.size, 0)
+            return opened
+        base = self._whole(run_id, opened)
+        if base is None:
+            return opened
+        self._last[run_id] = base
+        return base.record
+
+    def _whole(self, run_id: str, record: Record) -> Base | None:
+        nearest, said = self._last.get(run_id), read_difference(record)
+        if said is None:
+            return None
+        if nearest is not None and nearest.record.sequence == said.base:
+            return whole_of(record, {}, nearest)
+        return whole_of(record, self._as_kept(run_id, said.since, record.sequence), nearest)
+
+    def _as_kept(self, run_id: str, first: int, before: int | None = None) -> dict[int, Record]:
+        """The records from `first` on, opened, differences as such."""
+        found = self._tx.records(run_id, after=first - 1, before=before)
+        if self._keeper is not None:
+            found = [self._keeper.opened(run_id, record) for record in found]
+        return {record.sequence: record for record in found}
+
+    def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
+        """Write records anew that build on unwanted ones and stay."""
+        if not unwanted:
+            return
+        newest, after = self._tx.newest(run_id), min(unwanted) - 1
+        moved: Base | None = None
+        while after < newest:
+            page = self._as_kept(run_id, after + 1, min(after + 1 + _PAGE, newest + 1))
+            for record in page.values():
+                said = read_difference(record) if record.packing == DIFFERENCE else None
+                if said is None or said.base not in unwanted or record.sequence in unwanted:
+                    continue
+                whole = self._whole(run_id, record)
+                if whole is None:  # damaged: what it builds on may go all the same
+                    continue
+                self._last[run_id] = whole
+                less, moved = lessened(_unsealed(whole.record), moved)
+                self._tx.put_payload(run_id, self._sealed(run_id, less))
+            after += _PAGE
+
+
+def _unsealed(record: Record) -> Record:
+    """A whole record as an owner hands it over."""
+    assert record.header is not None
+    header = record.header.rpartition(b',"seal":"')[0]
+    return record._replace(header=header, packing=UNPACKED if record.says_compressed else "")

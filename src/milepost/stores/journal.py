@@ -26,7 +26,7 @@ from milepost.errors import (
 )
 from milepost.fence import Held, Row
 from milepost.process import describe_owner, is_gone, this_process
-from milepost.record import Record, format_time, make_record
+from milepost.record import UNPACKED, Record, format_time, make_record, packed
 from milepost.store import (
     Append,
     Claim,
@@ -45,6 +45,7 @@ from milepost.store import (
     check_run_id,
     check_tag,
 )
+from milepost.stores.differences import Bases
 from milepost.stores.forks import watch
 from milepost.stores.guarded import Guarded
 from milepost.stores.keeper import keeper_of
@@ -64,12 +65,15 @@ class Journal(Store):
     """Rows and journals under the fence. A medium adds `_read`, `_write` and `close`."""
 
     can_encrypt = True
+    keeps_differences = False
+    """Whether the medium takes what changed in place of a state: one that keeps no more than what it is given need not."""
 
     def __init__(self, **options: Unpack[StoreOptions]) -> None:
         super().__init__(**options)
         self._keeper = keeper_of(
             self.seals, options.get("encryption_key"), allow_plain=options.get("allow_plain", False)
         )
+        self._bases = Bases() if self.keeps_differences else None
         self._held: dict[str, Held] = {}
         self._is_closed = False
         watch(self)
@@ -109,7 +113,7 @@ class Journal(Store):
 
     def _guard(self, tx: Transaction) -> Transaction:
         """What stands between the verbs and the medium."""
-        return tx if self._keeper is None else Guarded(tx, self._keeper)
+        return tx if self._keeper is None and self._bases is None else Guarded(tx, self._keeper, self._sealed)
 
     def _lease_end(self, now: float, lease: float) -> float | None:
         """When a lease taken now ends; None: not by itself."""
@@ -133,9 +137,9 @@ class Journal(Store):
             check_tag(key, value)
         if new.record.sequence != 0:
             raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
-        record = self._sealed(new.run_id, new.record)
         me = this_process()
         token = Token(new.run_id, 1, new.nonce, me.key)
+        (record,) = self._kept(token, (new.record,))
         is_owned = new.status == "running"
 
         def body(tx: Transaction) -> None:
@@ -168,6 +172,7 @@ class Journal(Store):
         self._change("create", body)
         if is_owned:
             self._held[new.run_id] = Held(token)
+            self._note_kept(token)
         return token
 
     def claim(self, claim: Claim) -> Claimed:
@@ -282,8 +287,17 @@ class Journal(Store):
                 check_tag(key, value)
         if statements and not self.runs_statements:
             raise OptionError(f"the store {self.place} executes no statements with a checkpoint", option="statements")
-        sealed = tuple([self._sealed(token.run_id, record) for record in records])
-        return Append(token, sealed, release, tags, statements)
+        return Append(token, self._kept(token, records), release, tags, statements)
+
+    def _kept(self, token: Token, records: Sequence[Record]) -> tuple[Record, ...]:
+        """Records of an owner as the medium keeps them. Call `_note_kept` once it does."""
+        if self._bases is not None:
+            records = self._bases.lessened(token, records)
+        return tuple([self._sealed(token.run_id, record) for record in records])
+
+    def _note_kept(self, token: Token) -> None:
+        if self._bases is not None:
+            self._bases.settle(token)
 
     def _append(self, tx: Transaction, append: Append) -> Verdict:
         token, records, release, tags, statements = append
@@ -304,8 +318,10 @@ class Journal(Store):
         return Verdict("written", row.cancel)
 
     def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
-        """Forget the tokens that are good for nothing any more."""
+        """Take in what was written, and forget the tokens that are good for nothing any more."""
         for append, verdict in zip(appends, verdicts, strict=True):
+            if verdict.outcome == "written":
+                self._note_kept(append.token)
             if verdict.outcome == "lost" or (append.release is not None and verdict.outcome == "written"):
                 self._drop(append.token)
 
@@ -344,6 +360,8 @@ class Journal(Store):
         held = self._held.get(token.run_id)
         if held is not None and held.token == token:
             self._held.pop(token.run_id, None)
+            if self._bases is not None:
+                self._bases.forget(token.run_id)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -384,6 +402,11 @@ class Journal(Store):
             if point is None and (before is None or before > 0):
                 point = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
             after = -1 if point is None else point.sequence
+            if isinstance(tx, Guarded) and self._bases is not None:
+                # Whoever goes on from here writes what changed since.
+                base = tx.base_of(run_id, after)
+                if base is not None:
+                    self._bases.know(run_id, row.epoch, base)
             point = None if point is None else self._proven(tx, run_id, point)
             tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
@@ -464,6 +487,9 @@ class Journal(Store):
         sequence, kind, node_id, visit, size, header, payload, packing = record
         if header is None:  # from outside: sealed where it is inserted
             return record
+        if packing == UNPACKED:
+            record = packed(record)
+            payload, packing = record.payload, record.packing
         if self._keeper is not None:
             return self._keeper.keep(run_id, record)
         return Record(sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,6 +17,7 @@ from milepost.fence import Row
 from milepost.process import is_gone
 from milepost.record import ENCRYPTED, UNENCRYPTED, Record
 from milepost.store import Stats, VerifyReport, check_run_id
+from milepost.stores.differences import Base, chained
 from milepost.stores.gaps import Gaps
 from milepost.stores.pruning import Pruning
 from milepost.stores.transaction import Note, Transaction, seal_of
@@ -144,9 +145,13 @@ class Keeping(Pruning):
             check_run_id(run_id)
         copy = read_run(bytes(data), self.seals, run_id)
         run_id = copy.row.run_id
-        groups = [
-            (tuple([self._sealed(run_id, record) for record in records]), note) for records, note in _groups(copy)
-        ]
+        groups: builtins.list[_Group] = []
+        base: Base | None = None
+        for records, note in _groups(copy):
+            less: Sequence[Record] = records
+            if self.keeps_differences:
+                less, base = chained(records, base)
+            groups.append((tuple([self._sealed(run_id, record) for record in less]), note))
         self._change("import", functools.partial(self._keep_copy, copy, groups))
         return run_id
 

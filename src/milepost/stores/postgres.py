@@ -144,10 +144,13 @@ class PostgresStore(PostgresMedium):
         try:
             if token[3] != this_process().key or not token[2]:
                 return False
-            record = self._sealed(token[0], records[0])
+            (record,) = self._kept(token, records)
             link = self._take("append", self._connections)
             try:
-                return self._appends.one(link, token, record)
+                is_written = self._appends.one(link, token, record)
+                if is_written:
+                    self._note_kept(token)
+                return is_written
             except psycopg.Error as exc:
                 if link.is_lost:
                     raise self._unknown("append", exc) from exc

@@ -53,6 +53,7 @@ class PostgresMedium(Runs):
     """A whole store, but for its fast ways to append and to renew."""
 
     runs_statements = True
+    keeps_differences = True
 
     def __init__(self, dsn_or_pool: Any, schema: str, *, is_prepared: bool, **options: Unpack[StoreOptions]) -> None:
         self.place = "PostgreSQL"

@@ -24,6 +24,7 @@ __all__ = [
     "NEWEST",
     "NEWEST_COLUMNS",
     "NODE_IDS",
+    "PUT_PAYLOAD",
     "RECORD_COLUMNS",
     "ROW_COLUMNS",
     "ROW_NAMES",
@@ -62,6 +63,8 @@ SELECT %s, sequence, kind, node_id, visit, size, packing, header, payload, %s
 FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[])
 AS given (sequence, kind, node_id, visit, size, packing, header, payload)
 """  # noqa: S608
+
+PUT_PAYLOAD = "UPDATE {records} SET packing = %s, header = %s, payload = %s WHERE run = %s AND sequence = %s"
 
 BY_NUMBER = "FROM {records} WHERE run = %s AND sequence BETWEEN %s AND %s"
 BY_NODE = f"{BY_NUMBER} AND node_id <> '' AND node_id = %s"

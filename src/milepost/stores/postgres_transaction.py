@@ -32,6 +32,7 @@ from milepost.stores.postgres_statements import (
     NEWEST,
     NEWEST_COLUMNS,
     NODE_IDS,
+    PUT_PAYLOAD,
     RECORD_COLUMNS,
     ROW_COLUMNS,
     ROW_WIDTH,
@@ -221,6 +222,9 @@ class PostgresTransaction(Transaction):
     def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
         """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
         return self.number(run_id), min(after, _LAST) + 1, _LAST if before is None else min(before, _LAST) - 1
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        self._execute(PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
         if not records:

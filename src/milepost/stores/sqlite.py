@@ -26,6 +26,7 @@ from milepost.process import this_process
 from milepost.record import Record
 from milepost.store import Append, StoreOptions, Token, Verdict, check_id, check_run_id
 from milepost.stores import sqlite_schema
+from milepost.stores.differences import SMALLEST
 from milepost.stores.group_commit import GroupCommit
 from milepost.stores.journal import has_statements
 from milepost.stores.runs import Runs, save_from_outside
@@ -61,6 +62,7 @@ class SQLiteStore(Runs):
     """
 
     runs_statements = True
+    keeps_differences = True
 
     def __init__(
         self,
@@ -236,7 +238,7 @@ class SQLiteStore(Runs):
         self._unmoved += _PAGE_BYTES
         for append in appends:
             for record in append.records:
-                self._unmoved += record.size + 3 * _PAGE_BYTES
+                self._unmoved += len(record.payload or b"") + 3 * _PAGE_BYTES
         if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
             self._move_log(writer)
 
@@ -325,9 +327,14 @@ class SQLiteStore(Runs):
             # Nobody closes or replaces the connection while the lock is held.
             if writer is not self._writer:
                 return False
-            if not self._insert_current(writer, token, self._sealed(token.run_id, record)):
+            is_large = record[4] >= SMALLEST
+            kept = self._kept(token, records)[0] if is_large else self._sealed(token.run_id, record)
+            if not self._insert_current(writer, token, kept):
                 return False
-            self._unmoved += record[4] + 4 * _PAGE_BYTES
+            self._unmoved += 4 * _PAGE_BYTES
+            if is_large:
+                self._note_kept(token)
+                self._unmoved += len(kept[6] or b"")
             if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
                 self._move_log(writer)
         except sqlite3.Error as exc:

@@ -48,6 +48,7 @@ _INSERT_RECORD = (
     "INSERT INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload, note) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_PUT_PAYLOAD = "UPDATE records SET packing = ?, header = ?, payload = ? WHERE run = ? AND sequence = ?"
 _BY_NUMBER = "FROM records WHERE run = ? AND sequence BETWEEN ? AND ?"
 _BY_NODE = (
     "FROM records INDEXED BY records_by_node WHERE node_id <> '' AND run = ? AND sequence BETWEEN ? AND ? "
@@ -205,6 +206,9 @@ class SQLTransaction(Transaction):
             noted = json_text({**note._asdict(), "timestamp": format_time(note.timestamp)})
         for record in records:
             self._execute(_INSERT_RECORD, (number, *record_values(record), noted))
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        self._execute(_PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))
 
     def newest(self, run_id: str) -> int:
         found = self._execute(

@@ -164,6 +164,13 @@ class Transaction(abc.ABC):
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
         """Add records, whose headers are sealed and whose numbers were never used."""
 
+    def put_payload(self, run_id: str, record: Record) -> None:
+        """Keep a record that is there with another header, payload and packing, which say the same.
+
+        Only for media that say `keeps_differences`.
+        """
+        raise NotImplementedError
+
     @abc.abstractmethod
     def newest(self, run_id: str) -> int:
         """The sequence of the newest record, 0 if there is none."""

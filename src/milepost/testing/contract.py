@@ -33,6 +33,7 @@ _PARTS = (
     "statements",
     "thinning",
     "keeping",
+    "large",
     "moving",
     "closing",
     "threads",
@@ -49,6 +50,7 @@ from milepost.testing.contract_fence import FenceContract  # noqa: E402
 from milepost.testing.contract_ids import IDContract  # noqa: E402
 from milepost.testing.contract_journal import JournalContract  # noqa: E402
 from milepost.testing.contract_keeping import KeepingContract  # noqa: E402
+from milepost.testing.contract_large import LargeContract  # noqa: E402
 from milepost.testing.contract_latest import LatestContract  # noqa: E402
 from milepost.testing.contract_leases import LeaseContract  # noqa: E402
 from milepost.testing.contract_listing import ListingContract  # noqa: E402
@@ -78,6 +80,7 @@ class StoreContract(
     LatestContract,
     ListingContract,
     StatementContract,
+    LargeContract,
     ThinningContract,
     KeepingContract,
     MovingContract,

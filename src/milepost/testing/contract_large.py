@@ -1,0 +1,224 @@
+"""States that are large and change little: however a store keeps them, they come back whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from milepost.record import CHECKPOINT, format_time, make_record
+from milepost.store import Append, Release, Store, Token
+from milepost.testing.clock import FakeClock
+from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.journals import EPOCH_TIME, begin, checkpoint, owner, take, write
+
+NODES = "abc"
+
+
+def chat(messages: int) -> bytes:
+    """A state that grows at its end and changes at its beginning."""
+    told = [{"role": "user", "content": f"Nº {n}: " + f"how are you, {n * n}? " * 20} for n in range(messages)]
+    return msgspec.json.encode({"count": messages, "messages": told, "cost": messages / 7})
+
+
+def talk(store: Store, token: Token, first: int, last: int, *, compressing: bool = False) -> None:
+    """Append checkpoints `first` to `last` of the nodes in turn, one by one; each has as many messages as its number."""
+    for n in range(first, last + 1):
+        write(store, token, said(token.run_id, n, compressing=compressing))
+
+
+def said(run_id: str, n: int, *, compressing: bool = False) -> Any:
+    """The n-th checkpoint of a chat, which is the visit of a node."""
+    fields = {"next_node": "later", "attempt": 1}
+    at, node_id, visit = format_time(EPOCH_TIME), NODES[n % 3], 1 + n // 3
+    return make_record(run_id, n, at, CHECKPOINT, node_id, visit, chat(n), fields, compressing)
+
+
+def state_of(store: Store, run_id: str, n: int) -> bytes | None:
+    """What the store gives of the n-th record."""
+    (record,) = store.read(run_id, after=n - 1, before=n + 1)
+    return record.state()
+
+
+class LargeContract(StoreUnderTest):
+    """Every state comes back as it went in, whatever is kept of it, and whatever goes."""
+
+    def test_large_states_come_back_whole_by_every_way(self, store: Store) -> None:
+        """Read in order, backwards, one by one, by node and visit, and as the latest point."""
+        token = begin(store, "r")
+        talk(store, token, 1, 90)
+        states = {n: chat(n) for n in range(1, 91)}
+        read = {record.sequence: record.state() for record in store.read("r", kinds=(CHECKPOINT,))}
+        assert states == read
+        backwards = store.read("r", kinds=(CHECKPOINT,), newest=True)
+        assert [states[n] for n in range(90, 0, -1)] == [record.state() for record in backwards]
+        assert [states[n] for n in (90, 89, 88)] == [r.state() for r in store.read("r", newest=True, limit=3)]
+        assert all(states[n] == state_of(store, "r", n) for n in (1, 7, 64, 65, 66, 90, 33))
+        assert [states[n] for n in range(2, 91, 3)] == [r.state() for r in store.read("r", node_id="c")]
+        assert states[10] == json_state(store.load("r", "b", 4))
+        latest = store.latest("r")
+        assert latest.point is not None
+        assert states[90] == latest.point.state()
+        before = store.latest("r", before=50).point
+        assert before is not None
+        assert states[49] == before.state()
+        assert [len(chat(n)) for n in range(1, 91)] == [info.size for info in store.history("r")]
+        assert len(chat(90)) == store.get_run("r").info.size
+        report = store.verify("r")
+        assert (True, ()) == (report.ok, report.problems)
+
+    def test_large_states_of_several_records_in_one_append_come_back_whole(self, store: Store) -> None:
+        """Records that are handed in together, of one run and of several."""
+        tokens = [begin(store, run_id) for run_id in ("r", "s")]
+        for first in range(1, 60, 6):
+            batch = [Append(t, tuple(said(t.run_id, n) for n in range(first, first + 6))) for t in tokens]
+            assert ["written", "written"] == [verdict.outcome for verdict in store.append(batch)]
+        assert all(chat(n) == state_of(store, run_id, n) for run_id in ("r", "s") for n in (1, 2, 30, 59, 60))
+
+    def test_compressed_states_come_back_whole(self, store: Store) -> None:
+        """As `compress_state` asks for it."""
+        token = begin(store, "r")
+        talk(store, token, 1, 40, compressing=True)
+        assert all(chat(n) == record.state() for n, record in enumerate(store.read("r", after=0), 1))
+        assert store.verify("r").ok
+        copied = store.import_run(store.export("r"), run_id="copy")
+        assert all(chat(n) == state_of(store, copied, n) for n in (1, 20, 40))
+
+    def test_a_small_change_of_a_large_state_is_kept_as_such(self, store: Store) -> None:
+        """Storage grows with the change where a store says that it keeps differences."""
+        token = begin(store, "r")
+        talk(store, token, 1, 120)
+        kept, last, whole = store.stats().size, len(chat(120)), sum(len(chat(n)) for n in range(1, 121))
+        assert whole > 40 * last
+        assert not getattr(store, "keeps_differences", False) or kept < 4 * last
+
+    def test_a_state_that_is_refused_is_no_base_of_the_next(self, store: Store) -> None:
+        """What was not written is nothing that others could build on."""
+        token = begin(store, "r")
+        talk(store, token, 1, 10)
+        assert "gap" == write(store, token, said("r", 12)).outcome
+        talk(store, token, 11, 12)
+        assert "taken" == write(store, token, said("r", 12)).outcome
+        talk(store, token, 13, 14)
+        assert all(chat(n) == state_of(store, "r", n) for n in range(10, 15))
+
+    def test_another_owner_goes_on_from_a_large_state(self, store: Store) -> None:
+        """Each owner in turn, with and without a state of its own, one that was read and one that was not."""
+        token, n = begin(store, "r"), 0
+        for _ in range(4):
+            talk(store, token, n + 1, n + 6)
+            assert "written" == write(store, token, release=Release("interrupted")).outcome
+            claimed = take(store, "r")
+            assert claimed.token is not None
+            token, n = claimed.token, n + 7
+        talk(store, token, n + 1, n + 2)
+        assert all(chat(k) == state_of(store, "r", k) for k in (1, 6, 8, 13, 15, 27, 29, 30))
+        assert store.verify("r").ok
+
+    @requires(is_shared_between_processes=True)
+    def test_what_another_object_wrote_is_built_upon(self, store: Store, other: Store) -> None:
+        """Two objects of one store take turns; neither trusts what it knew before the other came."""
+        token = begin(store, "r")
+        talk(store, token, 1, 6)
+        write(store, token, release=Release("interrupted"))
+        taken = take(other, "r").token
+        assert taken is not None
+        talk(other, taken, 8, 12)
+        write(other, taken, release=Release("interrupted"))
+        mine = take(store, "r").token
+        assert mine is not None
+        talk(store, mine, 14, 16)
+        assert "lost" == write(other, taken, said("r", 17)).outcome
+        for n in (1, 6, 8, 12, 14, 16):
+            assert chat(n) == state_of(store, "r", n) == state_of(other, "r", n)
+
+    def test_a_state_survives_the_deletion_of_what_it_builds_on(self, store: Store, clock: FakeClock) -> None:
+        """A node is deleted: the others keep their states, and storage does not explode."""
+        token = begin(store, "r")
+        talk(store, token, 1, 60)
+        before = store.stats().size
+        write(store, token, release=Release("interrupted"))
+        store.delete("r", "b")
+        left = [n for n in range(1, 61) if n % 3 != 1]
+        assert {n: chat(n) for n in left} == {r.sequence: r.state() for r in store.read("r", kinds=(CHECKPOINT,))}
+        assert all(chat(n) == state_of(store, "r", n) for n in reversed(left))
+        assert store.verify("r").problems == ()
+        assert not getattr(store, "keeps_differences", False) or store.stats().size < 2 * before
+        store.delete("r", "a")
+        assert all(chat(n) == state_of(store, "r", n) for n in left if n % 3 == 2)
+        token2 = take(store, "r").token
+        assert token2 is not None
+        newest = store.latest("r").newest
+        write(store, token2, checkpoint("r", newest + 1, "d", state=chat(61)))
+        assert chat(61) == state_of(store, "r", newest + 1)
+        assert chat(59) == state_of(store, "r", 59)
+
+    def test_a_thinned_run_keeps_its_states(self, store: Store) -> None:
+        """`prune(keep_last=)` leaves whole what it leaves."""
+        token = begin(store, "r")
+        talk(store, token, 1, 60)
+        write(store, token, release=Release("finished"))
+        store.prune(keep_last=2)
+        assert list(range(55, 61)) == [r.sequence for r in store.read("r", kinds=(CHECKPOINT,))]
+        assert all(chat(n) == state_of(store, "r", n) for n in range(60, 54, -1))
+        store.prune(keep_last=1)
+        assert all(chat(n) == state_of(store, "r", n) for n in (58, 59, 60))
+        assert store.verify("r").problems == ()
+        taken = take(store, "r").token
+        assert taken is not None
+        talk(store, taken, 62, 64)
+        assert all(chat(n) == state_of(store, "r", n) for n in (58, 60, 62, 64))
+
+    def test_what_was_read_before_a_deletion_is_not_built_upon(self, store: Store) -> None:
+        """A claim that was made ready before fails; the next one builds on what is there."""
+        token = begin(store, "r")
+        talk(store, token, 1, 30)
+        write(store, token, release=Release("interrupted"))
+        store.latest("r")
+        store.delete("r", "a")
+        taken = take(store, "r").token
+        assert taken is not None
+        newest = store.latest("r").newest
+        write(store, taken, checkpoint("r", newest + 1, "d", state=chat(31)))
+        assert chat(31) == state_of(store, "r", newest + 1)
+        store.delete("r", "c", force=True)
+        assert "lost" == write(store, taken, checkpoint("r", newest + 3, "d", state=chat(32))).outcome
+        assert chat(31) == state_of(store, "r", newest + 1)
+
+    def test_an_override_and_a_replaced_state_come_back(self, store: Store) -> None:
+        """States that have nothing to do with the one before."""
+        token = begin(store, "r")
+        talk(store, token, 1, 10)
+        write(store, token, release=Release("interrupted"))
+        latest = store.latest("r")
+        state = chat(4)[::-1].translate(None, b'"\\{}[]').join((b'{"x":"', b'"}'))
+        text = state.decode("ascii", "ignore").encode()
+        record = owner("r", 11, latest.row.epoch + 1, node_id="b", state=text)
+        taken = take(store, "r", record=record).token
+        assert taken is not None
+        talk(store, taken, 12, 13)
+        write(store, taken, checkpoint("r", 14, "d", state=text))
+        assert [text, chat(12), chat(13), text] == [state_of(store, "r", n) for n in (11, 12, 13, 14)]
+
+    def test_a_large_run_moves_whole(self, store: Store) -> None:
+        """Export and import give the same run again, byte for byte."""
+        token = begin(store, "r")
+        talk(store, token, 1, 50)
+        write(store, token, release=Release("interrupted"))
+        exported = store.export("r")
+        before = store.stats().size
+        store.import_run(exported, run_id="copy")
+        assert not getattr(store, "keeps_differences", False) or store.stats().size < 3 * before
+        assert [r.state() for r in store.read("r")] == [r.state() for r in store.read("copy")]
+        store.delete_run("r")
+        store.import_run(exported)
+        again = take(store, "r").token
+        assert again is not None
+        talk(store, again, 52, 53)
+        assert all(chat(n) == state_of(store, "r", n) for n in (1, 25, 50, 53))
+
+
+def json_state(envelope: bytes) -> bytes:
+    """The state in an envelope, as it was encoded."""
+    begin_at = envelope.index(b'"state":') + len(b'"state":')
+    return envelope[begin_at:-1]

@@ -1,0 +1,196 @@
+"""What is kept of a state that changed a little, and that the state comes back from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milepost.errors import CheckpointCorruptError
+from milepost.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, make_record, packed
+from milepost.stores.differences import Base, chained, difference, lessened, read_difference, whole_of
+
+STAMP = "2026-01-01T00:00:00.000000Z"
+
+
+def applied(old: bytes, edits: list[tuple[int, int, str]]) -> bytes:
+    for at, count, text in reversed(edits):
+        old = old[:at] + text.encode() + old[at + count :]
+    return old
+
+
+def record(sequence: int, state: bytes, *, compressing: bool = False) -> Record:
+    return make_record("r", sequence, STAMP, CHECKPOINT, "a", sequence, state, compressing=compressing)
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    chance = random.Random(seed)
+    return [{"id": n, "name": f"ñame {n}", "value": chance.random()} for n in range(count)]
+
+
+def encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+TEXTS = st.text(st.sampled_from('ab",{}é漢🎈\\0'), max_size=40)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=30), st.data())
+def test_edits_make_the_new_text_of_the_old_one(parts, data):
+    """Whatever is put in, taken out, replaced, moved or said twice."""
+    old = "".join(parts).encode() * data.draw(st.integers(1, 40))
+    text = old.decode()
+    for _ in range(data.draw(st.integers(0, 4))):
+        begin = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(begin, min(len(text), begin + 60)))
+        text = text[:begin] + data.draw(TEXTS | st.just(text[begin:end] * 2)) + text[end:]
+    new = text.encode()
+    edits = difference(old, new)
+    if edits is not None:
+        assert new == applied(old, edits)
+        assert all(at + count <= later for (at, count, _), (later, _, _) in itertools.pairwise(edits))
+
+
+def test_an_appended_message_costs_the_message():
+    old = {"n": 9, "messages": [{"text": f"message {n} " * 40} for n in range(500)], "cost": 0.9}
+    new = {**old, "n": 10, "messages": [*old["messages"], {"text": "the next " * 40}], "cost": 0.95}
+    edits = difference(encoded(old), encoded(new))
+    assert edits is not None
+    assert encoded(new) == applied(encoded(old), edits)
+    assert sum(len(text) for _, _, text in edits) < 500
+
+
+def test_changes_here_and_there_cost_the_changes():
+    table = rows(5000)
+    old = encoded(table)
+    for n in range(0, 5000, 250):
+        table[n]["value"] = 0.5
+    edits = difference(old, encoded(table))
+    assert edits is not None
+    assert encoded(table) == applied(old, edits)
+    assert len(encoded(edits)) < 2000
+
+
+def test_much_that_comes_in_in_the_middle_is_one_edit():
+    table = rows(2000)
+    old, new = encoded([0, *table]), encoded([1, *table[:1000], *rows(800, 7), *table[1000:]])
+    edits = difference(old, new)
+    assert edits is not None
+    assert new == applied(old, edits)
+    assert len(edits) <= 3
+
+
+@pytest.mark.parametrize("other", [rows(3000, 1), [n * 7919 % 10007 for n in range(20_000)], "x" * 100_000])
+def test_a_state_that_was_replaced_is_no_difference(other):
+    assert difference(encoded(rows(3000)), encoded(other)) is None
+
+
+def test_bytes_that_are_no_text_are_kept_whole():
+    assert difference(b"a" * 5000, b"a" * 2500 + b"\xff\xfe" + b"a" * 2500) is None
+
+
+@given(st.lists(st.sampled_from(["append", "edit", "replace", "same", "front"]), max_size=25), st.booleans())
+def test_a_chain_gives_back_every_state(deeds, compressing):
+    table, states = rows(120), [encoded(rows(120))]
+    for n, deed in enumerate(deeds):
+        if deed == "append":
+            table.append({"id": n, "name": "ä" * 50, "value": n})
+        elif deed == "edit":
+            table[n % len(table)]["value"] = n
+        elif deed == "replace":
+            table = rows(110, n + 1)
+        elif deed == "front":
+            table = [{"id": -n}, *table]
+        states.append(encoded(table))
+    records, base = chained([record(n, state, compressing=compressing) for n, state in enumerate(states)], None)
+    assert base is not None
+    kept = {found.sequence: packed(found) for found in records}
+    for n, state in enumerate(states):
+        whole = whole_of(kept[n], kept)
+        assert whole is not None
+        assert state == whole.record.state()
+        assert record(n, state, compressing=compressing).envelope() == whole.record.envelope()
+    last = whole_of(kept[len(states) - 1], kept)
+    assert last is not None
+    if not compressing or last.links:  # a whole one that is packed is told by its size
+        assert (base.since, base.links, base.kept) == (last.since, last.links, last.kept)
+
+
+def test_a_long_chain_ends_when_it_holds_more_than_twice_the_state():
+    """A rule by count alone would write wholes of a list that grows, whose chain never holds more than it does."""
+    texts = ["x" * 2000 for _ in range(400)]
+    growing, _ = chained([record(n, encoded(texts[: n + 3])) for n in range(300)], None)
+    assert [0] == [found.sequence for found in growing if found.packing != DIFFERENCE]
+    table, states = rows(200), []
+    for n in range(400):
+        table[n % 200]["name"] = f"{n:0500}"
+        states.append(encoded(table))
+    steady, _ = chained([record(n, state) for n, state in enumerate(states)], None)
+    wholes = [found.sequence for found in steady if found.packing != DIFFERENCE]
+    assert 1 < len(wholes) < 10
+    assert min(second - first for first, second in itertools.pairwise(wholes)) > 64
+
+
+def test_small_and_foreign_records_are_kept_as_they_are():
+    small = [record(n, b'{"n":%d}' % n) for n in range(5)]
+    foreign = Record(5, CHECKPOINT, "a", 1, 9000, None, b"x" * 9000)
+    bare = make_record("r", 6, STAMP, "route")
+    assert ([*small, foreign, bare], None) == chained([*small, foreign, bare], None)
+
+
+def lost(changes: dict[str, object]) -> Record:
+    states = [encoded(rows(100 + n)) for n in range(4)]
+    records, _ = chained([record(n, state) for n, state in enumerate(states)], None)
+    kept = {found.sequence: found for found in records}
+    assert DIFFERENCE == kept[3].packing
+    for name, value in changes.items():
+        if name == "gone":
+            del kept[value]
+        elif name == "said":
+            kept[2] = kept[2]._replace(payload=value)
+        else:
+            kept[0] = kept[0]._replace(**{name: value})
+    assert whole_of(kept[3], kept) is None
+    assert (whole_of(kept[1], kept) is None) == ("said" not in changes and changes.get("gone") != 2)
+    return kept[3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gone": 0},
+        {"gone": 2},
+        {"payload": b"no zstd", "packing": "zstd"},
+        {"payload": b"[]"},
+        {"packing": "aesgcm"},
+        {"said": b""},
+        {"said": b"null"},
+        {"said": b'{"base":3,"since":0,"edits":[]}'},
+        {"said": b'{"base":2,"since":0,"edits":[]}'},
+        {"said": b'{"base":1,"since":2,"edits":[]}'},
+        {"said": b'{"base":-1,"since":-1,"edits":[]}'},
+        {"said": b'{"base":1,"since":0,"edits":[[0,999999999,""]]}'},
+        {"said": b'{"base":1,"since":0,"edits":[[-5,1,"x"]]}'},
+        {"said": b'{"base":1,"since":0,"edits":[[9,-1,"x"]]}'},
+        {"said": b'{"base":1,"since":0,"edits":[[9,1,"xx"],[3,1,"yyy"]]}'},
+        {"said": b'{"base":1,"since":0,"edits":[]}'},
+    ],
+)
+def test_a_record_whose_base_is_lost_or_damaged_says_so(changes):
+    record = lost(changes)
+    with pytest.raises(CheckpointCorruptError, match="record 3 at node 'a' says what changed since an earlier record"):
+        record.state()
+
+
+def test_what_a_record_builds_on_is_told():
+    less, base = lessened(record(5, encoded(rows(101))), Base(record(3, encoded(rows(100))), 1, 9000, 2))
+    said = read_difference(less)
+    assert said is not None
+    assert (3, 1) == (said.base, said.since)
+    assert (1, 3, 5) == (base.since, base.links, base.record.sequence)
+    assert UNPACKED == record(1, encoded(rows(100)), compressing=True).packing
