@@ -328,12 +328,12 @@ class Visits:
             told = b"[" + b",".join(codec.encode(update, root="state") for update in self.updates or ()) + b"]"
         elif codec is not None and updates:
             told = codec.encode(updates, root="state")
-        journal = self.journal
-        self.followed_at = format_time(self.options.clock.time())
+        journal, options = self.journal, self.options
+        self.followed_at = format_time(options.clock.time())
         fork = self.flow.splits.get(self.at[0])
         prev_node_id = self.prefix + self.prev_node_id if self.prev_node_id else ""
         return make_checkpoint(
-            self.run.run_id,
+            journal.run_id,
             journal.next_number(),
             self.followed_at,
             context._node_id,
@@ -342,12 +342,12 @@ class Visits:
             next_node,
             context._attempt,
             prev_node_id,
-            self.iteration if self.item_codec is None else None,
-            round(duration, 3),
+            self.tally.iteration if self.item_codec is None else None,
+            round(duration * 1000) / 1000,
             journal.epoch,
             journal.missed,
             context._tags,
-            bool(self.options.compress),
+            bool(options.compress),
             None if fork is None else fork.branches,
             self.label,
             self.trunk,

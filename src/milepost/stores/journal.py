@@ -26,7 +26,7 @@ from milepost.errors import (
 )
 from milepost.fence import Held, Row
 from milepost.process import describe_owner, is_gone, this_process
-from milepost.record import UNPACKED, Record, format_time, make_record, packed
+from milepost.record import UNPACKED, Record, format_time, make_record, new_record, packed
 from milepost.store import (
     Append,
     Claim,
@@ -492,7 +492,7 @@ class Journal(Store):
             payload, packing = record.payload, record.packing
         if self._keeper is not None:
             return self._keeper.keep(run_id, record)
-        return Record(sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing)
+        return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
 
     def _refuse_live(self, row: Row, state: LeaseState, deed: str) -> None:
         """Raise `RunLockedError` while somebody owns the run."""
