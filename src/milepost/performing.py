@@ -417,7 +417,15 @@ class _Doing(Composing):
         if failed is not None and outcome != "recovered":
             error, error_type = failed.result.error, failed.result.error_type
         result = StepResult(
-            step.name, step.step_type, is_good, output, round(duration * 1000) / 1000, error, error_type, outcome, self.tried
+            step.name,
+            step.step_type,
+            is_good,
+            output,
+            round(duration * 1000) / 1000,
+            error,
+            error_type,
+            outcome,
+            self.tried,
         )
         if self.frame.context._tags is not None:
             _carry_tags(run, self.frame.context)
