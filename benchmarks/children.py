@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-__all__ = ["compiled", "environment", "run_child", "run_together"]
+__all__ = ["compiled", "environment", "peak", "run_child", "run_together", "tell", "wait"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,20 +36,22 @@ def compiled() -> Iterator[dict[str, str]]:
         yield given
 
 
-def run_child(command: Sequence[str], env: dict[str, str] | None = None) -> str:
-    """Run a command and give what it wrote; raises with its errors if it fails."""
+def run_child(command: Sequence[str], env: dict[str, str] | None = None, ends_with: int = 0) -> str:
+    """Run a command and give what it wrote; raises with its errors if it does not end with the status `ends_with`."""
     done = subprocess.run(command, env=env or environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode != ends_with:
         raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout
 
 
-def run_together(argument_lists: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+def run_together(
+    argument_lists: Sequence[Sequence[str]], module: str = "benchmarks.children", env: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Start a child for each list of arguments, let all begin at once, and give what each wrote."""
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.children", *arguments],
-            env=environment(),
+            [sys.executable, "-m", module, *arguments],
+            env=env or environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -82,12 +84,14 @@ def run_together(argument_lists: Sequence[Sequence[str]]) -> list[dict[str, Any]
 # -- in the child ----------------------------------------------------------------------------------
 
 
-def _tell(**facts: Any) -> None:
+def tell(**facts: Any) -> None:
+    """Write one line of JSON."""
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 
 
-def _wait() -> None:
+def wait() -> None:
+    """Say that this process is ready, and wait until all are."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -100,10 +104,10 @@ def _nodes(path: str, run_id: str, times: str) -> None:
 
     graph, begin = loop(Page, turn, int(times)), page(1024)
     with SQLiteStore(path) as store:
-        _wait()
+        wait()
         began = perf_counter()
         state = graph.run(begin, store=store, run_id=run_id, max_iterations=None)
-        _tell(began=began, ended=perf_counter(), done=state.n)
+        tell(began=began, ended=perf_counter(), done=state.n)
 
 
 def _raw(path: str, run_id: str, times: str, table: str, size: str) -> None:
@@ -114,11 +118,11 @@ def _raw(path: str, run_id: str, times: str, table: str, size: str) -> None:
     connection.execute("PRAGMA busy_timeout = 10000")
     data = b" " * int(size)
     first = int(run_id) * 1_000_000_000
-    _wait()
+    wait()
     began = perf_counter()
     for number in range(int(times)):
         connection.execute("INSERT INTO records (run, id, data) VALUES (?, ?, ?)", (run_id, first + number, data))
-    _tell(began=began, ended=perf_counter(), done=int(times))
+    tell(began=began, ended=perf_counter(), done=int(times))
     connection.close()
 
 
@@ -141,10 +145,11 @@ def _alone(path: str, times: str, kind: str) -> None:
 def _memory(path: str, times: str, kind: str) -> None:
     """Do as `alone`, and tell the peak of the process's memory in bytes."""
     _alone(path, times, kind)
-    _tell(peak=_peak())
+    tell(peak=peak())
 
 
-def _peak() -> int:
+def peak() -> int:
+    """The most bytes of memory that this process has had."""
     # What getrusage tells begins with the size of the process that started this one; the kernel's own mark does not.
     status = Path("/proc/self/status")
     if status.exists():
@@ -162,7 +167,7 @@ def _importing(names: str) -> None:
     for name in filter(None, names.split(",")):
         __import__(name)
     taken = perf_counter() - began
-    _tell(seconds=taken, modules=sorted(set(sys.modules) - before))
+    tell(seconds=taken, modules=sorted(set(sys.modules) - before))
 
 
 if __name__ == "__main__":

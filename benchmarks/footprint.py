@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.children import compiled, run_child
@@ -14,7 +14,7 @@ from benchmarks.report import Figure, at_most, compare
 from benchmarks.rounds import Rounds, interleave
 from benchmarks.setting import Setting
 
-__all__ = ["UNTRACED", "fsyncs", "importing", "memory"]
+__all__ = ["UNTRACED", "count_fsyncs", "fsyncs", "importing", "memory"]
 
 _EXTRAS = frozenset(
     {"attrs", "attr", "click", "cryptography", "jsonpatch", "opentelemetry", "psycopg", "pydantic", "rich"}
@@ -96,12 +96,17 @@ def fsyncs(setting: Setting) -> Iterator[Figure]:
 
 def _traced(setting: Setting, times: int, kind: str) -> int:
     with setting.folder(next(iter(setting.places))) as folder:
-        counted = folder / "counted"
-        run_child(
-            ("strace", "-f", "-c", "-o", str(counted), "-e", "trace=fsync,fdatasync", sys.executable, "-m",
-             "benchmarks.children", "alone", str(folder / "runs.db"), str(times), kind)
-        )  # fmt: skip
-        return _total(counted)
+        command = (sys.executable, "-m", "benchmarks.children", "alone", str(folder / "runs.db"), str(times), kind)
+        return count_fsyncs(command, folder / "counted")
+
+
+def count_fsyncs(command: Sequence[str], counted: Path, env: dict[str, str] | None = None) -> int:
+    """The waits for the disk of a command that `strace` runs; `counted` is a file for its table.
+
+    Raises RuntimeError where the command fails or may not be traced.
+    """
+    run_child(("strace", "-f", "-c", "-o", str(counted), "-e", "trace=fsync,fdatasync", *command), env)
+    return _total(counted)
 
 
 def _total(counted: Path) -> int:

@@ -22,6 +22,8 @@ NOT_RUN = {
     # installs; `.ci/run` executes them in fresh environments
     "README.md": 2,
     "CONTRIBUTING.md": 1,
+    # measure for minutes
+    "performance.md": 1,
 }
 PYTHON_NOT_RUN = {
     # one block of another library's, which is shown beside ours and which nothing here installs

@@ -67,7 +67,7 @@ def split(walker: Walker, fork: Fork, state: Any) -> Routine[Any]:
     outcomes = yield from run.gather(routines, min(limits, default=None), lambda: stop.is_set)
     node_id = walker.prefix + fork.node_id
     where = f"of the fork after node {node_id!r}"
-    raise_of(walker, node_id, walker.at[1], ("branch", "branches"), where, outcomes, walker.last_good())
+    raise_of(walker, node_id, walker.at[1], ("branch", "branches"), where, outcomes)
     ends = {branch: outcomes[branch].value for branch in fork.branches}
     merged = yield from _merged(walker, fork, ends)
     walker.given = None
@@ -81,7 +81,7 @@ def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | N
     inner.prev_node_id = fork.node_id
     inner.updates = None if walker.flow.update_codec is None else []
     end = yield from inner.go(walker.fresh(state), data, branch, fork.join)
-    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold)
+    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold, inner.given)
 
 
 def label_of(walker: Walker, node_id: str, visit: int, branch: str) -> str:
@@ -108,7 +108,6 @@ def raise_of(
     words: tuple[str, str],
     where: str,
     outcomes: Mapping[str, Outcome],
-    state: Any,
 ) -> None:
     """Raise what the branches of a fork, or the items of a map, ended with, if not all came to their ends.
 
@@ -122,7 +121,7 @@ def raise_of(
         raise min(others, key=_rank)
     failed = {name: error for name, error in errors.items() if isinstance(error, NodeError)}
     if failed:
-        raise _branch_error(walker, node_id, visit, words, where, failed, state)
+        raise _branch_error(walker, node_id, visit, words, where, failed)
     waits = [wait for error in errors.values() if isinstance(error, Parked) for wait in error.waits]
     if waits:
         raise Parked(tuple(waits))
@@ -150,7 +149,6 @@ def _branch_error(
     words: tuple[str, str],
     where: str,
     failed: Mapping[str, NodeError],
-    state: Any,
 ) -> BranchError:
     run, (one, several) = walker.run, words
     told = _first_few(f"{name!r}: {error}" for name, error in failed.items())
@@ -162,7 +160,7 @@ def _branch_error(
         visit=visit,
         fork=node_id,
         errors=dict(failed),
-        state=state,
+        state=walker.last_good(),
     )
     error.__cause__ = next(iter(failed.values()))
     return error
@@ -189,7 +187,7 @@ def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routin
         if walker.updates is not None:
             walker.updates += [update for end in ends.values() for update in end.updates]
             walker.is_untold |= any(end.is_untold for end in ends.values())
-        return walker.flow.merged(fork, before, ends)
+        return walker.flow.merged(fork, before, ends, walker.given)
     except Exception as exc:
         yield from _merge_failed(walker, context, exc)
         raise

@@ -145,9 +145,9 @@ class CompiledGraph(StateVerbs[StateT]):
         """The fields with a reducer that have another value in one state than in the other."""
         return changed_fields(self._codec, before, after, self._acceptance.tracked)
 
-    def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd]) -> Any:
+    def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:
         """The state where the branches meet, field by field; see `milepost.merging`."""
-        return self._mergings[fork.join].merge(fork, before, ends)
+        return self._mergings[fork.join].merge(fork, before, ends, data)
 
     def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
         """The whole state after `unit`, given the state before it and what it returned.

@@ -152,6 +152,8 @@ class BranchEnd(NamedTuple):
     updates: tuple[Mapping[str, Any], ...] = ()
     is_untold: bool = False
     """Whether records do not tell all of these updates."""
+    data: bytes | None = None
+    """The state as it was encoded, where it was."""
 
 
 Walk = Generator[Unit | Fork, str, None]
@@ -273,8 +275,11 @@ class GraphFlow(Flow, Protocol):
         """The fields with a reducer that have another value in one state than in the other."""
         ...
 
-    def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd]) -> Any:
-        """The state at the join, field by field; `MergeConflictError` (without run and visit) where branches disagree."""
+    def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:
+        """The state at the join, field by field; `MergeConflictError` (without run and visit) where branches disagree.
+
+        `data` is the state before as it was encoded, where it was.
+        """
         ...
 
     def walk(self, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:

@@ -91,10 +91,13 @@ class Merging:
         self._reducers = dict(reduced)
         self._acceptance = acceptance
 
-    def merge(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd]) -> Any:
-        """The state at the join; `MergeConflictError` where branches disagree and no reducer says what to make of it."""
-        bare = _fields(self._codec, before)
-        fields = {branch: _fields(self._codec, end.state) for branch, end in ends.items()}
+    def merge(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None = None) -> Any:
+        """The state at the join; `MergeConflictError` where branches disagree and no reducer says what to make of it.
+
+        `data` is the state before as it was encoded, where it was.
+        """
+        bare = _fields(self._codec, before, data)
+        fields = {branch: _fields(self._codec, end.state, end.data) for branch, end in ends.items()}
         changes: dict[str, Any] = {}
         for name in self._names(before, ends):
             old = self._get(before, name)
@@ -191,10 +194,13 @@ class Merging:
         return self._codec.get(state, name)
 
 
-def _fields(codec: Codec[Any], state: Any) -> Mapping[str, bytes] | None:
-    """The fields as they would be recorded, which tells exactly what is the same; None where that cannot be had."""
+def _fields(codec: Codec[Any], state: Any, data: bytes | None = None) -> Mapping[str, bytes] | None:
+    """The fields as they would be recorded, which tells exactly what is the same; None where that cannot be had.
+
+    `data` is the state as it was encoded, where it was.
+    """
     try:
-        found = msgspec.json.decode(codec.encode(state), type=dict[str, msgspec.Raw])
+        found = msgspec.json.decode(codec.encode(state) if data is None else data, type=dict[str, msgspec.Raw])
     except (SerializeStateError, StateTypeError, DeserializeStateError, msgspec.MsgspecError):
         return None
     return {name: bytes(raw) for name, raw in found.items()}

@@ -120,7 +120,7 @@ def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any)
     needs_threads = not run.is_awaited and _executor_of(walker, work) is None
     limit = min(limits, default=SYNC_LANES if needs_threads else None)
     outcomes = yield from in_lanes(run, routines, limit)
-    raise_of(walker, node_id, visit, ("item", "items"), f"of map {node_id!r}", outcomes, walker.last_good())
+    raise_of(walker, node_id, visit, ("item", "items"), f"of map {node_id!r}", outcomes)
     return [outcome.value for outcome in outcomes.values()]
 
 

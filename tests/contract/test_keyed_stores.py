@@ -47,30 +47,20 @@ class TestSignedAndEncryptedMemoryStore(InMemory):
     keys = BOTH
 
 
-class OnSQLite(StoreContract):
+@pytest.mark.slow
+class TestSignedAndEncryptedSQLiteStore(StoreContract):
     runs_statements = True
-    keys: Any
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
-        return SQLiteStore(tmp_path / "runs.db", clock=clock, **self.keys)
+        return SQLiteStore(tmp_path / "runs.db", clock=clock, **BOTH)
 
     def child_source(self, tmp_path: Path) -> str:
         place = str(tmp_path / "runs.db")
-        return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r}, **{self.keys!r})"
+        return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r}, **{BOTH!r})"
 
     def query(self, tmp_path: Path, sql: str) -> list[Any]:
         with closing(sqlite3.connect(tmp_path / "runs.db", timeout=30)) as connection, connection:
             return connection.execute(sql).fetchall()
-
-
-@pytest.mark.slow
-class TestSignedSQLiteStore(OnSQLite):
-    keys = SIGNED
-
-
-@pytest.mark.slow
-class TestSignedAndEncryptedSQLiteStore(OnSQLite):
-    keys = BOTH
 
 
 @pytest.mark.slow

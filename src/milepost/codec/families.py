@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
@@ -17,7 +17,17 @@ from typing import Any, NamedTuple, get_origin, is_typeddict
 
 import msgspec
 
-from .family import ATTRS_HASH, Family, FieldSpec, columns_of, constant, pydantic_default, rows_of
+from .family import (
+    ATTRS_HASH,
+    Family,
+    FieldSpec,
+    build_blank,
+    columns_of,
+    constant,
+    have_keys,
+    pydantic_default,
+    rows_of,
+)
 from .plan import NotCarried, qualified
 
 __all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
@@ -25,6 +35,8 @@ __all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
 # Keys beside the fields of a pydantic model; no field can have such a name.
 FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 
+_FIELDS_SET, _EXTRA = attrgetter("__pydantic_fields_set__"), attrgetter("__pydantic_extra__")
+_PRIVATE = attrgetter("__pydantic_private__")
 _set = object.__setattr__
 
 
@@ -57,12 +69,36 @@ class AttrsFamily(Family):
         for name, value in values.items():
             if type(value) is _OfSelf:
                 _set(made, name, value.factory(made))
-        if hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ()):
+        if self._keeps_hash:
             _set(made, ATTRS_HASH, None)
         return made
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
-        return list(map(self.build, rows_of(self.names, columns)))
+    @cached_property
+    def is_read_natively(self) -> bool:
+        """Whether msgspec reads and writes the class by its fields alone, in their order."""
+        slots = [name for base in self.cls.__mro__ for name in sorted(base.__dict__.get("__slots__", ()))]
+        return (
+            not any(name.startswith("_") for name in self.names)
+            and self._has_plain_names
+            and not hasattr(self.cls, "__attrs_pre_init__")
+            and not hasattr(self.cls, "__attrs_post_init__")
+            and not self._keeps_hash
+            and (self._is_in_dict or [*self.names] == [name for name in slots if name in self.names])  # as msgspec does
+            and self.cls.__new__ is object.__new__
+            and type(self.cls).__call__ is type.__call__
+            and all(a.init and a.validator is None and a.converter is None for a in self.cls.__attrs_attrs__)
+        )
+
+    @cached_property
+    def _keeps_hash(self) -> bool:
+        return hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ())
+
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
+        made = super().build_all(columns, count)
+        if self._keeps_hash:
+            for each in made:
+                _set(each, ATTRS_HASH, None)
+        return made
 
 
 class NamedTupleFamily(Family):
@@ -88,7 +124,7 @@ class NamedTupleFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return tuple.__new__(self.cls, [values[name] for name in self.names])
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
         return list(map(tuple.__new__, repeat(self.cls, count), zip(*columns, strict=True)))
 
 
@@ -142,7 +178,7 @@ class StructFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return self._make(**values)
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
         return [self._make(**row) for row in rows_of(self.names, columns)]
 
 
@@ -150,6 +186,7 @@ class TypedDictFamily(Family):
     """TypedDicts, whose values are plain dicts."""
 
     is_mapping = True
+    keeps_rows = True
     has_generated_init = True
     refusal = ""
 
@@ -171,14 +208,15 @@ class TypedDictFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return values
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
-        return rows_of(self.names, columns)
+    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
+        return rows
 
 
 class PydanticFamily(Family):
     """pydantic models. Which fields were set, extra fields and private attributes are recorded beside."""
 
     has_sides = True
+    keeps_rows = True
     is_native = False
     has_generated_init = False
     refusal = ""
@@ -210,6 +248,15 @@ class PydanticFamily(Family):
         if private:
             sides[PRIVATE] = private
         return sides
+
+    def have_no_sides(self, values: list[Any]) -> bool:
+        names = {*self.names}
+        return (
+            not self.cls.__private_attributes__
+            and all(map(names.__eq__, map(_FIELDS_SET, values)))
+            and not any(map(_EXTRA, values))
+            and not any(map(_PRIVATE, values))
+        )
 
     def _check_private(self, private: dict[str, Any]) -> None:
         """Refuse private attributes that would not come back, or would come back although they were deleted."""
@@ -284,8 +331,18 @@ class PydanticFamily(Family):
         """Whether the model is one of a single value, whose class says that there is nothing beside it."""
         return bool(getattr(self.cls, "__pydantic_root_model__", False))
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
-        return list(map(self.build, rows_of(self.names, columns)))
+    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
+        if not have_keys(rows, self.names):
+            rows = [{name: row[name] for name in self.names} for row in rows]
+        if self._is_root or self.cls.__private_attributes__ or self.cls.model_config.get("extra") == "allow":
+            return list(map(self.build, rows))
+        columns: tuple[tuple[str, Iterable[Any]], ...] = (
+            ("__dict__", rows),
+            ("__pydantic_fields_set__", map(set.copy, repeat({*self.names}, len(rows)))),
+            ("__pydantic_extra__", repeat(None)),
+            ("__pydantic_private__", repeat(None)),
+        )
+        return build_blank(self.cls, len(rows), columns)
 
     def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
         private, extra = value.__pydantic_private__, value.__pydantic_extra__

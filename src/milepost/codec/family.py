@@ -9,17 +9,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from functools import cached_property
-from itertools import repeat
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain, repeat
 from operator import attrgetter, itemgetter
-from typing import Any, Generic, Protocol
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Generic, Protocol, TypedDict
+
+import msgspec
 
 from .plan import qualified
 
-__all__ = ["ATTRS_HASH", "Family", "FieldSpec", "columns_of", "constant", "pydantic_default", "rows_of"]
+__all__ = [
+    "ATTRS_HASH",
+    "Family",
+    "FieldSpec",
+    "Row",
+    "build_blank",
+    "columns_of",
+    "constant",
+    "have_keys",
+    "pydantic_default",
+    "row_maker",
+    "rows_of",
+    "twin_of",
+    "written_rows",
+]
 
 _set = object.__setattr__
+_DESCRIPTORS = frozenset({MemberDescriptorType, GetSetDescriptorType})
 
 
 ATTRS_HASH = "_attrs_cached_hash"  # where attrs keeps a hash, of which a fresh object has none
@@ -45,6 +63,7 @@ class Family:
 
     is_mapping = False
     has_sides = False
+    keeps_rows = False  # its objects are, or hold, dicts of their fields: `take_rows` instead of `build_all`
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -75,6 +94,11 @@ class Family:
     def is_native(self) -> bool:
         """Whether msgspec sees the same fields of the same types, and writes all of them in their order."""
         return not any(name.startswith("_") for name in self.names) and self._has_plain_names
+
+    @property
+    def is_read_natively(self) -> bool:
+        """Whether msgspec's typed decoder makes the same objects, and runs no code of a user for it."""
+        return self.is_native and self.has_generated_init
 
     @cached_property
     def _has_plain_names(self) -> bool:
@@ -176,18 +200,23 @@ class Family:
             _set(made, name, value)
         return made
 
-    def build_all(self, columns: list[list[Any]], count: int) -> list[Any]:
+    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
         """Make one object for each row of the columns."""
-        if self.has_generated_init:
+        if self.has_generated_init and not self.cls.__dataclass_params__.frozen:
             return list(map(self.cls, *columns))
-        made = list(map(object.__new__, repeat(self.cls, count)))
-        for name, column in zip(self.names, columns, strict=True):
-            deque(map(_set, made, repeat(name), column), maxlen=0)
-        return made
+        return build_blank(self.cls, count, zip(self.names, columns, strict=True))
+
+    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
+        """Make one object of each dict, which has a value for each field and nothing else, and belongs to it then."""
+        raise NotImplementedError
 
     def sides(self, value: Any) -> dict[str, Any]:
         """Give what is to be recorded beside the fields, by its key."""
         return {}
+
+    def have_no_sides(self, values: list[Any]) -> bool:
+        """Whether nothing is to be recorded beside the fields of any of these objects."""
+        return True
 
     def side_names(self, key: str) -> Collection[str] | None:
         """Give the names that may stand beside the fields under a key; None: any."""
@@ -198,16 +227,69 @@ class Family:
         return self.build(values)
 
 
+def build_blank(cls: Any, count: int, columns: Iterable[tuple[str, Iterable[Any]]]) -> list[Any]:
+    """Make objects without the code of their class, and set the attributes that the columns name."""
+    made = list(map(object.__new__, repeat(cls, count)))
+    for name, column in columns:
+        attribute = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+        if type(attribute) in _DESCRIPTORS:  # what `object.__setattr__` would find each time
+            deque(map(attribute.__set__, made, column), maxlen=0)  # type: ignore[union-attr]
+        else:
+            deque(map(_set, made, repeat(name), column), maxlen=0)
+    return made
+
+
 def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]]:
     """Turn dicts into one column for each name. Raises KeyError if a dict lacks one."""
-    if len(names) < 2:
-        return [list(map(itemgetter(name), rows)) for name in names]
-    return list(map(list, zip(*map(itemgetter(*names), rows), strict=True)))
+    return [list(map(itemgetter(name), rows)) for name in names]
 
 
-def rows_of(names: tuple[str, ...], columns: list[list[Any]]) -> list[dict[str, Any]]:
+def have_keys(rows: list[Any], names: tuple[str, ...]) -> bool:
+    """Whether each dict has exactly these keys, in this order."""
+    keys = [*rows[0]]
+    return keys == [*names] and {*map(len, rows)} == {len(names)} and [*chain.from_iterable(rows)] == keys * len(rows)
+
+
+def rows_of(names: tuple[str, ...], columns: Sequence[Iterable[Any]]) -> list[dict[str, Any]]:
     """Turn columns into one dict for each row."""
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+_FEW_ROWS, _MANY_NAMES = 100, 100
+
+
+class Row(msgspec.Struct):
+    """What is written of an object: its fields' values, which msgspec makes and writes faster than a dict of them."""
+
+
+def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Give what makes rows with these names of their values, in that order."""
+    places = [f"f{number}" for number in range(len(names))]
+    renames = dict(zip(places, names, strict=True))
+    try:
+        return msgspec.defstruct("Row", places, bases=(Row,), rename=renames, gc=False)
+    except ValueError:  # a key of a TypedDict that needs escapes in JSON
+        return lambda *row: dict(zip(names, row, strict=True))
+
+
+def twin_of(family: Family, types: tuple[Any, ...]) -> Any:
+    """Make a class of nothing but a family's fields, of these types: a dict where objects are made of one, or a struct."""
+    if family.keeps_rows:
+        make: Any = TypedDict  # for type checkers it is no function
+        return make("Twin", dict(zip(family.names, types, strict=True)))
+    places = [f"f{number}" for number in range(len(types))]
+    renames = dict(zip(places, family.names, strict=True))
+    return msgspec.defstruct("Twin", [*zip(places, types, strict=True)], rename=renames, gc=False)
+
+
+_known_maker = lru_cache(maxsize=256)(row_maker)
+
+
+def written_rows(names: tuple[str, ...], columns: list[list[Any]]) -> list[Any]:
+    """Turn columns into what is written of one dict for each row; few or wide rows are not worth a class of their own."""
+    if len(columns[0]) < _FEW_ROWS or len(names) > _MANY_NAMES:
+        return rows_of(names, columns)
+    return list(map(_known_maker(names), *columns))
 
 
 def _default_of(field: Any) -> dict[str, Any]:

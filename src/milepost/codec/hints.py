@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Final, ForwardRef, TypeVar, get_args, get_origin
 
-__all__ = ["annotations_of", "reveal", "strip", "type_text", "variables_of"]
+__all__ = ["annotations_of", "insert", "reveal", "strip", "type_text", "variables_of"]
 
 _DECORATIONS = tuple(
     getattr(typing, name)
@@ -104,6 +104,14 @@ def _fill(variable: TypeVar, variables: dict[Any, Any]) -> Any:
     if variable.__constraints__:
         return typing.Union[variable.__constraints__]  # noqa: UP007  # made from a tuple
     return Any
+
+
+def insert(annotation: Any, variables: dict[Any, Any]) -> Any:
+    """Put what type variables stand for into an annotation such as `list[T]`."""
+    inside = getattr(annotation, "__parameters__", ()) if get_origin(annotation) is not None else ()
+    if not inside or not all(isinstance(variable, TypeVar) for variable in inside):
+        return annotation
+    return annotation[tuple(reveal(variable, variables) for variable in inside)]
 
 
 def strip(annotation: Any) -> tuple[Any, tuple[Any, ...]]:

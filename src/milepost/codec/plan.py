@@ -8,8 +8,13 @@ field's type is narrowed from Any.
 
 `dump_all` and `load_all` do the same for a whole column of values at once: all totals of a list of orders, say.
 Where the exact classes of the column allow it, they work with functions that are written in C, which makes
-them some times faster than a loop; else they are that loop. A column never crosses Any or a class that may
-contain itself, so its size is bounded by the value's.
+them some times faster than a loop; else they are that loop. A column crosses Any only while no value stands in
+it twice, and never a class that may contain itself, so its size is bounded by the value's.
+
+A record without marks is read in one go where that can be proved right. `twin` is a type that msgspec's typed
+decoder knows, such as the class itself, or a struct of its fields where objects are not made by it. That decoder
+is more lenient than this codec, so what it read counts only if writing it gives the same bytes again. Then
+`revive_all` makes the values, column by column, where twins are not the values already.
 
 A refusal travels up as a `Refusal`; each container that it passes adds its step of the path. Out of a column
 it also carries its row. Plans hold no state of a call and may be used by several threads.
@@ -30,10 +35,12 @@ __all__ = [
     "Plan",
     "Refusal",
     "Tagged",
+    "Texts",
     "Unreadable",
     "chunks",
     "describe",
     "describe_json",
+    "each_class",
     "encode_json",
     "json_kind",
     "key_step",
@@ -98,7 +105,9 @@ class Plan:
     bare: frozenset[str] = frozenset()  # the kinds of JSON that `dump` writes without the mark
     plain = False  # `wrap` writes what `dump` writes: JSON itself tells the type
     expected = "object"  # the declared type, for people
-    is_native = False  # msgspec's typed decoder makes the same values, if writing them again gives the same bytes
+    twin: Any = Any  # the type that msgspec's typed decoder reads instead; it counts if the same bytes come out again
+    revives = True  # `revive_all` makes the values of what was read as twins
+    keeps_json = False  # JSON of the declared kind without a mark is the value itself
 
     def dump(self, value: Any, depth: int) -> Any:
         """Write `value` for a place whose declared type is this one."""
@@ -127,6 +136,19 @@ class Plan:
             raise
         return out
 
+    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
+        """Write a column for a place that does not say what it holds; all its values are of one class of this plan."""
+        if self.plain:
+            return self.dump_all(values, depth)
+        out: list[Any] = []
+        try:
+            for value in values:
+                out.append(self.wrap(value, depth))  # noqa: PERF401  # its length is the row
+        except Refusal as refusal:
+            refusal.row = len(out)
+            raise
+        return out
+
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
         """Read a column: what `load` gives for each. The column itself comes back if nothing changes."""
         out: list[Any] = []
@@ -138,6 +160,10 @@ class Plan:
             raise
         return out
 
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        """Make the values of a column of twins. The column itself comes back if twins are the values."""
+        return self.load_all(twins, True) if self.revives else twins
+
     def contradicted(self, value: Any) -> Contradicted:
         """Make the refusal of a value that is not of the declared type."""
         found = describe(value)
@@ -146,6 +172,26 @@ class Plan:
     def unreadable(self, raw: Any, why: str = "") -> Unreadable:
         """Make the refusal of JSON that is no value of the declared type."""
         return Unreadable(why, expected=self.expected, found=describe_json(raw))
+
+
+def each_class(turn: Callable[[type, list[Any]], list[Any]], column: list[Any]) -> list[Any]:
+    """Turn a column class by class, each in one call; the column itself comes back if nothing changes."""
+    if len({*map(type, column)}) == 1:
+        return turn(type(column[0]), column)
+    out = column
+    for cls in dict.fromkeys(map(type, column)):
+        rows = [row for row, item in enumerate(column) if type(item) is cls]
+        part = [column[row] for row in rows]
+        try:
+            turned = turn(cls, part)
+        except Refusal as refusal:
+            refusal.row = rows[refusal.row]
+            raise
+        if turned is not part:
+            out = [*column] if out is column else out
+            for row, item in zip(rows, turned, strict=True):
+                out[row] = item
+    return out
 
 
 class Tagged(Plan):
@@ -174,6 +220,15 @@ class Tagged(Plan):
                 raise self.unreadable(raw)
             return self.make(raw["v"], raw, bare)
         return self.make(raw, _NO_EXTRA, bare)
+
+
+class Texts(Tagged):
+    """A kind whose bare form is one text."""
+
+    bare = frozenset({"str"})
+
+    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
+        return [{MARK: self.tag, "v": v} if type(v) is str else v for v in self.dump_all(values, depth)]
 
 
 _NO_EXTRA: dict[str, Any] = {}

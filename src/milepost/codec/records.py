@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from operator import is_
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import repeat
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 from .families import EXTRA, FIELDS_SET, PRIVATE
-from .family import Family, FieldSpec, columns_of, rows_of
+from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of, twin_of
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -52,15 +55,16 @@ class RecordPlan(Plan):
         self.plain = family.is_mapping
         self.expected = expected or qualified(family.cls)
         self.plans: dict[str, Plan] = {}
-        self._recursive = False
+        self._recursive = self._is_generic = False
         self._untyped, self._name_of, self._drop_unknown = untyped, name_of, drop_unknown
         self._specs: dict[str, FieldSpec] = {field.name: field for field in family.fields}
 
-    def set_fields(self, plans: dict[str, Plan]) -> None:
-        """Give the plans of the fields, by name, in the order of the family's fields."""
-        self.plans = plans
-        is_native = self.family.is_native and self.family.has_generated_init and not self._recursive
-        self.is_native = is_native and all(plan.is_native for plan in plans.values())
+    def set_fields(self, plans: dict[str, Plan], *, is_generic: bool = False) -> None:
+        """Give the plans of the fields, by name, in the order of the family's fields.
+
+        `is_generic`: what the fields hold does not follow from the class alone.
+        """
+        self.plans, self._is_generic = plans, is_generic
 
     def allow_missing_keys(self) -> None:
         """Take a TypedDict as if it were declared with `total=False`."""
@@ -180,6 +184,12 @@ class RecordPlan(Plan):
             return self.dump(value, depth)
         return {MARK: "object", "t": self._name_of(self.cls), "v": self.dump(value, depth)}
 
+    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
+        if self.plain:
+            return self.dump_all(values, depth)
+        name = self._name_of(self.cls)
+        return [{MARK: "object", "t": name, "v": written} for written in self.dump_all(values, depth)]
+
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         if not values:
             return values
@@ -198,17 +208,29 @@ class RecordPlan(Plan):
             raise
         if self.family.is_native and all(map(is_, dumped, columns)):
             return values
+        return self._rows(values, dumped, depth)
+
+    def _rows(self, values: list[Any], dumped: list[list[Any]], depth: int) -> list[Any]:
+        """Make what is written of `values` from the columns of their fields."""
+        names = self.family.names
+        if self.family.is_mapping and not have_keys(values, names):  # keeps the order of the keys
+            rows = zip(values, rows_of(names, dumped), strict=True)
+            return [{key: row[key] for key in value} for value, row in rows]
+        if self.family.have_no_sides(values):
+            return list(map(self._make_row, *dumped))
         out = rows_of(names, dumped)
-        if self.family.is_mapping:  # keeps the order of the keys
-            return [{key: row[key] for key in value} for value, row in zip(values, out, strict=True)]
-        if self.family.has_sides:
-            for row, (value, written) in enumerate(zip(values, out, strict=True)):
-                try:
-                    self._dump_sides(value, written, depth)
-                except Refusal as refusal:
-                    refusal.row = row
-                    raise
+        for row, (value, written) in enumerate(zip(values, out, strict=True)):
+            try:
+                self._dump_sides(value, written, depth)
+            except Refusal as refusal:
+                refusal.row = row
+                raise
         return out
+
+    @cached_property
+    def _make_row(self) -> Callable[..., Any]:
+        """Makes what msgspec writes as an object of the fields' values."""
+        return row_maker(self.family.names)
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -307,7 +329,7 @@ class RecordPlan(Plan):
         if not raws:
             return raws
         names = self.family.names
-        if not (bare and names and {*map(type, raws)} == {dict} and {*map(len, raws)} == {len(names)}):
+        if not names or MARK in names or {*map(type, raws)} != {dict} or {*map(len, raws)} != {len(names)}:
             return super().load_all(raws, bare)
         try:
             columns = columns_of(names, raws)
@@ -320,14 +342,47 @@ class RecordPlan(Plan):
         except Refusal as refusal:
             refusal.steps.append(self.step(names[len(loaded)]))
             raise
-        if self.family.is_mapping:
-            if all(map(is_, loaded, columns)):
-                return raws
-            return super().load_all(raws, bare)  # keeps the order of the keys
+        if self.family.keeps_rows:
+            for name, column, found in zip(names, columns, loaded, strict=True):
+                if found is not column:
+                    deque(map(dict.__setitem__, raws, repeat(name), found), maxlen=0)
+            return self.family.take_rows(raws)
         try:
             return self.family.build_all(loaded, len(raws))
         except Exception as exc:  # as in `_load_fields`
             raise self.unreadable(raws[0], f"the object cannot be built: {exc!r}") from exc
+
+    # -- reading in one go -------------------------------------------------------------------------------
+
+    @cached_property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether the class itself is not its twin; never of one that may contain itself."""
+        is_own_twin = self.family.is_read_natively and not self._is_generic and not self._recursive
+        return not is_own_twin or any(plan.revives for plan in self.plans.values())
+
+    @cached_property
+    def twin(self) -> Any:
+        """The class itself, or a dict or struct of its fields' twins where all fields must be there."""
+        if not self.revives:
+            return self.cls
+        if self._recursive or self.family.refusal or any(spec.optional for spec in self._specs.values()):
+            return Any
+        return twin_of(self.family, tuple(plan.twin for plan in self.plans.values())) if self.plans else Any
+
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        if not twins or not self.revives or self.twin is Any:
+            return super().revive_all(twins)
+        revived: list[Iterable[Any]] = []
+        places = self.family.names if self.family.keeps_rows else twins[0].__struct_fields__
+        for plan, place in zip(self.plans.values(), places, strict=True):
+            column = map(itemgetter(place) if self.family.keeps_rows else attrgetter(place), twins)
+            revived.append(plan.revive_all(list(column)) if plan.revives else column)
+        if not self.family.keeps_rows:
+            return self.family.build_all(revived, len(twins))
+        for name, plan, values in zip(places, self.plans.values(), revived, strict=True):
+            if plan.revives:
+                deque(map(dict.__setitem__, twins, repeat(name), values), maxlen=0)
+        return self.family.take_rows(twins)
 
     # -- the state as a whole ------------------------------------------------------------------------
 

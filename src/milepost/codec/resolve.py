@@ -11,11 +11,12 @@ import typing
 from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
-from .containers import DictPlan, ListPlan, SequencePlan
+from .containers import ListPlan, SequencePlan
 from .enums import EnumPlan, LiteralPlan
 from .families import family_of
 from .family import Family
-from .hints import annotations_of, reveal, type_text, variables_of
+from .hints import annotations_of, insert, reveal, type_text, variables_of
+from .mappings import DictPlan
 from .plan import MARK, Plan
 from .records import RecordPlan
 from .registry import find_by_type
@@ -181,7 +182,7 @@ class Resolver:
         self, family: Family, arguments: tuple[Any, ...], annotation: Any, path: str, variables: dict[Any, Any]
     ) -> RecordPlan:
         cls = family.cls
-        filled = tuple(reveal(argument, variables) for argument in arguments)
+        filled = tuple(reveal(insert(argument, variables), variables) for argument in arguments)
         try:
             key: Any = (cls, tuple((type(a), a) for a in filled))
             plan = self._records.get(key)
@@ -224,7 +225,7 @@ class Resolver:
                 self._broken.append((place, f"a field cannot be named {MARK!r}, which marks tagged values"))
             declared = field.annotation if field.annotation is not None else hints.get(field.name, Any)
             plans[field.name] = self.plan(declared, place, variables)
-        plan.set_fields(plans)
+        plan.set_fields(plans, is_generic=bool(variables) or bool(getattr(cls, "__parameters__", None)))
 
     # -- what is no class ------------------------------------------------------------------------------
 

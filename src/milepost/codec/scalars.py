@@ -10,17 +10,19 @@ import base64
 import pathlib
 import re
 from collections.abc import Callable
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
 from typing import Any
 from uuid import UUID
 
-from .plan import MARK, NotCarried, Plan, Tagged, qualified, read_mark
+from .plan import MARK, NotCarried, Plan, Tagged, Texts, qualified, read_mark
 
 __all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan", "TextPlan", "scalar_plans"]
 
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what fits 64 bits, signed or not
+_NATIVE = frozenset({bytes, bytearray, date, Decimal, UUID})  # msgspec writes the same text of them
 _NON_FINITE = frozenset({"nan", "inf", "-inf"})
 # Python refuses to turn longer ints into decimal text (sys.set_int_max_str_digits allows 640 digits at least)
 _DECIMAL_BITS = 2000
@@ -32,7 +34,8 @@ class NonePlan(Plan):
     types = (type(None),)
     bare = frozenset({"null"})
     plain = True
-    is_native = True
+    twin = type(None)
+    revives = False
     expected = "None"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -45,6 +48,12 @@ class NonePlan(Plan):
             raise self.unreadable(raw)
         return None
 
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        return values if {*map(type, values)} == {type(None)} else super().dump_all(values, depth)
+
+    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
+        return raws if {*map(type, raws)} == {type(None)} else super().load_all(raws, bare)
+
 
 class BoolPlan(Plan):
     """The plan of True and False."""
@@ -52,7 +61,8 @@ class BoolPlan(Plan):
     types = (bool,)
     bare = frozenset({"bool"})
     plain = True
-    is_native = True
+    twin = bool
+    revives = False
     expected = "bool"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -79,7 +89,8 @@ class IntPlan(Plan):
     types = (int,)
     bare = frozenset({"int"})
     plain = True
-    is_native = True
+    twin = int
+    revives = False
     expected = "int"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -117,7 +128,8 @@ class FloatPlan(Plan):
     types = (float,)
     bare = frozenset({"float"})
     plain = True
-    is_native = True
+    twin = float
+    revives = False
     expected = "float"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -126,7 +138,7 @@ class FloatPlan(Plan):
         return value if isfinite(value) else {MARK: "float", "v": repr(value)}
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {float} and all(map(isfinite, values)):
+        if {*map(type, values)} == {float} and are_finite(values):
             return values
         return super().dump_all(values, depth)
 
@@ -151,7 +163,8 @@ class StrPlan(Plan):
     types = (str,)
     bare = frozenset({"str"})
     plain = True
-    is_native = True
+    twin = str
+    revives = False
     expected = "str"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -173,15 +186,15 @@ class StrPlan(Plan):
         return raws if {*map(type, raws)} == {str} else super().load_all(raws, bare)
 
 
-class TextPlan(Tagged):
+class TextPlan(Texts):
     """The plan of a class whose values are written as one text, by two functions."""
-
-    bare = frozenset({"str"})
 
     def __init__(self, cls: type, tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> None:
         self.tag = tag
         self.types = (cls,)
         self.expected = qualified(cls)
+        self.revives = cls not in _NATIVE
+        self.twin = Any if self.revives else cls
         self._cls, self._write, self._read = cls, write, read
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
@@ -281,6 +294,24 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+SCALARS = frozenset({type(None), bool, int, float, str})
+
+
+def are_exact(values: list[Any]) -> bool:
+    """Whether values of these classes are JSON as they are."""
+    numbers = [v for v in values if type(v) is int]
+    return (
+        are_finite([v for v in values if type(v) is float])
+        and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
+        and is_text("".join([v for v in values if type(v) is str]))
+    )
+
+
+def are_finite(values: list[float]) -> bool:
+    """Whether no value is nan or infinite."""
+    return isfinite(sum(values)) or all(map(isfinite, values))  # the sum of finite values may be infinite
 
 
 def int_text(value: int) -> str:

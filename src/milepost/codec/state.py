@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
 
-from .containers import DictPlan, encode_sorted
+from .containers import encode_sorted
+from .family import Row
 from .hints import annotations_of, strip
+from .mappings import DictPlan
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -34,6 +37,8 @@ __all__ = ["Codec", "canonical"]
 T = TypeVar("T")
 
 _SLOW: Any = object()  # the fast way gave no answer
+_MARK = MARK.encode()
+_LARGE = 64 * 1024  # bytes of a record
 
 
 class Codec(Generic[T]):
@@ -82,7 +87,6 @@ class Codec(Generic[T]):
         self._record = self._plan if isinstance(self._plan, RecordPlan) else None
         if self._record is not None and not total:
             self._record.allow_missing_keys()
-        self._decoder = self._make_decoder()
 
     # -- records ---------------------------------------------------------------------------------------
 
@@ -108,10 +112,22 @@ class Codec(Generic[T]):
     def decode(self, data: bytes, *, root: str = "state") -> T:
         """Read what `encode` wrote, or JSON that a person wrote in the same form.
 
-        Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type.
+        Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type. While much is
+        read, Python's collector of garbage waits, in all threads.
         """
+        if len(data) < _LARGE or not gc.isenabled():
+            return self._decode(data, root)
+        gc.disable()  # nothing that is made here is garbage; to find that out several times takes as long as to make it
         try:
-            bare = not (MARK.encode() in data or b"\\u" in data)
+            return self._decode(data, root)
+        finally:
+            gc.enable()
+
+    def _decode(self, data: bytes, root: str) -> T:
+        try:
+            bare = not (
+                (b"$" in data and _MARK in data) or (b"\\" in data and b"\\u" in data)
+            )  # one byte is found fast
             if bare and self._decoder is not None and (value := self._decode_fast(data)) is not _SLOW:
                 return value  # type: ignore[no-any-return]
             raw = msgspec.json.decode(data)
@@ -135,19 +151,28 @@ class Codec(Generic[T]):
         return canonical(value, (self.type, *self._types))
 
     def _decode_fast(self, data: bytes) -> Any:
-        """Read with msgspec's typed decoder, which is lenient: it counts only if the same bytes come out again."""
+        """Read with msgspec's typed decoder, which is lenient: it counts only if the same bytes come out again.
+
+        UTC has two names. Where both texts say the same value otherwise, the value is what was recorded.
+        """
         assert self._decoder is not None
         try:
-            value = self._decoder.decode(data)
-            return value if encode_json(value) == data else _SLOW
+            twin = self._decoder.decode(data)
+            if self._plan.keeps_json:
+                return twin
+            again = encode_json(twin)
+            if again == data or again == data.replace(b'+00:00"', b'Z"'):
+                return self._plan.revive_all([twin])[0] if self._plan.revives else twin
+            return _SLOW
         except Exception:  # a default factory of a user may fail; the other way says what is wrong
             return _SLOW
 
-    def _make_decoder(self) -> msgspec.json.Decoder[Any] | None:
-        if self._upgrade is not None or not self._plan.is_native or self.problems:
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[Any] | None:
+        if self._upgrade is not None or self._plan.twin is Any or self.problems:
             return None
         try:
-            return msgspec.json.Decoder(self.type)
+            return msgspec.json.Decoder(self._plan.twin)
         except Exception:  # msgspec resolves annotations in its own way
             return None
 
@@ -292,6 +317,8 @@ def _sort_pairs(raw: Any) -> Any:
     """Sort the pairs of every dict whose keys are no text; the keys of objects are sorted when written."""
     if type(raw) is list:
         return [_sort_pairs(item) for item in raw]
+    if isinstance(raw, Row):
+        raw = dict(zip(raw.__struct_encode_fields__, msgspec.structs.astuple(raw), strict=True))
     if type(raw) is OrderedDict:  # its order counts
         return [[key, _sort_pairs(item)] for key, item in raw.items()]
     if type(raw) is not dict:

@@ -8,27 +8,34 @@ zone database, and keys that are no plain names are refused first.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from operator import attrgetter
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from .plan import NotCarried, Plan, Tagged, qualified
+import msgspec
+
+from .plan import NotCarried, Plan, Texts, encode_json, qualified
 from .scalars import TextPlan, checked_text
 
 __all__ = ["ClockPlan", "time_plans"]
 
+_ZONE, _FOLD = attrgetter("tzinfo"), attrgetter("fold")
+_EXACT = {id(None), id(UTC)}  # the zones whose times have a text that says all
+_decode_texts: Callable[[bytes], list[str]] = msgspec.json.Decoder(list[str]).decode
 _KEY = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _DURATION = re.compile(r"P(-?[0-9]+)DT([0-9]+)\.([0-9]{6})S", re.ASCII)
 
 
-class ClockPlan(Tagged):
+class ClockPlan(Texts):
     """The plan of `datetime` or `time`, which differ in nothing that matters here."""
-
-    bare = frozenset({"str"})
 
     def __init__(self, cls: type[datetime] | type[time]) -> None:
         self.tag = cls.__name__
         self.types = (cls,)
+        self.twin = cls
+        self.revives = False
         self.expected = qualified(cls)
         self._cls: Any = cls
 
@@ -44,10 +51,13 @@ class ClockPlan(Tagged):
         return value.isoformat(), extra or None
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {self._cls} and all(
-            (v.tzinfo is None or v.tzinfo is UTC) and not v.fold for v in values
+        if (
+            {*map(type, values)} == {self._cls}
+            and {*map(id, map(_ZONE, values))} <= _EXACT
+            and not any(map(_FOLD, values))
         ):
-            return list(map(self._cls.isoformat, values))
+            # As `isoformat` does it, but for the name of UTC; `isoformat` takes ten times as long.
+            return _decode_texts(encode_json(values).replace(b'Z"', b'+00:00"'))
         return super().dump_all(values, depth)
 
     def make(self, v: Any, extra: dict[str, Any], bare: bool) -> Any:

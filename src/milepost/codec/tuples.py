@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from .plan import MAX_DEPTH, Contradicted, Plan, Refusal, Tagged, too_deep
@@ -25,6 +26,16 @@ class FixedTuplePlan(Tagged):
         if repeated is not None:
             texts.insert(repeated[0], f"*tuple[{repeated[1].expected}, ...]")
         self.expected = f"tuple[{', '.join(texts) or '()'}]"
+
+    @cached_property
+    def twin(self) -> Any:
+        """A tuple of the items' twins, where those are the values."""
+        return Any if self.revives else tuple.__class_getitem__(tuple(item.twin for item in self.items))
+
+    @cached_property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether its twin is no tuple of values."""
+        return self.repeated is not None or any(item.revives for item in self.items)
 
     def _plans_of(self, count: int) -> tuple[Plan, ...] | None:
         """Give one plan for each of `count` elements; None if no tuple of the type has so many."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from math import isfinite
-from typing import Any
+from typing import Any, Optional
 
 from .plan import MARK, Plan, Refusal, Unreadable, json_kind, read_mark
-from .scalars import MAX_INT, MIN_INT, is_text
+from .scalars import SCALARS, are_exact
 
 __all__ = ["OptionalPlan", "UnionPlan"]
-
-_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 class OptionalPlan(Plan):
@@ -19,7 +16,6 @@ class OptionalPlan(Plan):
 
     def __init__(self, inner: Plan) -> None:
         self.inner = inner
-        self.is_native = inner.is_native
         self.expected = f"{inner.expected} | None"
 
     @property
@@ -30,6 +26,22 @@ class OptionalPlan(Plan):
     @cached_property
     def _null_is_none(self) -> bool:
         return "null" not in self.inner.bare
+
+    @cached_property
+    def twin(self) -> Any:
+        """The inner type's twin, or None."""
+        return Optional[self.inner.twin]  # noqa: UP045  # it may be no class
+
+    @cached_property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether the inner type's twins are not the values."""
+        return self.inner.revives
+
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        if not self.inner.revives:
+            return twins
+        revived = iter(self.inner.revive_all([twin for twin in twins if twin is not None]))
+        return [None if twin is None else next(revived) for twin in twins]
 
     def dump(self, value: Any, depth: int) -> Any:
         if value is None:
@@ -157,7 +169,7 @@ class UnionPlan(Plan):
     @cached_property
     def _scalars(self) -> frozenset[type]:
         """The classes of the members, if JSON itself tells all of them; else nothing."""
-        if all(m.plain and m.types and {*m.types} <= _SCALARS and id(m) not in self._loose for m in self.members):
+        if all(m.plain and m.types and {*m.types} <= SCALARS and id(m) not in self._loose for m in self.members):
             return frozenset(self._by_class)
         return frozenset()
 
@@ -180,14 +192,8 @@ class UnionPlan(Plan):
         raise self.contradicted(value)
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if self._scalars and values and {*map(type, values)} <= self._scalars:
-            numbers = [v for v in values if type(v) is int]
-            if (
-                all(isfinite(v) for v in values if type(v) is float)
-                and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
-                and is_text("".join([v for v in values if type(v) is str]))
-            ):
-                return values
+        if self._scalars and values and {*map(type, values)} <= self._scalars and are_exact(values):
+            return values
         return super().dump_all(values, depth)
 
     def load(self, raw: Any, bare: bool) -> Any:

@@ -9,36 +9,43 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from functools import partial
 from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
-from .containers import DictPlan, ListPlan, SequencePlan, load_items
+from .containers import ListPlan, SequencePlan, load_items
+from .mappings import DictPlan
 from .plan import (
     MARK,
     MAX_DEPTH,
     NotCarried,
     Plan,
     Refusal,
+    Texts,
+    each_class,
     key_step,
     qualified,
     read_mark,
     too_deep,
 )
 from .registry import Registration, find_by_tag, find_by_type
-from .scalars import MAX_INT, MIN_INT, PATHS, PathPlan, checked_text, is_text, scalar_plans
+from .scalars import MAX_INT, MIN_INT, PATHS, SCALARS, PathPlan, are_exact, checked_text, is_text, scalar_plans
 from .times import time_plans
 
 __all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "is_plain_json", "refuse_unknown"]
 
-_PLAIN = frozenset({type(None), bool, int, float, str, list, dict})
+_PLAIN = SCALARS | {list, dict}
+FEW = 16  # elements of a container that are looked at one by one
+DEEP = 32  # containers within containers; below them too, because that takes less of the stack
 
 
 class UntypedPlan(Plan):
     """The plan of Any, and the table of the classes that a codec knows."""
 
     plain = True
-    is_native = True
+    revives = False
+    keeps_json = True
     bare = frozenset({"null", "bool", "int", "float", "str", "list", "dict"})
     expected = "any carried value"
 
@@ -103,9 +110,27 @@ class UntypedPlan(Plan):
         return plan.wrap(value, depth)
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if is_plain_json(values, depth):
+        if len(values) <= FEW and is_plain_json(values, depth):
             return values
-        return super().dump_all(values, depth)
+        if len(values) <= FEW or depth > DEEP:
+            return super().dump_all(values, depth)
+        classes = {*map(type, values)}
+        if len(classes) == 1:
+            return self._dump_class(depth, type(values[0]), values)
+        if classes <= SCALARS and are_exact(values):
+            return values
+        return each_class(partial(self._dump_class, depth), values)
+
+    def _dump_class(self, depth: int, cls: type, values: list[Any]) -> list[Any]:
+        """Write a column of one class. Where a value stands twice in it, they are written one by one.
+
+        So the columns inside have at most as many elements as there are in the value, even if it holds itself.
+        """
+        plan = self._by_type.get(cls)
+        is_alone = cls in SCALARS or len({*map(id, values)}) == len(values)
+        if plan is None or not is_alone or (cls not in SCALARS and find_by_type(cls) is not None):
+            return super().dump_all(values, depth)
+        return plan.wrap_all(values, depth)
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -137,7 +162,23 @@ class UntypedPlan(Plan):
         return out
 
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        return raws if bare else super().load_all(raws, bare)
+        if bare or {*map(type, raws)} <= SCALARS:
+            return raws
+        return super().load_all(raws, False) if len(raws) <= FEW else each_class(self._load_class, raws)
+
+    def _load_class(self, cls: type, raws: list[Any]) -> list[Any]:
+        """Read a column of JSON of one class, in which marks may be."""
+        if cls in SCALARS:
+            return raws
+        if cls is list:
+            return self._by_type[list].load_all(raws, False)
+        if cls is dict and not any(MARK in raw for raw in raws):
+            return self._by_type[dict].load_all(raws, False)
+        tag = raws[0].get(MARK) if cls is dict else None
+        plan = self._by_tag.get(tag) if type(tag) is str else None
+        if isinstance(plan, Texts) and all(len(raw) == 2 and raw.get(MARK) == tag and "v" in raw for raw in raws):
+            return plan.load_all([raw["v"] for raw in raws], False)
+        return super().load_all(raws, False)
 
     def _find(self, raw: dict[str, Any]) -> Plan:
         tag, name = read_mark(raw)
@@ -166,7 +207,7 @@ class _AnyPathPlan(PathPlan):
 
 
 def is_plain_json(values: Iterable[Any], depth: int) -> bool:
-    """Whether values are JSON as they are: exact classes, no marks, nothing nested too deep.
+    """Whether values are JSON as they are: exact classes, no marks, nothing large or nested too deep.
 
     Answers False rather than say what is wrong; the walk over plans does that.
     """
@@ -176,7 +217,7 @@ def is_plain_json(values: Iterable[Any], depth: int) -> bool:
             if not value.isascii() and not is_text(value):
                 return False
         elif cls is dict:
-            if depth >= MAX_DEPTH or MARK in value:
+            if depth >= MAX_DEPTH or MARK in value or len(value) > FEW:
                 return False
             for key in value:
                 if type(key) is not str or not (key.isascii() or is_text(key)):
@@ -184,7 +225,7 @@ def is_plain_json(values: Iterable[Any], depth: int) -> bool:
             if not is_plain_json(value.values(), depth + 1):
                 return False
         elif cls is list:
-            if depth >= MAX_DEPTH or not is_plain_json(value, depth + 1):
+            if depth >= MAX_DEPTH or len(value) > FEW or not is_plain_json(value, depth + 1):
                 return False
         elif cls is int:
             if not MIN_INT <= value <= MAX_INT:

@@ -50,6 +50,8 @@ _NEAR = 16 * 1024
 _FARTHEST = 64 * 1024
 """The longest text that may be gone for what follows it to be found again."""
 _CHUNK = 64 * 1024
+_MOST_BRANCHES = 64
+"""Of a run whose newest records are remembered."""
 _MOST_BYTES = 64 * 1024 * 1024
 """Of states that a store remembers to build on; the runs that were written to longest ago are forgotten."""
 
@@ -105,15 +107,29 @@ def lessened(record: Record, base: Base | None) -> tuple[Record, Base]:
     return record, Base(record, record.sequence, len(state), 0)
 
 
-def chained(records: Sequence[Record], base: Base | None) -> tuple[Sequence[Record], Base | None]:
-    """Records of one run that are to be kept after `base`, as `lessened` has them; and the base that they leave."""
+def chained(records: Sequence[Record], bases: Mapping[bytes, Base]) -> tuple[Sequence[Record], dict[bytes, Base]]:
+    """Records of one run that are to be kept next, as `lessened` has them; and the newest base of each branch then.
+
+    A record builds on the one before it in its branch, or where that is not known on the newest of any.
+    """
     less: list[Record] = []
+    left = dict(bases)
     for record in records:
         kept = record
         if record.size >= SMALLEST and is_base(record):
-            kept, base = lessened(record, base)
+            branch = _branch_of(record.header or b"")
+            base = left.pop(branch, None) or next(reversed(left.values()), None)
+            kept, left[branch] = lessened(record, base)
+            if len(left) > _MOST_BRANCHES:
+                del left[next(iter(left))]
         less.append(kept)
-    return less, base
+    return less, left
+
+
+def _branch_of(header: bytes) -> bytes:
+    """The text of a header's branch, or something else that stands for it: it only decides what is compared."""
+    _, found, rest = header.partition(b'"branch":"')
+    return rest.partition(b'"')[0] if found else b""
 
 
 def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
@@ -235,27 +251,28 @@ def read_difference(record: Record) -> Difference | None:
     return found if 0 <= found.since <= found.base < record.sequence else None
 
 
-def whole_of(record: Record, before: Mapping[int, Record], nearest: Base | None = None) -> Base | None:
+def whole_of(record: Record, before: Mapping[int, Record], known: Mapping[int, Base]) -> Base | None:
     """The record with its state whole, and the chain that it ends; None if that can't be had.
 
-    `before` are the records of the run, as they are kept, from the one on that the difference says; `nearest`: one that is
-    whole already, which may stand in the chain.
+    `before` are the records of the run, as they are kept, from the one on that the difference says; `known` those that are
+    whole already, of which one may stand in the chain. Both by sequence.
     """
     chain: list[tuple[Record, Difference]] = []
     member: Record | None = record
-    while member is not None and member.packing == DIFFERENCE:
+    nearest: Base | None = None
+    while nearest is None:
+        if member is None:
+            return None
+        if member.packing != DIFFERENCE:
+            if not is_base(member):
+                return None
+            nearest = Base(member, member.sequence, member.size, 0)
+            break
         said = read_difference(member)
         if said is None:
             return None
         chain.append((member, said))
-        if nearest is not None and said.base == nearest.record.sequence:
-            break
-        member = before.get(said.base)
-    else:
-        if member is None or not is_base(member):
-            return None
-        nearest = Base(member, member.sequence, member.size, 0)
-    assert nearest is not None
+        nearest, member = known.get(said.base), before.get(said.base)
     try:
         state = bytearray(nearest.record.state() or b"")
     except DeserializeStateError:
@@ -288,8 +305,19 @@ def is_base(record: Record) -> bool:
 # -- what a store remembers --------------------------------------------------------------------------------
 
 
+class _Known(NamedTuple):
+    """What is remembered of a run."""
+
+    epoch: int
+    """As of which its records are in the journal."""
+    bases: dict[bytes, Base]
+    """By branch, the newest last."""
+    size: int
+    """Of their states, in bytes."""
+
+
 class Bases:
-    """For each run that a store writes to, the record that the next one may build on, while no other owner can have come."""
+    """For each run that a store writes to, what its next records may build on, while no other owner can have come."""
 
     def __init__(self) -> None:
         self._begin()
@@ -297,9 +325,8 @@ class Bases:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[int, Base]] = OrderedDict()
-        """By run: the epoch in which that record was read or written, and the record."""
-        self._next: dict[str, tuple[int, Base]] = {}
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._next: dict[str, _Known] = {}
         """What is on its way to the medium."""
         self._size = 0
 
@@ -312,26 +339,25 @@ class Bases:
 
     def lessened(self, token: Token, records: Sequence[Record]) -> Sequence[Record]:
         """The records of an append as they are to be kept. Call `settle` once they are."""
-        known = self._base(token)
-        less, base = chained(records, known)
-        if base is not None and base is not known:
-            self._next[token.run_id] = (token.epoch, base)
+        if all(record.size < SMALLEST for record in records):
+            return records
+        known = self._known.get(token.run_id)
+        # Whatever takes records out raises the epoch, and so does the claim that was made ready by reading these.
+        is_current = known is not None and known.epoch in {token.epoch, token.epoch - 1}
+        less, bases = chained(records, known.bases if known is not None and is_current else {})
+        self._next[token.run_id] = _Known(token.epoch, bases, sum(base.record.size for base in bases.values()))
         return less
 
     def settle(self, token: Token) -> None:
         """Tell that what `lessened` gave last for a run is kept."""
         coming = self._next.pop(token.run_id, None)
-        if coming is not None and coming[0] == token.epoch:
-            self.know(token.run_id, *coming)
+        if coming is not None and coming.epoch == token.epoch:
+            self._remember(token.run_id, coming)
 
     def know(self, run_id: str, epoch: int, base: Base) -> None:
         """Remember a record that is kept and stands in the journal as of this epoch."""
-        with self._lock:
-            self._forget(run_id)
-            self._known[run_id] = (epoch, base)
-            self._size += base.record.size
-            while self._size > _MOST_BYTES and len(self._known) > 1:
-                self._forget(next(iter(self._known)))
+        branch = _branch_of(base.record.header or b"")
+        self._remember(run_id, _Known(epoch, {branch: base}, base.record.size))
 
     def forget(self, run_id: str) -> None:
         """Remember nothing of a run."""
@@ -340,12 +366,15 @@ class Bases:
             with self._lock:
                 self._forget(run_id)
 
+    def _remember(self, run_id: str, known: _Known) -> None:
+        with self._lock:
+            self._forget(run_id)
+            self._known[run_id] = known
+            self._size += known.size
+            while self._size > _MOST_BYTES and self._known:
+                self._forget(next(iter(self._known)))
+
     def _forget(self, run_id: str) -> None:
         known = self._known.pop(run_id, None)
         if known is not None:
-            self._size -= known[1].record.size
-
-    def _base(self, token: Token) -> Base | None:
-        known = self._known.get(token.run_id)
-        # Whatever takes records out raises the epoch, and so does the claim that was made ready by reading this one.
-        return known[1] if known is not None and known[0] in {token.epoch, token.epoch - 1} else None
+            self._size -= known.size

@@ -7,6 +7,7 @@ is deleted whose state others build on, the next of those is written anew.
 from __future__ import annotations
 
 import builtins
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from milepost.fence import Row
@@ -20,6 +21,8 @@ __all__ = ["Guarded"]
 
 
 _PAGE = 256
+_REMEMBERED = 16
+"""Large records that a transaction remembers: as many as a fork has branches, more or less."""
 
 
 class Guarded(Transaction):
@@ -29,8 +32,8 @@ class Guarded(Transaction):
         self._tx = tx
         self._keeper = keeper
         self._sealed = sealed
-        self._last: dict[str, Base] = {}
-        """Of each run the record that was given last, for the next one may build on it."""
+        self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
+        """By run and number, large records that were given last: the next ones may build on them."""
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -175,29 +178,35 @@ class Guarded(Transaction):
 
     def base_of(self, run_id: str, sequence: int) -> Base | None:
         """The record as one that others may build on, if it was the last of its run that was given, and is large enough."""
-        base = self._last.get(run_id)
-        return base if base is not None and base.record.sequence == sequence else None
+        return self._given.get((run_id, sequence))
 
     def _opened(self, run_id: str, record: Record) -> Record:
         """The record as it was given to `insert`, and with its state whole if that can be had."""
         opened = record if self._keeper is None else self._keeper.opened(run_id, record)
         if opened.packing != DIFFERENCE:
             if opened.size >= SMALLEST and is_base(opened):
-                self._last[run_id] = Base(opened, opened.sequence, opened.size, 0)
+                self._note(run_id, Base(opened, opened.sequence, opened.size, 0))
             return opened
         base = self._whole(run_id, opened)
         if base is None:
             return opened
-        self._last[run_id] = base
+        self._note(run_id, base)
         return base.record
 
+    def _note(self, run_id: str, base: Base) -> None:
+        self._given[run_id, base.record.sequence] = base
+        if len(self._given) > _REMEMBERED:
+            self._given.popitem(last=False)
+
     def _whole(self, run_id: str, record: Record) -> Base | None:
-        nearest, said = self._last.get(run_id), read_difference(record)
+        said = read_difference(record)
         if said is None:
             return None
-        if nearest is not None and nearest.record.sequence == said.base:
-            return whole_of(record, {}, nearest)
-        return whole_of(record, self._as_kept(run_id, said.since, record.sequence), nearest)
+        near = self._given.get((run_id, said.base))
+        if near is not None:
+            return whole_of(record, {}, {said.base: near})
+        known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
+        return whole_of(record, self._as_kept(run_id, said.since, record.sequence), known)
 
     def _as_kept(self, run_id: str, first: int, before: int | None = None) -> dict[int, Record]:
         """The records from `first` on, opened, differences as such."""
@@ -221,7 +230,7 @@ class Guarded(Transaction):
                 whole = self._whole(run_id, record)
                 if whole is None:  # damaged: what it builds on may go all the same
                     continue
-                self._last[run_id] = whole
+                self._note(run_id, whole)
                 less, moved = lessened(_unsealed(whole.record), moved)
                 self._tx.put_payload(run_id, self._sealed(run_id, less))
             after += _PAGE

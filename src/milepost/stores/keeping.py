@@ -146,11 +146,11 @@ class Keeping(Pruning):
         copy = read_run(bytes(data), self.seals, run_id)
         run_id = copy.row.run_id
         groups: builtins.list[_Group] = []
-        base: Base | None = None
+        bases: dict[bytes, Base] = {}
         for records, note in _groups(copy):
             less: Sequence[Record] = records
             if self.keeps_differences:
-                less, base = chained(records, base)
+                less, bases = chained(records, bases)
             groups.append((tuple([self._sealed(run_id, record) for record in less]), note))
         self._change("import", functools.partial(self._keep_copy, copy, groups))
         return run_id

@@ -311,8 +311,8 @@ class _StrictFlow:
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
         return self._flow.replaced(before, after)
 
-    def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd]) -> Any:
-        return self._flow.merged(fork, before, ends)
+    def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:
+        return self._flow.merged(fork, before, ends, data)
 
     def walk(self, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
         walk = self._flow.walk(node_id, until, is_split=is_split)
