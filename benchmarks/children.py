@@ -148,6 +148,21 @@ def _memory(path: str, times: str, kind: str) -> None:
     tell(peak=peak())
 
 
+def _visiting(kind: str, url: str, name: str) -> None:
+    """Use a store, and tell the peak of the process's memory in bytes."""
+    from benchmarks.scale import visit
+
+    visit(kind, url, name)
+    tell(peak=peak())
+
+
+def _working(*given: str) -> None:
+    """Be a worker until nothing is due, beside others."""
+    from benchmarks.scale import work
+
+    tell(**work(*given, wait=wait))
+
+
 def peak() -> int:
     """The most bytes of memory that this process has had."""
     # What getrusage tells begins with the size of the process that started this one; the kernel's own mark does not.
@@ -177,6 +192,8 @@ if __name__ == "__main__":
         "raw": _raw,
         "alone": _alone,
         "memory": _memory,
+        "visiting": _visiting,
+        "working": _working,
         "importing": _importing,
     }
     works[what](*arguments)

@@ -377,7 +377,8 @@ def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | 
     walker.prev_node_id = "" if found.is_turn else found.point.node_id
     walker.at = (recorded.renamed(found.point.node_id), found.point.visit)
     walker.followed_at = str(found.fields.get("timestamp") or run.followed_at)
-    walker.tally.knows_visits = False
+    # Where all that follows the start is claims, no node was ever entered, and nobody has to be asked about one.
+    walker.tally.knows_visits = found.point.sequence == 0 and found.newest == run.claims
     run.journal.missed = tuple(found.fields.get("missed", ()))
     run.journal.degraded = bool(run.journal.missed)
     if wish.verb == "retry":
@@ -395,6 +396,6 @@ def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | 
         yield from run.journal.finish(found.point.sequence)
         return state
     if found.spent.visit == 0:
-        found.spent.visit = (yield from last_visit(run, next_node)) + 1
+        found.spent.visit = 1 if walker.tally.knows_visits else (yield from last_visit(run, next_node)) + 1
     walker.spent = found.spent
     return (yield from walker.walk(state, next_node))

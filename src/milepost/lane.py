@@ -19,13 +19,24 @@ from typing import Any
 from milepost.effects import Ask, Effect, Write
 from milepost.store import Store
 
-__all__ = ["Lane", "lane_of"]
+__all__ = ["Answer", "Lane", "lane_of"]
 
 IDLE = 10.0
 """Seconds after which a lane without work ends its thread."""
 
-Request = tuple[Effect, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
-Answer = tuple["asyncio.Future[Any]", Any, BaseException | None]
+
+class Answer(asyncio.Future[Any]):
+    """What a store will say. A task that is cancelled while it waits for this goes on waiting, and is cancelled then.
+
+    So a write that has begun has ended before anybody hears of the cancel. `asyncio.shield` would need three futures for it.
+    """
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        return False
+
+
+Request = tuple[Effect, asyncio.AbstractEventLoop, Answer]
+Settled = tuple[Answer, Any, BaseException | None]
 
 
 class Lane:
@@ -37,17 +48,17 @@ class Lane:
         self._lock = threading.Lock()
         self._is_running = False
 
-    def submit(self, effect: Effect) -> asyncio.Future[Any]:
-        """Hand over an `Ask` or a `Write`; the future has its answer."""
+    def submit(self, effect: Effect) -> Answer:
+        """Hand over an `Ask` or a `Write`."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._waiting.put((effect, loop, future))
+        answer = Answer(loop=loop)
+        self._waiting.put((effect, loop, answer))
         if not self._is_running:
             with self._lock:
                 if not self._is_running:
                     self._is_running = True
                     threading.Thread(target=self._run, name="milepost-lane", daemon=True).start()
-        return future
+        return answer
 
     def _run(self) -> None:
         while True:
@@ -66,7 +77,7 @@ class Lane:
 
     def _perform(self, requests: list[Request]) -> None:
         writes = [request for request in requests if type(request[0]) is Write]
-        answers: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
+        answers: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
         for together in _batches(writes):
             store = together[0][0].store  # type: ignore[attr-defined]
             try:
@@ -104,10 +115,8 @@ def _batches(writes: list[Request]) -> list[list[Request]]:
     return [*([shared] if shared else []), *([write] for write in alone)]
 
 
-def _settle(answers: list[Answer]) -> None:
+def _settle(answers: list[Settled]) -> None:
     for future, value, error in answers:
-        if future.done():
-            continue
         if error is not None:
             future.set_exception(error)
         else:

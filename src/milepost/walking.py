@@ -336,7 +336,8 @@ class Walker(Visits):
         spent, self.spent = self.spent, None
         if spent is None and self.is_resuming and self.since is not None:
             spent = self.since.spent(self.prefix + node_id, self.sequence, self.options.clock.time())
-            if not self.since.knows(self.prefix + node_id) and not self.run.is_replayed:
+            is_known = self.since.knows(self.prefix + node_id) or self.tally.knows_visits
+            if not is_known and not self.run.is_replayed:
                 spent.visit = (yield from self.last_visit(node_id)) + 1
         if spent is None:
             return Spent((yield from self.next_visit(node_id)))

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import scale
 from benchmarks.__main__ import BENCHMARKS, main, measure
 from benchmarks.report import Figure, as_json, as_table, at_least, at_most, compare
 from benchmarks.rounds import Rounds, interleave
@@ -114,3 +115,31 @@ def test_the_command_refuses_a_folder_that_is_not_there(tmp_path: Path, capsys: 
         main(["--dir", str(tmp_path / "none")])
     assert 2 == refused.value.code
     assert "there is no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SQLite", "PostgreSQL"])
+def test_a_large_store_is_measured_beside_a_small_one(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    dsn = "" if kind == "SQLite" else request.getfixturevalue("own_server").dsn
+    figures = [*scale.stores(scale.TINY, kind, tmp_path, dsn)]
+    names = {found.name for found in figures}
+    assert len(names) == len(figures)
+    for verb in (
+        "resume of a run",
+        "append of a node",
+        "a page of runs",
+        "claim of 5 due runs",
+        "prune of old runs, each",
+    ):
+        assert f"{verb}, {kind}, {scale.TINY.large} checkpoints" in names
+
+
+@pytest.mark.slow
+def test_worker_processes_do_each_run_once_and_are_told_by_their_number(request: pytest.FixtureRequest) -> None:
+    figures = [*scale.workers(scale.TINY, request.getfixturevalue("own_server").dsn)]
+    units = {"runs/s", "nodes/s", "bytes on disk a node", "bytes of log a node"}
+    units |= {f"us of CPU of {who} a node" for who in ("workers", "the server")}
+    assert units == {found.unit for found in figures}
+    assert len(scale.TINY.processes) * len(units) == len(figures)

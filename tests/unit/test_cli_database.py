@@ -25,6 +25,16 @@ __all__ = ["shop"]
 SECRET = "postgresql://me:top secret@host/db"
 
 
+BACK_TO_VERSION_1 = """
+DROP INDEX runs_by_flow; DROP INDEX runs_by_status; DROP INDEX runs_by_flow_and_status; DROP INDEX runs_rested;
+DROP INDEX runs_ready; DROP INDEX runs_timed; DROP INDEX runs_drained;
+DROP TRIGGER run_tags_begin; DROP TRIGGER run_tags_change; DROP TRIGGER run_tags_end; DROP TABLE run_tags;
+CREATE INDEX runs_due ON runs (flow, status, wake_at);
+ALTER TABLE runs DROP COLUMN pruned;
+PRAGMA user_version = 1;
+"""
+
+
 def execute(script: str) -> None:
     with closing(sqlite3.connect("s.db", isolation_level=None)) as connection:
         connection.executescript(script)
@@ -53,7 +63,7 @@ def test_the_statements_that_are_printed_make_a_store(shop: Shop) -> None:
 
 def test_older_tables_are_told_and_brought_up_to_date(shop: Shop) -> None:
     SQLiteStore("s.db").close()
-    execute("ALTER TABLE runs DROP COLUMN pruned; PRAGMA user_version = 1")
+    execute(BACK_TO_VERSION_1)
     url = ("--store", "sqlite:///s.db")
     version = sqlite_schema.VERSION
     answer = shop.call("db", "status", *url)

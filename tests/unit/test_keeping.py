@@ -265,8 +265,8 @@ def test_a_damaged_row_keeps_no_other_run_from_being_pruned(tmp_path: Path, capl
         with closing(sqlite3.connect(tmp_path / "runs.db")) as connection, connection:
             connection.execute("UPDATE runs SET tags = 'no json' WHERE run_id = 'bad'")
         with caplog.at_level(logging.WARNING, "milepost"):
-            assert ("c", "a") == store.prune(keep_last=1).thinned
-            assert ("c", "a") == store.prune(older_than=0).deleted
+            assert ("a", "c") == store.prune(keep_last=1).thinned
+            assert ("a", "c") == store.prune(older_than=0).deleted
         assert {"bad"} == {record.run_id for record in caplog.records}  # type: ignore[attr-defined]
         assert 5 == len(store.read("bad"))
         with pytest.raises(StoreError, match="damaged"):
@@ -274,14 +274,14 @@ def test_a_damaged_row_keeps_no_other_run_from_being_pruned(tmp_path: Path, capl
 
 
 def test_runs_that_go_while_others_are_looked_at_hide_none():
-    """The next page is found from the last run that is still there."""
+    """The next page begins at the time of the last run, not at the run."""
     store = MemoryStore()
     for n in range(800):
         store.save(f"r{n:03}", "a", b"1")
     seen = []
-    for row in store._candidates(Wish(frozenset({"interrupted"}), before=store.clock.time()), None):
-        seen.append(row.run_id)
-        if row.run_id == "r799":
+    for _, run_id in store._candidates(Wish(frozenset({"interrupted"}), before=store.clock.time()), None):
+        seen.append(run_id)
+        if run_id == "r000":
             for n in range(270, 400):  # the end of the second page, and what follows
                 store.delete_run(f"r{n}")
     gone = {f"r{n}" for n in range(270, 400)}

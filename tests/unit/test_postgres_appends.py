@@ -78,6 +78,7 @@ def test_an_append_is_one_prepared_statement_and_one_round_trip(store: PostgresS
 def test_an_append_of_several_records_or_with_a_release_is_one_round_trip_too(
     store: PostgresStore, tmp_path: Path
 ) -> None:
+    write(store, begin(store, "other"), checkpoint("other", 1), release=Release("finished"))
     token = begin(store, "r")
     write(store, token, checkpoint("r", 1), checkpoint("r", 2))
     for act in (
@@ -109,6 +110,36 @@ def test_a_renewal_touches_no_index(store: PostgresStore, database: Database) ->
     link.connection.execute("SELECT pg_stat_force_next_flush()")
     store._renewing.give(link)
     assert (before[0] + 5, before[1] + 5) == database.query(query)[0]
+
+
+def test_batches_of_any_length_share_one_plan(store: PostgresStore) -> None:
+    for length in (2, 3, 2, 9, 2, 40, 2, 2):
+        tokens = [begin(store, f"{length} r{n} {time.monotonic()}") for n in range(length)]
+        store.append([Append(token, (checkpoint(token.run_id, 1),)) for token in tokens])
+    (link,) = store._connections._idle  # type: ignore[attr-defined]
+    query = "SELECT custom_plans <= 5 AND generic_plans >= 3 FROM pg_prepared_statements WHERE statement LIKE '%given.epoch%'"
+    assert [(True,)] == link.connection.execute(query).fetchall()
+
+
+def test_what_another_store_of_the_process_wrote_with_the_same_token_is_noticed(
+    store: PostgresStore, postgres: str
+) -> None:
+    token = begin(store, "r")
+    write(store, token, checkpoint("r", 1))
+    with PostgresStore(postgres) as other:
+        assert "written" == write(other, token, checkpoint("r", 2, "b")).outcome
+        assert "taken" == write(store, token, checkpoint("r", 2, "c")).outcome
+        assert "written" == write(store, token, checkpoint("r", 3, "c")).outcome
+        assert "gap" == write(other, token, checkpoint("r", 5, "d")).outcome
+    assert ["work", "b", "c"] == [record.node_id for record in store.read("r", kinds=("checkpoint",))]
+
+
+def test_a_record_that_is_gone_from_a_server_that_took_over_is_missed(store: PostgresStore, database: Database) -> None:
+    token = begin(store, "r")
+    work(store, token, *"ab")
+    store._connections._idle[0].connection.close()  # type: ignore[attr-defined]
+    database.query("DELETE FROM milepost.records WHERE sequence = 2")
+    assert "gap" == write(store, token, checkpoint("r", 3, "c")).outcome
 
 
 def test_threads_that_append_at_once_share_commits(store: PostgresStore, database: Database) -> None:

@@ -21,6 +21,7 @@ from milepost.record import make_record
 from milepost.store import Claim, Release
 from milepost.stores import postgres_schema
 from milepost.stores.postgres import PostgresStore
+from milepost.stores.postgres_schema import VERSION
 from milepost.testing.children import Child, forked
 from milepost.testing.journals import begin, checkpoint, take, work, write
 from postgres_server import Database
@@ -64,24 +65,25 @@ def test_8_processes_make_the_tables_at_once(postgres: str, schema: str) -> None
     finally:
         for child in children:
             child.kill()
-    assert postgres_schema.status(postgres, schema=schema) == (1, postgres_schema.VERSION)
+    assert postgres_schema.status(postgres, schema=schema) == (VERSION, VERSION)
 
 
 def test_the_statements_of_all_versions_can_be_run_by_another_tool(
     postgres: str, database: Database, schema: str
 ) -> None:
-    assert (0, 1) == postgres_schema.status(postgres, schema=schema)
+    assert (0, VERSION) == postgres_schema.status(postgres, schema=schema)
     database.query(postgres_schema.statements(schema=schema))
-    assert (1, 1) == postgres_schema.status(postgres, schema=schema) == postgres_schema.migrate(postgres, schema=schema)
-    assert "" == postgres_schema.statements(postgres_schema.VERSION)
+    now = (VERSION, VERSION)
+    assert now == postgres_schema.status(postgres, schema=schema) == postgres_schema.migrate(postgres, schema=schema)
+    assert "" == postgres_schema.statements(VERSION)
     with PostgresStore(postgres, schema=schema) as store:
         store.save("r", "a", b"1")
     with pytest.raises(OptionError):
-        postgres_schema.statements(postgres_schema.VERSION + 1)
+        postgres_schema.statements(VERSION + 1)
 
 
 def test_migrating_says_what_was_there(postgres: str, schema: str) -> None:
-    assert [0, 1, 1] == [postgres_schema.migrate(postgres, schema=schema).found for _ in range(3)]
+    assert [0, VERSION, VERSION] == [postgres_schema.migrate(postgres, schema=schema).found for _ in range(3)]
 
 
 def test_tables_of_a_newer_release_are_refused(postgres: str, database: Database, schema: str) -> None:
@@ -93,7 +95,7 @@ def test_tables_of_a_newer_release_are_refused(postgres: str, database: Database
     ):
         with pytest.raises(StoreVersionError, match="upgrade") as caught:
             act()
-        assert (99, postgres_schema.VERSION) == (caught.value.found, caught.value.supported)
+        assert (99, VERSION) == (caught.value.found, caught.value.supported)
     assert 99 == postgres_schema.status(postgres, schema=schema).found
 
 

@@ -353,6 +353,37 @@ def test_a_lone_append_is_one_statement(store: SQLiteStore) -> None:
     assert 1 == len(statements)
 
 
+def test_the_leases_of_many_runs_are_renewed_in_one_statement(store: SQLiteStore) -> None:
+    tokens = [begin(store, f"r{number}") for number in range(50)]
+    store.request_cancel("r7", "stop")
+    statements: list[str] = []
+    store._open().set_trace_callback(statements.append)
+    assert ["stop" if number == 7 else None for number in range(50)] == [kept.cancel for kept in store.renew(tokens)]
+    assert ["BEGIN", "UPDATE", "COMMIT"] == [statement.split()[0] for statement in statements]
+
+
+def test_open_cancels_of_many_runs_are_looked_for_in_one_statement(store: SQLiteStore) -> None:
+    tokens = [begin(store, f"r{number}") for number in range(50)]
+    for run_id in ("r7", "r9"):
+        store.request_cancel(run_id, f"stop {run_id}")
+    store.get_run("r1")
+    statements: list[str] = []
+    assert store._reader is not None
+    store._reader.set_trace_callback(statements.append)
+    found = store.cancels([*(token.run_id for token in tokens), "of nobody"])
+    assert {"r7": "stop r7", "r9": "stop r9"} == found
+    assert ["BEGIN", "SELECT", "COMMIT"] == [statement.split()[0] for statement in statements]
+
+
+def test_the_renewal_of_a_stale_token_beside_the_current_one_of_its_run_is_lost(store: SQLiteStore) -> None:
+    stale, other = begin(store), begin(store, "other")
+    owner = make_record("r", 1, TIME, "owner", fields={"verb": "resume"})
+    current = store.claim(Claim("r", 0, 2, "m", owner, 30.0, takeover=True)).token
+    assert current is not None
+    outcomes = [renewal.outcome for renewal in store.renew([stale, current, other, Token("of nobody", 1, "n", "me")])]
+    assert ["lost", "kept", "kept", "lost"] == outcomes
+
+
 def test_a_number_that_was_deleted_is_still_taken(store: SQLiteStore) -> None:
     token = begin(store)
     write(store, token, checkpoint("r", 1, "a"), checkpoint("r", 2, "b"))

@@ -1,7 +1,8 @@
 """Plans of containers whose elements are of one type: list, tuple, the sets and deque.
 
-A container is matched by its exact class; its content goes through the plans of its elements. Where the
-declared type says which container it is, a JSON array is written. Sets are sorted by the encoding of their elements, so that equal sets have equal bytes.
+A container is matched by its exact class; its content goes through the plans of its elements. Where the declared type says
+which container it is, a JSON array is written. Sets are sorted by the encoding of their elements, so that equal sets have
+equal bytes.
 """
 
 from __future__ import annotations

@@ -331,19 +331,7 @@ class AsyncDriver(Driver):
             if isinstance(effect, Write):
                 return effect.store.append((effect.append,))[0]
             return getattr(effect.store, effect.method)(*effect.args, **effect.kwargs)
-        future = lane_of(effect.store).submit(effect)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # A call that has begun is awaited to its end, however often the task is cancelled; then the cancel goes on.
-            while not future.done():
-                try:
-                    await asyncio.wait({future})
-                except asyncio.CancelledError:
-                    continue
-            if not future.cancelled():
-                future.exception()
-            raise
+        return await lane_of(effect.store).submit(effect)
 
     async def stream(self, routine: Routine[Any]) -> AsyncIterator[Event]:
         """The events of `routine` as they come; breaking off stops it at a durable point."""

@@ -176,7 +176,7 @@ class FileTransaction(Transaction):
             tags=known.tags,
         )
 
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         due, found = self._medium.due, dict[str, tuple[float, str, Row]]()
         for marker in due.markers(flow):
             with suppress(StoreError):  # a damaged run: the others go on; whoever asks for this one is told

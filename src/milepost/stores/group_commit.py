@@ -5,7 +5,10 @@ thread that is alone does not come here: it takes `lock` and writes.
 
 Nobody waits in vain: whoever lets go of the lock wakes the first in line, and a thread that queues up and finds the
 lock free and itself the first goes ahead. On every way out of the leader, a signal's exception included, the others
-are settled or are back in line.
+are settled or are back in line. Should a wake-up be lost to a signal all the same, who waits looks for itself now and then.
+
+Those who are settled wake one another, each another one before it goes on. All at once they would only wait for each
+other again: the interpreter runs one thread at a time, and to contend for that costs more than a commit.
 """
 
 from __future__ import annotations
@@ -20,16 +23,23 @@ from milepost.store import Append, Verdict
 
 __all__ = ["GroupCommit"]
 
+_LOOK = 1.0
+"""Seconds after which who waits looks whether it need not."""
+_ABREAST = 3
+"""How many of them are woken at once: one goes on, the others are ready when it stops, also on a busy machine."""
+
 
 class _Job:
     """One thread's batch. `verdicts` or `error` is there once it is settled."""
 
-    __slots__ = ("appends", "error", "gate", "verdicts")
+    __slots__ = ("after", "appends", "error", "gate", "verdicts")
 
     def __init__(self, appends: list[Append]) -> None:
         self.appends = appends
         self.verdicts: list[Verdict] | None = None
         self.error: BaseException | None = None
+        self.after: Sequence[_Job] = ()
+        """Who is in the same commit and to be woken next."""
         self.gate = threading.Lock()
         """Its thread waits here, to be told that the job is settled or first in line."""
         self.gate.acquire()
@@ -61,6 +71,8 @@ class GroupCommit:
         self._is_medium_at_fault = is_medium_at_fault
         self.queue: deque[_Job] = deque()
         """Who waits, the first in line first."""
+        self.crowd = 0
+        """How many were in line when the newest leader began."""
 
     def __len__(self) -> int:
         return len(self.queue)
@@ -81,8 +93,9 @@ class GroupCommit:
         job = _Job(appends)
         self.queue.append(job)
         try:
-            if self.lock.locked() or not self._is_first(job):
-                job.gate.acquire()
+            while self.lock.locked() or not self._is_first(job):
+                if job.gate.acquire(timeout=_LOOK) or job.is_settled:
+                    break
             if not job.is_settled:
                 with self.lock:
                     if not job.is_settled:
@@ -92,6 +105,8 @@ class GroupCommit:
             raise
         finally:
             self.wake_first()
+            for other in job.after:
+                other.wake()
         if job.verdicts is None:
             assert job.error is not None
             raise job.error
@@ -117,6 +132,11 @@ class GroupCommit:
         jobs = []
         while self.queue:
             jobs.append(self.queue.popleft())
+        self.crowd = len(jobs)
+        others = [job for job in jobs if job is not mine]
+        mine.after = others[:_ABREAST]
+        for number, job in enumerate(others):
+            job.after = others[number + _ABREAST : number + _ABREAST + 1]
         groups = [jobs]
         try:
             while groups:
@@ -128,10 +148,6 @@ class GroupCommit:
             mine.error = exc
             self.queue.extendleft(job for job in reversed(jobs) if not job.is_settled)
             raise
-        finally:
-            for job in jobs:
-                if job.is_settled and job is not mine:
-                    job.wake()
 
     def _settle_together(self, jobs: list[_Job]) -> bool:
         """Commit `jobs` as one and settle them; False if one of them, not the medium, is at fault."""

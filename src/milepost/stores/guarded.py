@@ -69,8 +69,13 @@ class Guarded(Transaction):
         )
         return self._opened_rows(rows)
 
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
-        return self._opened_rows(self._tx.candidates(flow, now, limit))
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        return self._tx.rested(status, after=after, until=until, limit=limit)
+
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
+        return self._opened_rows(self._tx.candidates(flow, now, limit, skip))
 
     def _opened_rows(self, rows: builtins.list[Row]) -> builtins.list[Row]:
         return rows if self._keeper is None else [self._keeper.opened_row(row) for row in rows]

@@ -250,7 +250,7 @@ class Journal(Store):
         queues = [
             [
                 row
-                for row in tx.candidates(flow, now, limit + len(skip))
+                for row in tx.candidates(flow, now, limit, skip)
                 if row.run_id not in skip and fence.is_due(row, self._state(row, now, gone), now)
             ]
             for flow in dict.fromkeys(flows)
@@ -423,6 +423,10 @@ class Journal(Store):
         with self._reading("cancels") as tx:
             rows = [tx.row(run_id) for run_id in run_ids]
         return {row.run_id: row.cancel for row in rows if row is not None and row.cancel is not None}
+
+    def _shown_cancel(self, run_id: str, cancel: str | None) -> str | None:
+        """The reason of a cancel as it was given, for a medium that reads it without its row."""
+        return cancel if self._keeper is None or cancel is None else self._keeper.opened_cancel(run_id, cancel)
 
     def _row(self, tx: Transaction, run_id: str) -> Row:
         row = tx.row(run_id)

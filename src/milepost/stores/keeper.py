@@ -174,9 +174,13 @@ class Keeper:
         return replace(
             row,
             reason=self._unlock(row.run_id, "reason", row.reason) or row.reason,
-            cancel=row.cancel and (self._unlock(row.run_id, "cancel", row.cancel) or row.cancel),
+            cancel=row.cancel and self.opened_cancel(row.run_id, row.cancel),
             waiting=tuple(self._with_prompt(row.run_id, wait, is_kept=False) for wait in row.waiting),
         )
+
+    def opened_cancel(self, run_id: str, cancel: str) -> str:
+        """The reason of a cancel as it was given; one that does not decrypt stays as it is kept."""
+        return self._unlock(run_id, "cancel", cancel) or cancel
 
     def _with_prompt(self, run_id: str, wait: Wait, *, is_kept: bool) -> Wait:
         what, prompt = f"prompt {wait.wait_id}", wait.prompt

@@ -144,7 +144,7 @@ class _Memory(Transaction):
         )
         return list(itertools.islice(found, limit))
 
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         return [run.row for run in self._runs.values() if run.row.flow == flow]
 
     def tally(self) -> builtins.list[Tally]:

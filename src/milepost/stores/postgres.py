@@ -45,6 +45,8 @@ _logger = logging.getLogger("milepost")
 
 _LANES = 3
 """Appends that are on their way at once. What more threads append meanwhile goes into the next ones, many in a commit."""
+_CROWD = 4
+"""With so many in one commit it is the only one on its way: one large batch is less work than three."""
 _LOCKED_SECONDS = 2.0
 """How long all renewals of a beat wait for rows, so that one that is stuck costs no other its lease."""
 _PACKED_BYTES = 4096
@@ -91,6 +93,10 @@ class PostgresStore(PostgresMedium):
     def _make_lanes(self) -> tuple[GroupCommit, ...]:
         return tuple(GroupCommit(self._commit_together, _is_medium_at_fault) for _ in range(_LANES))
 
+    def _lanes_in_use(self) -> tuple[GroupCommit, ...]:
+        lanes = self._lanes
+        return lanes if lanes[0].crowd < _CROWD else lanes[:1]
+
     def _after_fork(self, is_child: bool) -> None:
         super()._after_fork(is_child)
         if is_child:
@@ -136,7 +142,7 @@ class PostgresStore(PostgresMedium):
         token, records, release, tags, statements = append
         if release is not None or tags is not None or statements or len(records) != 1 or records[0][5] is None:
             return None
-        for lane in self._lanes:
+        for lane in self._lanes_in_use():
             if not lane.queue and lane.lock.acquire(False):
                 break
         else:
@@ -171,9 +177,10 @@ class PostgresStore(PostgresMedium):
             if len({append.token.run_id for append in appends}) == len(appends):
                 self._commit_together(appends, told, is_whole=True)
         else:
-            lane = next((lane for lane in self._lanes if not lane.is_busy), None)
+            lanes = self._lanes_in_use()
+            lane = next((lane for lane in lanes if not lane.is_busy), None)
             if lane is None:
-                told = min(self._lanes, key=len).append(appends)
+                told = min(lanes, key=len).append(appends)
             else:
                 try:
                     with lane.lock:
@@ -205,9 +212,11 @@ class PostgresStore(PostgresMedium):
         if len(appends) == 1 and appends[0].release is None and len(appends[0].records) == 1:
             return {0} if self._appends.one(link, appends[0].token, appends[0].records[0]) else set()
         keep = _as_it_is if self._keeper is None else self._keeper.keep_row
-        runs = [append.token.run_id for append in appends]
         # Of two appends to one run the second fits only once the first is there.
-        first = [place for place, run_id in enumerate(runs) if runs.index(run_id) == place]
+        first_of_run: dict[str, int] = {}
+        for place, append in enumerate(appends):
+            first_of_run.setdefault(append.token.run_id, place)
+        first = [*first_of_run.values()]
         chosen = [appends[place] for place in first]
         written = self._appends.many(link, chosen, self.clock.time(), keep, is_whole=is_whole)
         return {first[place] for place in written}
@@ -327,9 +336,7 @@ class PostgresStore(PostgresMedium):
             elif renewal.outcome == "lost":
                 self._drop(token)
         return [
-            renewal
-            if renewal.cancel is None
-            else Renewal(renewal.outcome, self._shown_cancel(token.run_id, renewal.cancel))
+            Renewal(renewal.outcome, self._shown_cancel(token.run_id, renewal.cancel))
             for token, renewal in zip(tokens, renewals, strict=True)
         ]
 
@@ -344,14 +351,7 @@ class PostgresStore(PostgresMedium):
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         found = self._ask("cancels", self._connections, lambda link: self._appends.cancels(link, run_ids))
-        return {run_id: self._shown_cancel(run_id, cancel) for run_id, cancel in found.items()}
-
-    def _shown_cancel(self, run_id: str, cancel: str) -> str:
-        """The reason of a cancel as it was given."""
-        if self._keeper is None:
-            return cancel
-        row = Row(run_id, "", "running", created_at=0.0, updated_at=0.0, epoch=0, cancel=cancel)
-        return self._keeper.opened_row(row).cancel or cancel
+        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
 
 
 def _packed(record: Record) -> Record:

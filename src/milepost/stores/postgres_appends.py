@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from milepost import fence
 from milepost.fence import Row
+from milepost.process import this_process
 from milepost.record import Record
 from milepost.store import Append, Release, Renewal, Token
 from milepost.stores.columns import record_values
@@ -24,18 +25,22 @@ from milepost.stores.postgres_statements import ROW_NAMES, Tables, columns_of_ro
 
 __all__ = ["Appends", "is_ordinary"]
 
-# Nothing comes back, and nothing is inserted, unless the token is current, no cancel is open, the number is the next one,
-# and nobody has the row locked. The newest number is looked for from the expected one on: a scan of the index reads all that
-# qualifies on a page before it gives the first.
-_ONE = """
+# Nothing is inserted unless the token is current, no cancel is open, and nobody has the row locked.
+_NEXT = """
 INSERT INTO {records} (run, sequence, kind, node_id, visit, size, packing, header, payload)
-SELECT id, $5, $6, $7, $8, $9, $10, $11, $12 FROM {runs}
+SELECT id, $4, $5, $6, $7, $8, $9, $10, $11 FROM {runs}
 WHERE run_id = $1 AND epoch = $2 AND nonce = $3 AND cancel IS NULL
-    AND (SELECT max(sequence) FROM {records} WHERE run = runs.id AND sequence >= $4) = $4
 FOR SHARE SKIP LOCKED
-RETURNING 1
 """
-_ONE_TYPES = "text int8 text int8 int8 text text int8 int8 text text bytea"
+_NEXT_TYPES = "text int8 text int8 text text int8 int8 text text bytea"
+
+# The same, if besides the number is the next one. The newest number is looked for from the expected one on: a scan of the
+# index reads all that qualifies on a page before it gives the first.
+_ONE = _NEXT.replace(
+    "FOR SHARE",
+    "    AND (SELECT max(sequence) FROM {records} WHERE run = runs.id AND sequence >= $12) = $12\nFOR SHARE",
+)
+_ONE_TYPES = f"{_NEXT_TYPES} int8"
 
 # A run's row and its start; nothing comes back, and nothing is inserted, if there is a run of that id.
 _CREATE = f"""
@@ -55,16 +60,19 @@ _CREATE_TYPES = (
     "int8 text text int8 int8 text text bytea"
 )
 
-# Rows are looked for one by one, in the order in which they are given: a join might read the whole table instead.
+# Rows are looked for one by one, in the order in which they are given: a join might read the whole table instead. The
+# arrays are behind a SELECT, which hides from the planner how long they are: it would make a plan for each batch anew,
+# which takes longer than to write the batch.
 #
 # $1 to $6 are the appends: their numbers in the batch, tokens, the number before their first record (NULL without
-# records), the count of signals that must not have grown (NULL: it may). $8 to $16 are their records, $17 to $25 what the
-# releases among them make of their rows. What fits is written, or, with $7, all or nothing is. The numbers of those that
-# were written come back.
+# records), the count of signals that must not have grown (NULL: it may). $8 to $16 are their records. What fits is written,
+# or, with $7, all or nothing is. The numbers of those that were written come back.
 _MANY = """
 WITH given AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[])
-    AS given (append, run_id, epoch, nonce, before, signals)
+    SELECT * FROM unnest(
+        (SELECT $1::bigint[]), (SELECT $2::text[]), (SELECT $3::bigint[]), (SELECT $4::text[]), (SELECT $5::bigint[]),
+        (SELECT $6::bigint[])
+    ) AS given (append, run_id, epoch, nonce, before, signals)
 ), locked AS MATERIALIZED (
     SELECT append, id, before FROM given CROSS JOIN LATERAL (
         SELECT id FROM {runs}
@@ -84,13 +92,24 @@ WITH given AS MATERIALIZED (
     INSERT INTO {records} (run, sequence, kind, node_id, visit, size, packing, header, payload)
     SELECT id, sequence, kind, node_id, visit, size, packing, header, payload
     FROM unnest(
-        $8::bigint[], $9::bigint[], $10::text[], $11::text[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
-        $16::bytea[]
+        (SELECT $8::bigint[]), (SELECT $9::bigint[]), (SELECT $10::text[]), (SELECT $11::text[]), (SELECT $12::bigint[]),
+        (SELECT $13::bigint[]), (SELECT $14::text[]), (SELECT $15::text[]), (SELECT $16::bytea[])
     ) AS record (append, sequence, kind, node_id, visit, size, packing, header, payload) JOIN written USING (append)
+)
+SELECT append FROM written
+"""
+_MANY_TYPES = (
+    "int8[] text[] int8[] text[] int8[] int8[] bool int8[] int8[] text[] text[] int8[] int8[] text[] text[] bytea[]"
+)
+
+# The same with releases, $17 to $25: what they make of the rows of their runs.
+_MANY_RELEASED = _MANY.replace(
+    "\n)\nSELECT append FROM written",
+    """
 ), ending AS MATERIALIZED (
     SELECT * FROM unnest(
-        $17::bigint[], $18::text[], $19::text[], $20::float8[], $21::float8[], $22::text[], $23::boolean[], $24::text[],
-        $25::bigint[]
+        (SELECT $17::bigint[]), (SELECT $18::text[]), (SELECT $19::text[]), (SELECT $20::float8[]), (SELECT $21::float8[]),
+        (SELECT $22::text[]), (SELECT $23::boolean[]), (SELECT $24::text[]), (SELECT $25::bigint[])
     ) AS ending (append, status, reason, updated_at, wake_at, waiting, degraded, missed, sequence)
     JOIN written USING (append)
 ), released AS (
@@ -99,13 +118,9 @@ WITH given AS MATERIALIZED (
         degraded = ending.degraded, missed = ending.missed, sequence = coalesce(ending.sequence, ending.newest, 0)
     FROM ending WHERE runs.id = ending.id
 )
-SELECT append FROM written
-"""
-_MANY_TYPES = (
-    "int8[] text[] int8[] text[] int8[] int8[] bool "
-    "int8[] int8[] text[] text[] int8[] int8[] text[] text[] bytea[] "
-    "int8[] text[] text[] float8[] float8[] text[] bool[] text[] int8[]"
+SELECT append FROM written""",
 )
+_MANY_RELEASED_TYPES = f"{_MANY_TYPES} int8[] text[] text[] float8[] float8[] text[] bool[] text[] int8[]"
 
 # Leases are extended where nobody has the row locked; the state of each run as it was when that began comes back.
 _RENEW = """
@@ -149,24 +164,39 @@ class Appends:
     def __init__(self, tables: Tables) -> None:
         self._create = Frequent(tables(_CREATE), _CREATE_TYPES)
         self._one = Frequent(tables(_ONE), _ONE_TYPES)
+        self._next = Frequent(tables(_NEXT), _NEXT_TYPES)
         self._many = Frequent(tables(_MANY), _MANY_TYPES)
+        self._many_released = Frequent(tables(_MANY_RELEASED), _MANY_RELEASED_TYPES)
         self._renew = Frequent(tables(_RENEW), _RENEW_TYPES)
         self._cancels = Frequent(tables(_CANCELS), "text[]")
 
     def create(self, link: Link, row: Row, record: Record) -> int | None:
         """Write a run's row and its start record; the row's `id`, or None if there is a run of that name."""
         found = link.run(self._create, (*columns_of_row(row), *record_values(record)))
-        return _int_of(found[0][0] or b"")[0] if found else None
+        if not found:
+            return None
+        link.note_written(Token(row.run_id, row.epoch, row.nonce, this_process().key), record.sequence)
+        number: int = _int_of(found[0][0] or b"")[0]
+        return number
 
     def one(self, link: Link, token: Token, record: Record) -> bool:
         """Write one ordinary record; False: it is not, and nothing was written. OverflowError for a number too large."""
         run_id, epoch, nonce, _ = token
         sequence, kind, node_id, visit, size, header, payload, packing = record
+        before = sequence - 1
         encoded = [
-            run_id.encode(), pack_int(epoch), nonce.encode(), pack_int(sequence - 1), pack_int(sequence), kind.encode(),
-            node_id.encode(), pack_int(visit), pack_int(size), packing.encode(), (header or b"") + b"}", payload,
+            run_id.encode(), pack_int(epoch), nonce.encode(), pack_int(sequence), kind.encode(), node_id.encode(),
+            pack_int(visit), pack_int(size), packing.encode(), (header or b"") + b"}", payload,
         ]  # fmt: skip
-        return link.execute(self._one, encoded).ntuples > 0
+        if link.wrote(token, before):
+            result = link.execute(self._next, encoded)
+        else:
+            encoded.append(pack_int(before))
+            result = link.execute(self._one, encoded)
+        if not result.command_tuples:
+            return False
+        link.note_written(token, sequence)
+        return True
 
     def many(
         self, link: Link, appends: Sequence[Append], now: float, keep: Callable[[Row], Row], *, is_whole: bool
@@ -187,8 +217,12 @@ class Appends:
             if release is not None:
                 newest = its_records[-1].sequence if its_records else None
                 releases.append((place, *_released(run_id, release, newest, now, keep)))
-        values = [*_columns(given, 6), is_whole, *_columns(records, 9), *_columns(releases, 9)]
-        return {_int_of(place or b"")[0] for (place,) in link.run(self._many, values)}
+        values = [*_columns(given, 6), is_whole, *_columns(records, 9)]
+        statement = self._many
+        if releases:
+            statement = self._many_released
+            values += _columns(releases, 9)
+        return {_int_of(place or b"")[0] for (place,) in link.run(statement, values)}
 
     def renew(self, link: Link, tokens: Sequence[Token], now: float, margin: float) -> list[Renewal]:
         """Extend leases where the row is free, by their length less `margin`; a cancel is told as it is kept."""

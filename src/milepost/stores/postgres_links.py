@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from milepost.store import Token
 from milepost.stores.postgres_driver import pq, psycopg
 
 __all__ = ["Frequent", "Link", "Preparing", "Session", "is_lost_statement", "pack_int"]
@@ -28,9 +29,11 @@ _logger = logging.getLogger("milepost")
 
 Encoder = Callable[[Any], bytes | None]
 
-_OK = {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}
+_OK = (
+    pq.ExecStatus.COMMAND_OK,
+    pq.ExecStatus.TUPLES_OK,
+)  # a set would ask for hashes, which are slow for an enumeration
 _POLLED = select.POLLIN | select.POLLERR | select.POLLHUP if hasattr(select, "poll") else 0
-_TUPLES = pq.ExecStatus.TUPLES_OK
 _LAST_WORDS = (b"", b"57P")
 """How the codes begin of what is the end of a connection: none, for none came from the server, or it shuts down."""
 _LOOKS = 8
@@ -46,6 +49,7 @@ _pack_array = struct.Struct("!iiIii").pack
 _pack_no_items = struct.Struct("!iiI").pack
 _pack_length = struct.Struct("!i").pack
 _NULL = _pack_length(-1)
+_EIGHT = _pack_length(8)
 
 
 class Preparing:
@@ -124,18 +128,42 @@ _ENCODERS: dict[str, Encoder] = {
 
 def _encode_array(name: str, values: Sequence[Any]) -> bytes:
     """An array of one dimension in its binary form; see array_send in the server's sources."""
-    element, encode = _OIDS[name][0], _ENCODERS[name]
-    parts = [_pack_array(1, 1, element, len(values), 1)] if values else [_pack_no_items(0, 0, element)]
-    for value in values:
-        data = encode(value)
-        parts += (_NULL,) if data is None else (_pack_length(len(data)), data)
-    return b"".join(parts)
+    element, item = _OIDS[name][0], _ITEMS[name]
+    begin = _pack_array(1, 1, element, len(values), 1) if values else _pack_no_items(0, 0, element)
+    return b"".join([begin, *[_NULL if value is None else item(value) for value in values]])
+
+
+def _int_item(value: int) -> bytes:
+    return _EIGHT + pack_int(value)
+
+
+def _text_item(value: str) -> bytes:
+    data = value.encode()
+    return _pack_length(len(data)) + data
+
+
+def _bytes_item(value: bytes) -> bytes:
+    return _pack_length(len(value)) + value
+
+
+# What an array holds of a value: its length and itself.
+_ITEMS: dict[str, Callable[[Any], bytes]] = {
+    "bool": lambda value: _bytes_item(b"\1" if value else b"\0"),
+    "bytea": _bytes_item,
+    "float8": lambda value: _EIGHT + _pack_float(value),
+    "int8": _int_item,
+    "text": _text_item,
+}
 
 
 class Session:
-    """What is known of a connection for as long as it lives: whether it is a direct one, and what it has prepared."""
+    """What is known of a connection for as long as it lives: whether it is a direct one, and what it has prepared.
 
-    __slots__ = ("is_direct", "prepared")
+    And which record it wrote last: one that it has seen written is there, and while the token is current nobody has
+    written after it but this process. Another connection may lead to a replica that took over and lacks the record.
+    """
+
+    __slots__ = ("is_direct", "newest", "prepared")
 
     def __init__(self, connection: psycopg.Connection[Any], timeout: float | None = None) -> None:
         """Ask the server, over an idle connection. `timeout`: what a direct one is to give each statement, in seconds."""
@@ -149,6 +177,8 @@ class Session:
         )
         self.is_direct: bool = _check(connection.pgconn, result).get_value(0, 0) == b"t"
         self.prepared: set[bytes] = set()
+        self.newest: tuple[Token, int] | None = None
+        """The record that was last appended to a run, by its owner's token and its number."""
 
 
 class Link:
@@ -264,13 +294,21 @@ class Link:
         columns = range(result.nfields)
         return [tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples)]
 
+    def wrote(self, token: Token, sequence: int) -> bool:
+        """Whether the last record that went over this connection has that number, and the run and owner of `token`."""
+        return self._session.newest == (token, sequence) and self._session.is_direct
+
+    def note_written(self, token: Token, sequence: int) -> None:
+        """Take in that a record was written."""
+        self._session.newest = (token, sequence)
+
     def execute(self, statement: Frequent, encoded: list[Any]) -> pq.abc.PGresult:
         """`run` with values that are encoded already; the result as libpq has it."""
         pgconn, session = self._pgconn, self._session
         if self._preparing.is_on and session.is_direct:
             if statement.name in session.prepared:
                 result = pgconn.exec_prepared(statement.name, encoded, statement.formats, pq.Format.BINARY)
-                if result.status == _TUPLES:
+                if result.status in _OK:
                     return result
                 told = self._execute_prepared(statement, encoded, result)
             else:

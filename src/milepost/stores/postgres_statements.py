@@ -18,6 +18,7 @@ __all__ = [
     "DUE",
     "ENTRY_COLUMNS",
     "FACTS",
+    "FACTS_OF_MANY",
     "INSERT_RECORD",
     "INSERT_RECORDS",
     "INSERT_ROW",
@@ -26,9 +27,12 @@ __all__ = [
     "NODE_IDS",
     "PUT_PAYLOAD",
     "RECORD_COLUMNS",
+    "RESTED",
     "ROW_COLUMNS",
     "ROW_NAMES",
     "ROW_WIDTH",
+    "RUNNING",
+    "TAGGED",
     "TALLY",
     "UPDATE_ROW",
     "Tables",
@@ -80,6 +84,7 @@ LEFT JOIN LATERAL (
 """  # noqa: S608
 NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
 FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
+FACTS_OF_MANY = f"SELECT id, {NEWEST_COLUMNS} FROM unnest(%s::bigint[]) AS runs (id) {NEWEST}"  # noqa: S608
 
 # One step of the index from each node to the next, however many records a node has. PostgreSQL has no loose index scan.
 # Source: https://wiki.postgresql.org/wiki/Loose_indexscan
@@ -95,6 +100,9 @@ WITH RECURSIVE nodes (id) AS (
 SELECT id FROM nodes WHERE id IS NOT NULL
 """
 
+# Run by run as they are asked for: OFFSET keeps the planner from joining all of them, for it cannot know how many match.
+TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = found.run OFFSET 0) AS runs"
+
 TALLY = """
 SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint, min(updated_at)
 FROM {runs} LEFT JOIN (
@@ -104,6 +112,13 @@ FROM {runs} LEFT JOIN (
 GROUP BY status ORDER BY status
 """
 
+# When runs were last changed that nobody owns, by index. Those that somebody owns are few.
+RESTED = """
+SELECT rested_at, run_id FROM {runs} WHERE status = %s AND (rested_at, run_id) > (%s::float8, %s::text)
+    AND rested_at <= %s::float8 ORDER BY rested_at, run_id LIMIT %s
+"""
+RUNNING = RESTED.replace("rested_at", "updated_at")
+
 # A run with an owner is due only if that has ended: its time is over, the clock went back, its verb in this process has ended
 # without a release, or its process is gone. The last is not for the server to know, so this machine's owners are told.
 _IS_OVER = (
@@ -111,24 +126,25 @@ _IS_OVER = (
 )
 _MAYBE_OVER = f"({_IS_OVER} OR starts_with(owner, %(machine)s))"
 _OWNER_TO_ASK = f"CASE WHEN {_IS_OVER} THEN '' ELSE owner END"
+_IS_WANTED = "id <> ALL(%(passed)s::bigint[]) AND run_id <> ALL(%(skip)s::text[])"
 DUE = f"""
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at IS NULL
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at <= %(now)s
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'waiting' AND wake_at <= %(now)s
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 (SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'interrupted' AND worked
-    AND id <> ALL(%(passed)s::bigint[]) ORDER BY id LIMIT %(limit)s)
+    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
 UNION ALL
 SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND status = 'running' AND {_MAYBE_OVER}
-    AND id <> ALL(%(passed)s::bigint[])
+    AND {_IS_WANTED}
 UNION ALL
 SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND cancel IS NOT NULL AND {_MAYBE_OVER}
-    AND id <> ALL(%(passed)s::bigint[])
+    AND {_IS_WANTED}
 """  # noqa: S608
 
 
@@ -136,11 +152,11 @@ class Tables:
     """The tables of one schema: makes statements about them."""
 
     def __init__(self, schema: str) -> None:
-        self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals")}
+        self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals", "run_tags")}
         self._statements: dict[str, bytes] = {}
 
     def __call__(self, text: str) -> bytes:
-        """`text` with the full, quoted names of the tables for `{runs}`, `{records}` and `{signals}`."""
+        """`text` with the full, quoted names of the tables for `{runs}`, `{records}`, `{signals}` and `{run_tags}`."""
         found = self._statements.get(text)
         if found is None:
             found = self._statements[text] = sql.SQL(text).format(**self._names).as_bytes()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from hashlib import sha256
+from typing import Any, get_args
 
 from milepost.errors import StoreError
 from milepost.fence import Row
 from milepost.process import is_gone, this_process
 from milepost.record import CHECKPOINT, Record, format_time
-from milepost.store import Signal, Statement
+from milepost.store import Signal, Statement, Status
 from milepost.stores import postgres_user_statements
 from milepost.stores.columns import entry_of, json_text, record_of, record_values, row_of
 from milepost.stores.postgres_driver import psycopg
@@ -26,6 +27,7 @@ from milepost.stores.postgres_statements import (
     DUE,
     ENTRY_COLUMNS,
     FACTS,
+    FACTS_OF_MANY,
     INSERT_RECORD,
     INSERT_RECORDS,
     INSERT_ROW,
@@ -34,8 +36,11 @@ from milepost.stores.postgres_statements import (
     NODE_IDS,
     PUT_PAYLOAD,
     RECORD_COLUMNS,
+    RESTED,
     ROW_COLUMNS,
     ROW_WIDTH,
+    RUNNING,
+    TAGGED,
     TALLY,
     UPDATE_ROW,
     Tables,
@@ -158,39 +163,64 @@ class PostgresTransaction(Transaction):
         limit: int,
         after: str | None,
     ) -> builtins.list[Row]:
+        table, number = "{runs} AS runs", "id"
         terms: builtins.list[str] = []
         values: builtins.list[Any] = []
+        for tag in tags.items():
+            if (
+                not terms
+            ):  # one tag is found by its index, in the order of runs; what else is asked is looked at in these
+                table, number = TAGGED, "found.run"
+                terms.append("found.tag = %s")
+                values.append(sha256("=".join(tag).encode("utf-8", "replace")).digest()[:8])
+            terms.append("runs.tags ->> %s = %s")
+            values += tag
         for term, value in (
-            ("id < (SELECT id FROM {runs} WHERE run_id = %s)", after),
+            (f"{number} < (SELECT id FROM {{runs}} WHERE run_id = %s)", after),  # noqa: S608
             ("flow = %s", flow),
             ("updated_at < %s", updated_before),
             ("updated_at > %s", updated_after),
-            ("status = ANY(%s)", None if statuses is None else [s for s in statuses if s.isascii()]),
         ):
             if value is not None:
                 terms.append(term)
                 values.append(value)
-        for name, value in tags.items():
-            terms.append("tags ->> %s = %s")
-            values += (name, value)
         if any(isinstance(value, str) and "\0" in value for value in values):
+            return []
+        # A part for each status, merged as they come: each is read by index, as far as it is asked for. Without a limit of
+        # their own the server would sort them all.
+        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
+        parts = [terms if status is None else [*terms, "status = %s"] for status in wanted]
+        where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
+        selects = [f"(SELECT runs.* FROM {table} {part} ORDER BY {number} DESC LIMIT %s)" for part in where]  # noqa: S608
+        if not selects:
             return []
         query = f"""
             SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
-                SELECT * FROM {{runs}} {"WHERE " + " AND ".join(terms) if terms else ""} ORDER BY id DESC LIMIT %s
+                SELECT * FROM ({" UNION ALL ".join(selects)}) AS found ORDER BY id DESC LIMIT %s
             ) AS runs {NEWEST} ORDER BY id DESC
         """  # noqa: S608
-        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+        bound = [value for status in wanted for value in (*values, *([] if status is None else [status]), limit)]
+        return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
 
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        query = RUNNING if status == "running" else RESTED
+        return self._fetch(query, (status, *after, until, limit))
+
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         if "\0" in flow:
             return []
+        # What no database keeps is no run's id.
+        left_out = [
+            run_id for run_id in skip if "\0" not in run_id and run_id.encode("utf-8", "replace").decode() == run_id
+        ]
         passed: builtins.list[int] = []
         whole: builtins.list[Row] = []
         machine = this_process().name.rpartition(":")[0].rpartition(":")[0] + ":"
         while True:
             known = {"flow": flow, "now": now, "limit": limit, "machine": machine, "passed": passed}
-            found = self._fetch(DUE, {**known, "abandoned": self._abandoned()})
+            found = self._fetch(DUE, {**known, "skip": left_out, "abandoned": self._abandoned()})
             free = {owner for owner in {owner for _, _, owner in found} if not owner or is_gone(owner)}
             epochs = {number: epoch for number, epoch, owner in found if owner in free}
             rows = self._due_rows(epochs)
@@ -212,6 +242,10 @@ class PostgresTransaction(Transaction):
         for found in self._fetch(query, (builtins.list(epochs), builtins.list(epochs.values()))):
             with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
                 whole.append(self._row(found))
+        if self._is_write:  # whoever takes them needs that of each
+            names = {self._numbers[row.run_id]: row.run_id for row in whole}
+            for number, *facts in self._fetch(FACTS_OF_MANY, (builtins.list(names),)):
+                self._facts[names[number]] = _facts_of(facts)
         return whole
 
     def tally(self) -> builtins.list[Tally]:
@@ -263,6 +297,8 @@ class PostgresTransaction(Transaction):
         newest: bool = False,
         limit: int | None = None,
     ) -> builtins.list[Record]:
+        if kinds is not None and {*kinds} == {CHECKPOINT} and self._facts.get(run_id, (0, True))[1] is None:
+            return []
         span = self._span(run_id, after, before)
         return [record_of(values) for values in self._select(RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import functools
 import logging
+import math
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -53,9 +54,9 @@ class Wish:
     keep_last: int | None = None
     is_dry: bool = False
 
-    def is_old(self, row: Row) -> bool:
-        """Whether the run is to be deleted."""
-        return self.before is not None and row.updated_at <= self.before
+    def is_old(self, updated_at: float) -> bool:
+        """Whether a run that was last changed then is to be deleted."""
+        return self.before is not None and updated_at <= self.before
 
 
 class Pruning(Journal):
@@ -135,49 +136,36 @@ class Pruning(Journal):
         deleted: builtins.list[str] = []
         thinned: builtins.list[str] = []
         records = 0
-        for row in self._candidates(wish, after):
+        for updated_at, run_id in self._candidates(wish, after):
             if len(deleted) + len(thinned) >= most:
                 break
-            if wish.is_old(row):
-                if self._forget(row.run_id, wish):
-                    deleted.append(row.run_id)
+            if wish.is_old(updated_at):
+                if self._forget(run_id, wish):
+                    deleted.append(run_id)
             elif wish.keep_last is not None:
-                removed = self._thin(row.run_id, wish)
+                removed = self._thin(run_id, wish)
                 if removed:
-                    thinned.append(row.run_id)
+                    thinned.append(run_id)
                     records += removed
         return Pruned(tuple(deleted), tuple(thinned), records)
 
-    def _candidates(self, wish: Wish, changed_after: float | None) -> Iterator[Row]:
-        """Rows that may be meant, newest first, read a page at a time. What a page shows may be deleted meanwhile."""
-        page: builtins.list[Row] = []
-        while True:
-            # The next page is read before this one's runs go, for it begins below the last of them that is still there.
-            following = self._page_below(page, wish, changed_after)
-            yield from page
-            if not following:
-                return
-            page = following
+    def _candidates(self, wish: Wish, changed_after: float | None) -> Iterator[tuple[float, str]]:
+        """When runs that may be meant were last changed and their ids, for each status the least recent first.
 
-    def _page_below(self, page: builtins.list[Row], wish: Wish, changed_after: float | None) -> builtins.list[Row]:
-        statuses = {"running" if status == "dead" else status for status in wish.statuses}
-        # A medium may round times; the row itself is asked again.
-        before = None if wish.before is None or wish.keep_last is not None else wish.before + 1.0
-        with self._reading("prune") as tx:
-            below: builtins.list[str | None] = [row.run_id for row in reversed(page)]
-            for cursor in below or [None]:
-                if cursor is not None and not _has_row(tx, cursor):
-                    continue
-                return tx.page(
-                    flow=None,
-                    statuses=statuses,
-                    tags={},
-                    updated_before=before,
-                    updated_after=changed_after,
-                    limit=_PAGE,
-                    after=cursor,
-                )
-        return []
+        Read a page at a time; the run itself is asked again. What a page shows may be changed or deleted meanwhile: the
+        next one begins at a time, not at a run.
+        """
+        # A medium may round times.
+        until = math.inf if wish.before is None or wish.keep_last is not None else wish.before + 1.0
+        for status in sorted({"running" if status == "dead" else status for status in wish.statuses}):
+            after = (-math.inf if changed_after is None else changed_after, "")
+            while True:
+                with self._reading("prune") as tx:
+                    page = tx.rested(status, after=after, until=until, limit=_PAGE)
+                if not page:
+                    break
+                yield from page
+                after = page[-1]
 
     def _row_meant(self, tx: Transaction, run_id: str, wish: Wish) -> Row | None:
         """The row of a run that has a status that is meant, and no owner who may be alive."""
@@ -197,7 +185,7 @@ class Pruning(Journal):
 
         def body(tx: Transaction) -> bool:
             row = self._row_meant(tx, run_id, wish)
-            if row is None or not wish.is_old(row):
+            if row is None or not wish.is_old(row.updated_at):
                 return False
             if not wish.is_dry:
                 tx.remove_run(run_id)
@@ -248,10 +236,3 @@ class Pruning(Journal):
         # With a new epoch a claim that was made ready before fails, whose point may be gone, and is made ready anew.
         tx.put_row(replace(now, epoch=now.epoch + 1, pruned=now.pruned + removed))
         return removed
-
-
-def _has_row(tx: Transaction, run_id: str) -> bool:
-    try:
-        return tx.row(run_id) is not None
-    except StoreError:  # damaged, but there
-        return True

@@ -24,14 +24,13 @@ from typing import Any, Literal, Unpack
 from milepost.errors import InvalidIDError, OptionError, StoreError
 from milepost.process import this_process
 from milepost.record import Record
-from milepost.store import Append, StoreOptions, Token, Verdict, check_id, check_run_id
+from milepost.store import Append, Renewal, StoreOptions, Token, Verdict, check_id, check_run_id
 from milepost.stores import sqlite_schema
 from milepost.stores.differences import SMALLEST
 from milepost.stores.group_commit import GroupCommit
 from milepost.stores.journal import has_statements
 from milepost.stores.runs import Runs, save_from_outside
 from milepost.stores.sqlite_transaction import SQLTransaction
-from milepost.stores.transaction import Transaction
 
 __all__ = ["SQLiteStore"]
 
@@ -205,7 +204,7 @@ class SQLiteStore(Runs):
         )
 
     @contextmanager
-    def _write(self, op: str) -> Iterator[Transaction]:
+    def _write(self, op: str) -> Iterator[SQLTransaction]:
         try:
             with self._failing_as(op), self._group.lock:
                 writer = self._open()
@@ -219,7 +218,7 @@ class SQLiteStore(Runs):
             self._group.wake_first()
 
     @contextmanager
-    def _read(self, op: str) -> Iterator[Transaction]:
+    def _read(self, op: str) -> Iterator[SQLTransaction]:
         try:
             with self._failing_as(op), self._read_lock:
                 reader = self._open_reader()
@@ -376,6 +375,26 @@ class SQLiteStore(Runs):
             return True
         self._run_numbers.pop(run_id, None)
         return False
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def renew(self, tokens: Sequence[Token]) -> builtins.list[Renewal]:
+        if not tokens:
+            return super().renew(tokens)
+        with self._write("renew") as tx:
+            kept = tx.renew([token for token in tokens if token.nonce and token.is_ours], self.clock.time())
+        # What has become of the others is told by their rows.
+        others = [token for token in tokens if token[:3] not in kept]
+        renewals = dict(zip(others, super().renew(others), strict=True))
+        return [
+            renewals[token] if token in renewals else Renewal("kept", self._shown_cancel(token.run_id, kept[token[:3]]))
+            for token in tokens
+        ]
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        with self._read("cancels") as tx:
+            found = tx.cancels(run_ids)
+        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
 
     # -- files of the first form -------------------------------------------------------------------
 

@@ -20,8 +20,45 @@ from milepost.errors import StoreError, StoreVersionError
 
 __all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare"]
 
-VERSION = 2
+VERSION = 3
 BUSY_SECONDS = 10.0
+
+# What is listed is read in the order of `id`, with which each index ends by itself; what is due has indexes of its own,
+# which are as small as what waits. A renewal of a lease touches none of them, and an append none at all.
+_RUN_INDEXES = """
+CREATE INDEX runs_by_flow ON runs (flow);
+CREATE INDEX runs_by_status ON runs (status);
+CREATE INDEX runs_by_flow_and_status ON runs (flow, status);
+CREATE INDEX runs_rested ON runs (status, updated_at, run_id) WHERE status <> 'running';
+CREATE INDEX runs_ready ON runs (flow) WHERE status = 'ready' AND wake_at IS NULL;
+CREATE INDEX runs_timed ON runs (flow, status, wake_at) WHERE wake_at IS NOT NULL;
+CREATE INDEX runs_drained ON runs (flow) WHERE status = 'interrupted' AND worked;
+
+-- What `runs.tags` says, once more, to find runs by it.
+CREATE TABLE run_tags (
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    run INTEGER NOT NULL,
+    PRIMARY KEY (name, value, run)
+) STRICT, WITHOUT ROWID;
+-- What a damaged database has in their place is no tag.
+CREATE TRIGGER run_tags_begin AFTER INSERT ON runs WHEN NEW.tags <> '{}' BEGIN
+    INSERT INTO run_tags
+    SELECT key, value, NEW.id FROM json_each(CASE WHEN json_valid(NEW.tags) THEN NEW.tags END) WHERE value IS NOT NULL;
+END;
+CREATE TRIGGER run_tags_change AFTER UPDATE OF tags ON runs WHEN OLD.tags <> NEW.tags BEGIN
+    DELETE FROM run_tags WHERE run = OLD.id AND (name, value) IN (
+        SELECT key, value FROM json_each(CASE WHEN json_valid(OLD.tags) THEN OLD.tags END)
+    );
+    INSERT OR IGNORE INTO run_tags
+    SELECT key, value, NEW.id FROM json_each(CASE WHEN json_valid(NEW.tags) THEN NEW.tags END) WHERE value IS NOT NULL;
+END;
+CREATE TRIGGER run_tags_end AFTER DELETE ON runs WHEN OLD.tags <> '{}' BEGIN
+    DELETE FROM run_tags WHERE run = OLD.id AND (name, value) IN (
+        SELECT key, value FROM json_each(CASE WHEN json_valid(OLD.tags) THEN OLD.tags END)
+    );
+END;
+"""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -51,7 +88,6 @@ CREATE TABLE runs (
     sequence INTEGER NOT NULL,
     pruned INTEGER NOT NULL DEFAULT 0
 ) STRICT;
-CREATE INDEX runs_due ON runs (flow, status, wake_at);
 CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
 
 CREATE TABLE records (
@@ -116,7 +152,11 @@ ORDER BY run, sequence;
 
 
 _STEPS = {
-    1: "ALTER TABLE runs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0",
+    1: "ALTER TABLE runs ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0;",
+    2: "DROP INDEX IF EXISTS runs_due;\n"  # noqa: S608
+    + _RUN_INDEXES
+    + "INSERT INTO run_tags SELECT key, value, runs.id FROM runs, json_each(CASE WHEN json_valid(tags) THEN tags END) "
+    "WHERE value IS NOT NULL;",
 }
 """What brings the tables of a version to the next one."""
 
@@ -152,15 +192,12 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
     try:
         found = _version(connection, place)
         for version in range(found, VERSION) if found else ():
-            connection.execute(_STEPS[version])
+            _execute(connection, _STEPS[version])
         if not found:
             is_old = "checkpoints" in _tables(connection)
             if is_old:
                 connection.execute("ALTER TABLE checkpoints RENAME TO checkpoints_v0")
-            has_strict = sqlite3.sqlite_version_info >= (3, 37)
-            tables = _TABLES if has_strict else _TABLES.replace("STRICT, ", "").replace("STRICT", "")
-            for statement in _statements(tables):
-                connection.execute(statement)
+            _execute(connection, _TABLES + _RUN_INDEXES)
             if is_old:
                 take_over(connection)
         connection.execute(f"PRAGMA user_version = {VERSION}")
@@ -171,15 +208,16 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
         raise
 
 
-def _statements(script: str) -> list[str]:
-    # executescript() would commit the open transaction first.
-    statements, current = [], ""
+def _execute(connection: sqlite3.Connection, script: str) -> None:
+    """Execute the statements of a script in the transaction that is open: executescript() would commit that first."""
+    if sqlite3.sqlite_version_info < (3, 37):
+        script = script.replace("STRICT, ", "").replace("STRICT", "")
+    current = ""
     for line in script.splitlines(keepends=True):
         current += line
         if sqlite3.complete_statement(current):
-            statements.append(current)
+            connection.execute(current)
             current = ""
-    return statements
 
 
 def first_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any, bytes]]:

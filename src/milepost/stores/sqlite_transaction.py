@@ -9,12 +9,12 @@ import builtins
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 from milepost.errors import StoreError
 from milepost.fence import Row
 from milepost.record import Record, format_time
-from milepost.store import Signal, Statement
+from milepost.store import Signal, Statement, Status, Token
 from milepost.stores import sqlite_user_statements
 from milepost.stores.columns import (
     damaged_row,
@@ -38,6 +38,18 @@ _ROW_COLUMNS = (
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
 _INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 24)})"  # noqa: S608
 _UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 24)}) WHERE id = ?"  # noqa: S608
+
+# Rows are looked for one by one: without the order that CROSS JOIN keeps all runs might be read instead.
+_RENEW = """
+UPDATE runs SET lease_until = ? + lease, updated_at = ? WHERE id IN (
+    SELECT runs.id FROM json_each(?) AS given CROSS JOIN runs WHERE run_id = json_extract(given.value, '$[0]')
+    AND epoch = json_extract(given.value, '$[1]') AND nonce = json_extract(given.value, '$[2]')
+)
+RETURNING run_id, epoch, nonce, cancel
+"""
+_CANCELS = """
+SELECT run_id, cancel FROM json_each(?) AS given CROSS JOIN runs ON run_id = given.value WHERE cancel IS NOT NULL
+"""
 
 # A damaged header must come out as bytes, not as an error of the text decoder: hence the cast. One that is gone, of a
 # record that has no note either, must not look like a save from outside.
@@ -138,6 +150,15 @@ class SQLTransaction(Transaction):
     def put_row(self, row: Row) -> None:
         self._execute(_UPDATE_ROW, (*row_values(row), self.number(row.run_id)))
 
+    def renew(self, tokens: Sequence[Token], now: float) -> dict[tuple[str, int, str], str | None]:
+        """Extend the leases of those `tokens` that are current: their runs, epochs and nonces, with open cancels as kept."""
+        given = json_text([token[:3] for token in tokens])
+        return {(row[0], row[1], row[2]): row[3] for row in self._fetch(_RENEW, (now, now, given))}
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """The open cancels of these runs, as they are kept."""
+        return dict(self._fetch(_CANCELS, (json_text(run_ids),)))
+
     def page(
         self,
         *,
@@ -149,40 +170,65 @@ class SQLTransaction(Transaction):
         limit: int,
         after: str | None,
     ) -> builtins.list[Row]:
+        table, number = "runs", "id"
         terms: builtins.list[str] = []
         values: builtins.list[Any] = []
+        for pair in tags.items():
+            if (
+                not terms
+            ):  # one tag is found by its index, in the order of runs; what else is asked is looked at in these
+                table, number = "run_tags CROSS JOIN runs ON runs.id = run_tags.run", "run_tags.run"
+                terms.append("run_tags.name = ? AND run_tags.value = ?")
+            else:
+                terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)")
+            values += pair
         for term, value in (
-            ("id < (SELECT id FROM runs WHERE run_id = ?)", after),
+            (f"{number} < (SELECT id FROM runs WHERE run_id = ?)", after),  # noqa: S608
             ("flow = ?", flow),
-            ("updated_at < ?", updated_before),
-            ("updated_at > ?", updated_after),
-            (
-                "status IN (SELECT value FROM json_each(?))",
-                None if statuses is None else json_text([s for s in statuses if s.isascii()]),
-            ),
+            # `+` keeps a term from an index that would need sorting: a page is read in the order of `id`.
+            ("+updated_at < ?", updated_before),
+            ("+updated_at > ?", updated_after),
         ):
             if value is not None:
                 terms.append(term)
                 values.append(value)
-        for pair in tags.items():
-            terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)")
-            values += pair
-        # `+` keeps these terms from an index that would need sorting: a page is read in the order of `id`.
-        where = " AND ".join(term if term.startswith("id") else f"+{term}" for term in terms)
-        query = f"{_SELECT_ROW} {'WHERE ' + where if where else ''} ORDER BY id DESC LIMIT ?"
-        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+        # A part for each status, merged as they come: each is read by index, as far as it is asked for.
+        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
+        parts = [terms if status is None else [*terms, "status = ?"] for status in wanted]
+        where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
+        if not where:
+            return []
+        columns = _SELECT_ROW.partition(" FROM ")[0]
+        query = (
+            f"{' UNION ALL '.join(f'{columns} FROM {table} {part}' for part in where)} "
+            f"ORDER BY {'id' if where[1:] else number} DESC LIMIT ?"
+        )
+        bound = [value for status in wanted for value in (values if status is None else [*values, status])]
+        return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
 
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        # What makes the index a partial one has to be said in a query that uses it.
+        is_at_rest = "" if status == "running" else "AND status <> 'running'"
+        query = (
+            f"SELECT updated_at, run_id FROM runs WHERE status = ? {is_at_rest} AND (updated_at, run_id) > (?, ?) "  # noqa: S608
+            "AND updated_at <= ? ORDER BY updated_at, run_id LIMIT ?"
+        )
+        return self._fetch(query, (status, *after, until, limit))
+
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         rows: dict[int, Sequence[Any]] = {}
-        for term, values in (
-            ("status = 'running' LIMIT -1", (flow,)),
-            ("cancel IS NOT NULL LIMIT -1", (flow,)),
-            ("status = 'ready' AND wake_at IS NULL ORDER BY id LIMIT ?", (flow, limit)),
-            ("status = 'ready' AND wake_at <= ? ORDER BY id LIMIT ?", (flow, now, limit)),
-            ("status = 'waiting' AND wake_at <= ? ORDER BY id LIMIT ?", (flow, now, limit)),
-            ("status = 'interrupted' AND worked ORDER BY id LIMIT ?", (flow, limit)),
+        limit += len(skip)
+        for index, term, values in (
+            ("runs_by_flow_and_status", "status = 'running' LIMIT -1", (flow,)),
+            ("runs_cancel", "cancel IS NOT NULL LIMIT -1", (flow,)),
+            ("runs_ready", "status = 'ready' AND wake_at IS NULL ORDER BY id LIMIT ?", (flow, limit)),
+            ("runs_timed", "status = 'ready' AND wake_at <= ? ORDER BY id LIMIT ?", (flow, now, limit)),
+            ("runs_timed", "status = 'waiting' AND wake_at <= ? ORDER BY id LIMIT ?", (flow, now, limit)),
+            ("runs_drained", "status = 'interrupted' AND worked ORDER BY id LIMIT ?", (flow, limit)),
         ):
-            for found in self._fetch(f"{_SELECT_ROW} WHERE flow = ? AND {term}", values):
+            for found in self._fetch(f"{_SELECT_ROW} INDEXED BY {index} WHERE flow = ? AND {term}", values):
                 rows[found[-1]] = found
         whole: builtins.list[Row] = []
         for number in sorted(rows):

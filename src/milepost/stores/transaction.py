@@ -75,6 +75,10 @@ class Entry(NamedTuple):
             return {}
 
 
+_MOST = 1 << 40
+"""More runs than any store has."""
+
+
 class Tally(NamedTuple):
     """How much there is of the runs with one status."""
 
@@ -149,10 +153,32 @@ class Transaction(abc.ABC):
         A damaged row hides no other: it comes with what is left of it, and its reason says so.
         """
 
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        """When runs of one status were last changed and their ids, in that order, beyond `after` and up to `until`.
+
+        About `limit` of them; a medium that has all rows at hand gives all.
+        """
+        rows = self.page(
+            flow=None,
+            statuses={status},
+            tags={},
+            updated_before=None,
+            updated_after=None,
+            limit=_MOST,
+            after=None,
+        )
+        return sorted(
+            (row.updated_at, row.run_id)
+            for row in rows
+            if row.updated_at <= until and (row.updated_at, row.run_id) > after
+        )
+
     @abc.abstractmethod
-    def candidates(self, flow: str, now: float, limit: int) -> builtins.list[Row]:
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         """Rows of `flow` that may be due, oldest first: all running ones and those with an open cancel, and
-        at least the oldest `limit` of each other kind that is due."""
+        at least the oldest `limit` of each other kind that is due. Runs in `skip` may be left out, and do not count."""
 
     @abc.abstractmethod
     def tally(self) -> builtins.list[Tally]:
@@ -262,6 +288,8 @@ class Transaction(abc.ABC):
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         """The nodes that have a live checkpoint below `before`, sorted."""
+        if before <= 1:  # there is nothing but the start
+            return ()
         spans = _spans(live, before)
         return tuple(
             node_id

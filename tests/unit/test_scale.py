@@ -1,0 +1,267 @@
+"""What a page of runs, a poll and a prune read does not grow with the store: by the plans of SQLite, by the rows that
+PostgreSQL counts. And the tables of older versions come to the same."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost.fence import Row
+from milepost.process import this_process
+from milepost.stores import postgres_schema, sqlite_schema
+from milepost.stores.postgres import PostgresStore
+from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite_transaction import SQLTransaction
+from milepost.stores.transaction import Transaction
+from postgres_server import Database
+
+NOW = 1_767_225_600.0
+STATUSES = ("finished",) * 90 + ("failed", "waiting", "ready", "interrupted", "cancelled") * 2
+NO_FILTER: dict[str, Any] = {
+    "flow": None, "statuses": None, "tags": {}, "updated_before": None, "updated_after": None, "limit": 20, "after": None,
+}  # fmt: skip
+
+
+def row(number: int, **changes: Any) -> Row:
+    given = {
+        "run_id": f"r-{number}",
+        "flow": "rare" if number % 97 == 5 else "common",
+        "status": STATUSES[number % 100],
+        "created_at": NOW + number,
+        "updated_at": NOW + number,
+        "epoch": 1,
+        "tags": {"customer": f"c-{number % 150}", "half": str(number % 2)},
+    }
+    return Row(**(given | changes))
+
+
+def fill(tx: Transaction, count: int) -> None:
+    for number in range(count):
+        tx.add_row(row(number))
+    for number in range(3):
+        tx.add_row(
+            row(number, run_id=f"runs-{number}", status="running", owner=this_process().name, lease_until=NOW * 2)
+        )
+
+
+WORK: dict[str, Callable[[Transaction], Any]] = {
+    "first page": lambda tx: tx.page(**NO_FILTER),
+    "page behind a run": lambda tx: tx.page(**NO_FILTER | {"after": "r-50"}),
+    "page of a flow": lambda tx: tx.page(**NO_FILTER | {"flow": "rare"}),
+    "page of a flow without runs": lambda tx: tx.page(**NO_FILTER | {"flow": "none"}),
+    "page of a status": lambda tx: tx.page(**NO_FILTER | {"statuses": ("failed",)}),
+    "page of two statuses": lambda tx: tx.page(**NO_FILTER | {"statuses": ("failed", "finished")}),
+    "page of a status without runs": lambda tx: tx.page(**NO_FILTER | {"statuses": ("blocked",)}),
+    "page of a status of a flow": lambda tx: tx.page(**NO_FILTER | {"flow": "rare", "statuses": ("failed",)}),
+    "page of a tag": lambda tx: tx.page(**NO_FILTER | {"tags": {"customer": "c-7"}, "limit": 5}),
+    "page of a common tag": lambda tx: tx.page(**NO_FILTER | {"tags": {"half": "0"}}),
+    "page of a tag without runs": lambda tx: tx.page(**NO_FILTER | {"tags": {"customer": "none"}}),
+    "poll": lambda tx: tx.candidates("common", NOW, 5),
+    "poll that finds nothing": lambda tx: tx.candidates("none", NOW, 5),
+    "prune": lambda tx: tx.rested("finished", after=(0.0, ""), until=NOW + 10, limit=256),
+    "prune of running ones": lambda tx: tx.rested("running", after=(0.0, ""), until=NOW + 10, limit=256),
+    "tidy": lambda tx: tx.rested("finished", after=(NOW + 1e6, ""), until=2 * NOW, limit=256),
+}
+
+
+# -- SQLite ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        sqlite_schema.prepare(connection, ":memory:", lambda _: None)
+        yield connection
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_sqlite_reads_by_index_and_sorts_nothing_that_grows(connection: sqlite3.Connection, name: str) -> None:
+    tx = SQLTransaction(connection)
+    fill(tx, 300)
+    asked: list[str] = []
+    connection.set_trace_callback(asked.append)
+    WORK[name](tx)
+    connection.set_trace_callback(None)
+    assert asked
+    for query in asked:
+        plan = [told for *_, told in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+        is_page_of_all = name in {"first page", "page behind a run"}
+        assert is_page_of_all or not [line for line in plan if line.startswith("SCAN")], plan
+        # What is sorted is what is due by now, and what is running.
+        is_bounded = "runs_timed" in query or "running" in name
+        assert is_bounded or not [line for line in plan if "TEMP B-TREE" in line], plan
+
+
+def test_sqlite_gives_the_pages_that_a_look_at_every_row_gives(connection: sqlite3.Connection) -> None:
+    check_pages(SQLTransaction(connection))
+
+
+def test_tags_that_change_and_runs_that_go_are_found_by_what_they_say_now(connection: sqlite3.Connection) -> None:
+    check_tags(SQLTransaction(connection))
+    assert [("a", "2")] == connection.execute("SELECT name, value FROM run_tags").fetchall()
+
+
+def test_sqlite_tables_of_version_2_come_to_the_same(tmp_path: Path) -> None:
+    path, new = tmp_path / "old.db", tmp_path / "new.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        sqlite_schema._execute(connection, sqlite_schema._TABLES)
+        connection.execute("CREATE INDEX runs_due ON runs (flow, status, wake_at)")
+        SQLTransaction(connection).add_row(row(1))
+        connection.execute("PRAGMA user_version = 2")
+    tables = []
+    for place in (path, new):
+        with SQLiteStore(place) as store:
+            found = [info.run_id for info in store.list_runs(tags={"customer": "c-1"}, flow="common")]
+            assert (["r-1"] if place is path else []) == found
+        with closing(sqlite3.connect(place)) as connection:
+            tables.append({*connection.execute("SELECT type, name, sql FROM sqlite_master")})
+    assert tables[0] == tables[1]
+
+
+# -- PostgreSQL ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(postgres: str, database: Database) -> Iterator[PostgresStore]:
+    with PostgresStore(postgres) as store:
+        with store._write("fill") as tx:
+            fill(tx, 3000)
+        database.query("VACUUM ANALYZE milepost.runs")
+        database.query("VACUUM ANALYZE milepost.run_tags")
+        yield store
+
+
+def test_postgres_reads_as_many_rows_as_it_gives(large: PostgresStore) -> None:
+    read = {}
+    for name, work in WORK.items():
+        with large._read("look") as tx:
+            before = rows_read(tx)
+            work(tx)
+            read[name] = rows_read(tx) - before
+    assert {} == {name: count for name, count in read.items() if count > 120}
+
+
+def test_postgres_gives_the_pages_that_a_look_at_every_row_gives(postgres: str) -> None:
+    with PostgresStore(postgres) as store, store._write("look") as tx:
+        check_pages(tx)
+
+
+def test_postgres_finds_tags_by_what_they_say_now(postgres: str) -> None:
+    with PostgresStore(postgres) as store, store._write("look") as tx:
+        check_tags(tx)
+
+
+def test_a_poll_of_postgres_locks_what_it_may_take_and_nothing_that_it_leaves_out(large: PostgresStore) -> None:
+    with large._write("look") as tx:
+        ready = [row.run_id for row in tx.candidates("common", NOW, 6) if row.status == "ready"]
+        assert 6 == len(ready)
+        skip = [*ready[:4], "no\0run", "no\ud800run"]
+        assert ready[4:] == [row.run_id for row in tx.candidates("common", NOW, 2, skip) if row.status == "ready"]
+
+
+def test_a_renewal_touches_no_index_of_postgres(postgres: str, database: Database) -> None:
+    with PostgresStore(postgres) as store:
+        with store._write("fill") as tx:
+            fill(tx, 10)
+        with store._write("renew") as tx:
+            found = tx.row("runs-1")
+            assert found is not None
+            tx.put_row(Row(**{name: getattr(found, name) for name in found.__slots__} | {"updated_at": NOW + 5e6}))
+            (counted,) = tx._fetch(  # type: ignore[attr-defined]
+                "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relid = '{runs}'::regclass", ()
+            )
+            assert (1, 1) == counted
+
+
+def test_postgres_tables_of_version_1_come_to_the_same(postgres: str, database: Database, schema: str) -> None:
+    both = (schema, f"{schema} made new")
+    try:
+        tables = (files("milepost.stores") / "sql" / "0001.sql").read_text()
+        database.query(
+            f'BEGIN; CREATE SCHEMA "{schema}"; SET LOCAL search_path TO "{schema}"; {tables} '
+            "INSERT INTO migrations (version) VALUES (1); COMMIT"
+        )
+        database.query(
+            f'INSERT INTO "{schema}".runs (run_id, flow, status, reason, created_at, updated_at, epoch, nonce, owner, lease, '
+            "waiting, crash_count, crashed_at, signals, degraded, missed, tags, live, worked, sequence, pruned) VALUES "
+            "('old', 'f', 'finished', '', 1, 2, 1, '', '', 0, '[]', 0, -1, 0, false, '[]', '{\"a\":\"1\"}', '[]', false, 0, 0)"
+        )
+        for name in both:
+            postgres_schema.migrate(postgres, schema=name)
+        with PostgresStore(postgres, schema=schema) as store:
+            assert ["old"] == [info.run_id for info in store.list_runs(tags={"a": "1"}, status="finished")]
+            assert ("old",) == store.prune(older_than=0).deleted
+        indexes = [
+            {
+                text.replace(f'"{name}"', "")
+                for (text,) in database.query("SELECT indexdef FROM pg_indexes WHERE schemaname = %s", name)
+            }
+            for name in both
+        ]
+        assert indexes[0] == indexes[1]
+    finally:
+        database.query(f'DROP SCHEMA IF EXISTS "{both[1]}" CASCADE')
+
+
+def rows_read(tx: Any) -> int:
+    (counted,) = tx._fetch(
+        "SELECT (seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables "
+        "WHERE relid = '{runs}'::regclass",
+        (),
+    )
+    return int(counted[0])
+
+
+# -- both ------------------------------------------------------------------------------------------
+
+
+def check_pages(tx: Transaction) -> None:
+    fill(tx, 400)
+    rows = tx.page(**NO_FILTER | {"limit": 1000})
+    assert [f"runs-{n}" for n in (2, 1, 0)] + [f"r-{n}" for n in reversed(range(400))] == [row.run_id for row in rows]
+    for flow in (None, "common", "rare", "none"):
+        for statuses in (None, (), ("failed",), ("failed", "running", "finished"), ("none",)):
+            for tags in ({}, {"customer": "c-7"}, {"customer": "c-7", "other": "x"}):
+                for after in (None, "r-300", "nobody"):
+                    asked = {"flow": flow, "statuses": statuses, "tags": tags, "after": after, "limit": 7}
+                    below = [row.run_id for row in rows]
+                    first = 0 if after is None else below.index(after) + 1 if after in below else len(below)
+                    expected = [
+                        row
+                        for row in rows[first:]
+                        if (flow is None or row.flow == flow)
+                        and (statuses is None or row.status in statuses)
+                        and tags.items() <= row.tags.items()
+                    ]
+                    assert expected[:7] == tx.page(**NO_FILTER | asked), asked
+    finished = sorted((row.updated_at, row.run_id) for row in rows if row.status == "finished")
+    assert finished == tx.rested("finished", after=(-math.inf, ""), until=math.inf, limit=1000)
+    assert finished[11:15] == tx.rested("finished", after=finished[10], until=math.inf, limit=4)
+    assert finished[:5] == tx.rested("finished", after=(-math.inf, ""), until=finished[4][0], limit=1000)
+    assert 3 == len(tx.rested("running", after=(-math.inf, ""), until=math.inf, limit=1000))
+
+
+def check_tags(tx: Transaction) -> None:
+    def found(**tags: str) -> list[str]:
+        return [row.run_id for row in tx.page(**NO_FILTER | {"tags": tags})]
+
+    tx.add_row(row(1, tags={"a": "1", "b": "1"}))
+    tx.add_row(row(2, tags={"a": "1"}))
+    tx.add_row(row(3, tags={}))
+    assert (["r-2", "r-1"], ["r-1"]) == (found(a="1"), found(a="1", b="1"))
+    tx.put_row(row(3, tags={"a": "1"}))
+    tx.put_row(row(2, tags={"a": "2"}))
+    assert (["r-3", "r-1"], ["r-2"]) == (found(a="1"), found(a="2"))
+    long = {"k" * 3000: "ä" * 5000}
+    tx.put_row(row(3, tags=long))
+    assert ["r-3"] == found(**long)
+    tx.put_row(row(3, tags={}))
+    tx.remove_run("r-1")
+    assert ([], ["r-2"]) == (found(a="1"), found(a="2"))
