@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
+
 from milepost.context import Context
 from milepost.effects import AttemptTimedOut, Call, Routine, Sleep
 from milepost.errors import StatementError
@@ -21,21 +23,18 @@ __all__ = ["Spent", "attempts", "cause_of", "pause"]
 T = TypeVar("T")
 
 
-class Spent:
+class Spent(msgspec.Struct, eq=False):
     """What a visit has used up already."""
 
-    __slots__ = ("attempts", "failures", "notes", "pause", "visit")
-
-    def __init__(self, visit: int = 1, failures: int = 0, attempts: int = 0, pause: float = 0.0) -> None:
-        self.visit = visit
-        self.failures = failures
-        """Failed attempts that count for the policy."""
-        self.attempts = attempts
-        """All attempts before the next one, those that a crash cut short included."""
-        self.pause = pause
-        """Seconds left of the last back-off."""
-        self.notes: list[str] = []
-        """What became of the attempts in this process, a line each."""
+    visit: int = 1
+    failures: int = 0
+    """Failed attempts that count for the policy."""
+    attempts: int = 0
+    """All attempts before the next one, those that a crash cut short included."""
+    pause: float = 0.0
+    """Seconds left of the last back-off."""
+    notes: list[str] = []
+    """What became of the attempts in this process, a line each."""
 
 
 def attempts(

@@ -29,7 +29,7 @@ from milepost.errors import (
 )
 from milepost.events import AttemptFailed
 from milepost.failures import describe
-from milepost.flow import BranchEnd, Done, Fork, Function, Split
+from milepost.flow import BranchEnd, Fork, Function
 from milepost.parking import Parked
 from milepost.runtime import complete
 from milepost.ways import way_to
@@ -57,9 +57,8 @@ class Stop:
             self.is_set = True
 
 
-def split(walker: Walker, work: Split) -> Routine[Done]:
-    """Walk all branches of a fork; the merged state, at the join."""
-    fork, state = work
+def split(walker: Walker, fork: Fork, state: Any) -> Routine[Any]:
+    """Walk all branches of a fork, each on its own copy of a state; the merged state, at the join."""
     run, stop = walker.run, Stop(is_fast=fork.fail_fast)
     walker.state = state = walker.keep(state)
     data = walker.given
@@ -73,7 +72,7 @@ def split(walker: Walker, work: Split) -> Routine[Done]:
     merged = yield from _merged(walker, fork, ends)
     walker.given = None
     walker.given = walker.journal.encode_if_possible(merged, walker.flow.codec) if walker.store is not None else None
-    return Done(merged, fork.join)
+    return merged
 
 
 def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | None, stop: Stop) -> Routine[BranchEnd]:

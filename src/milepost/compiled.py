@@ -160,9 +160,9 @@ class CompiledGraph(StateVerbs[StateT]):
         """The state of a new turn: with `partial=True` a mapping is reduced into `before`, all else replaces it."""
         return self._acceptance.taken_up(before, given)
 
-    def walk(self, state: Any, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
+    def walk(self, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
         """Yield the units and forks from `node_id` on, up to `until`; see `milepost.flow`."""
-        return walk(self._units, self._forks, state, node_id, until, is_split)
+        return walk(self._units, self._forks, node_id, until, is_split)
 
     def only_successor(self, node_id: str) -> str | None:
         """Where the node's one simple edge leads; None if it has a router, or is not known."""

@@ -336,9 +336,14 @@ class _RunLogger(logging.LoggerAdapter[Any]):
 
 
 def run_within(
-    context: Context[Any] | ContextElsewhere, fn: Callable[..., Any], args: tuple[Any, ...], around: Sequence[Any] = ()
+    context: Context[Any] | ContextElsewhere | None,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    around: Sequence[Any] = (),
 ) -> Any:
-    """Call user code with `context` current, surrounded by what hooks returned."""
+    """Call user code with `context` current where there is one, surrounded by what hooks returned."""
+    if context is None:
+        return fn(*args)
     reset = current_context.set(cast("Context[Any]", context))
     try:
         if around:

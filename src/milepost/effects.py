@@ -20,14 +20,16 @@ The protocol, which both drivers keep:
 | `Alone` | None, when nobody else has anything under way: see there |
 | `Ready` | None; never reaches a driver: see there |
 
-Effects are read once by the driver and never kept. They are plain classes with slots because one is made for each
-thing that happens, on the hot path.
+Effects are read once by the driver and never kept. Those that are made for every node are structs, which are made in half
+the time of a class of one's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from milepost.context import Context
@@ -91,7 +93,7 @@ class HoldOver(BaseException):
     """
 
 
-class Call(Effect):
+class Call(Effect, msgspec.Struct, eq=False):
     """Call user code: `fn(*args)`, with `context` current; a coroutine is awaited.
 
     `timeout` (seconds, or None) ends the attempt with `AttemptTimedOut`: an async call is cancelled; a sync one cannot
@@ -103,27 +105,14 @@ class Call(Effect):
     function run there instead, as far as time, cancels and lost runs go like one in a thread; async ones never do.
     """
 
-    __slots__ = ("announce", "args", "context", "executor", "fn", "is_async", "is_quick", "timeout")
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        context: Context[Any] | None = None,
-        is_async: bool = False,
-        timeout: float | None = None,
-        announce: NodeStarted | StepStarted | None = None,
-        is_quick: bool = False,
-        executor: ExecutorLike | None = None,
-    ) -> None:
-        self.fn = fn
-        self.args = args
-        self.context = context
-        self.is_async = is_async
-        self.timeout = timeout
-        self.announce = announce
-        self.is_quick = is_quick
-        self.executor = None if is_async else executor
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    context: Context[Any] | None = None
+    is_async: bool = False
+    timeout: float | None = None
+    announce: NodeStarted | StepStarted | None = None
+    is_quick: bool = False
+    executor: ExecutorLike | None = None
 
 
 class Ask(Effect):
@@ -138,14 +127,11 @@ class Ask(Effect):
         self.kwargs = kwargs
 
 
-class Write(Effect):
+class Write(Effect, msgspec.Struct, eq=False):
     """Append records of one run. The answer is its verdict."""
 
-    __slots__ = ("append", "store")
-
-    def __init__(self, store: Store, append: Append) -> None:
-        self.store = store
-        self.append = append
+    store: Store
+    append: Append
 
 
 class Sleep(Effect):

@@ -1,11 +1,11 @@
 """What a front end gives the core.
 
-A flow is walked: `walk` is a generator that yields units of work and is sent what became of each. The core runs a
-unit (attempts, timeouts, retries), asks its router, records the result and sends back a `Done`; it knows nothing of
-graphs or workflows, and the front end knows nothing of stores or drivers.
+A flow is walked: `walk` is a generator that yields units of work and is sent where to go on after each. The core runs a
+unit (attempts, timeouts, retries), asks its router and records the result; it knows nothing of graphs or workflows, and
+the front end knows nothing of states, stores or drivers.
 
-What a node is besides a function is told by the `work` of its unit: a map, another graph, a wait. A fork is told by a
-`Split`, for which the core walks all branches at once and sends back the merged state.
+What a node is besides a function is told by the `work` of its unit: a map, another graph, a wait. Of a `Fork` that is
+yielded the core walks all branches at once, up to their join.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = [
     "START",
     "BranchEnd",
     "Codec",
-    "Done",
     "Flow",
     "Fork",
     "Function",
@@ -31,12 +30,10 @@ __all__ = [
     "GraphWork",
     "MapWork",
     "Router",
-    "Split",
     "StepFlow",
     "Unit",
     "WaitWork",
     "Walk",
-    "Work",
 ]
 
 END = "__end__"
@@ -148,27 +145,6 @@ class Fork:
         return frozenset().union(*self.inside.values())
 
 
-class Work(NamedTuple):
-    """A unit to run on a state."""
-
-    unit: Unit
-    state: Any
-
-
-class Split(NamedTuple):
-    """The branches of a fork to walk, each on its own copy of a state."""
-
-    fork: Fork
-    state: Any
-
-
-class Done(NamedTuple):
-    """What became of a unit or of a fork: the state after it, and the node to go on at (or END)."""
-
-    state: Any
-    next_node: str
-
-
 class BranchEnd(NamedTuple):
     """A branch that has come to its join: its state, and what its nodes returned for fields with a reducer, in order."""
 
@@ -180,8 +156,9 @@ class BranchEnd(NamedTuple):
     """The state as it was encoded, where it was."""
 
 
-Walk = Generator[Work | Split, Done, Any]
-"""The units of one run, from where it begins or goes on; returns the final state."""
+Walk = Generator[Unit | Fork, str, None]
+"""The units of one run, from where it begins or goes on, and the forks, whose branches are to be walked; what is sent back is
+the node to go on at (or END)."""
 
 
 class Codec(Protocol):
@@ -305,7 +282,7 @@ class GraphFlow(Flow, Protocol):
         """
         ...
 
-    def walk(self, state: Any, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
+    def walk(self, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
         """The units from `node_id` on, up to `until`. `is_split`: that node is done, and its fork is open."""
         ...
 

@@ -208,13 +208,14 @@ class _Doing(Composing):
         """Do the work until it succeeds: output and its JSON."""
         run, step, work = self.run, self.step, self.step.work
         policy = self.mods.retry or run.options.retry if isinstance(work, (Calls, Maps)) else self.mods.retry
-        if isinstance(work, Calls):
+        if isinstance(work, Calls) and work.is_async:
             refuse_async(run, work.fn, self.step_id)
         if self.mods.rollback is not None:
             refuse_async(run, self.mods.rollback, self.step_id)
         is_leaf = isinstance(work, Calls)
         if is_leaf or not self._has_begun():
-            yield from run.live()
+            if not run.is_live:
+                yield from run.live()
             run.enter(self.step_id)
         self.spent = run.recorded.spent(self.step_id, self.frame.followed, run.options.clock.time())
         timeout = self.mods.timeout if is_leaf else None  # what is made of others gives them its own
@@ -408,14 +409,23 @@ class _Doing(Composing):
     ) -> Routine[StepResult]:
         """Record how the step ended, with its rollback if it has one; tell of it."""
         run, step, mods = self.run, self.step, self.mods
-        yield from run.live()
+        if not run.is_live:
+            yield from run.live()
         duration = (run.options.clock.monotonic() - began) * 1000
         is_good = outcome != "failed"
         error = error_type = None
         if failed is not None and outcome != "recovered":
             error, error_type = failed.result.error, failed.result.error_type
         result = StepResult(
-            step.name, step.step_type, is_good, output, round(duration, 3), error, error_type, outcome, self.tried
+            step.name,
+            step.step_type,
+            is_good,
+            output,
+            round(duration * 1000) / 1000,
+            error,
+            error_type,
+            outcome,
+            self.tried,
         )
         if self.frame.context._tags is not None:
             _carry_tags(run, self.frame.context)

@@ -15,8 +15,9 @@ import base64
 import functools
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from math import floor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -49,6 +50,7 @@ __all__ = [
     "make_checkpoint",
     "make_record",
     "make_step",
+    "new_record",
     "packed",
     "parse_time",
 ]
@@ -178,6 +180,11 @@ class Record(NamedTuple):
         # `compressed` is written by us with exactly this text, and a quote inside a JSON string is escaped; a nested
         # object (tags) could hold it, so the answer is asked of the parsed header.
         return b'"compressed":true' in (self.header or b"") and self.fields().get("compressed") is True
+
+
+new_record: Callable[[tuple[int, str, str, int, int, bytes | None, bytes | None, str]], Record]
+new_record = functools.partial(tuple.__new__, Record)
+"""A `Record` of all its fields, which its own constructor takes three times as long for."""
 
 
 def make_record(
@@ -311,7 +318,7 @@ def make_checkpoint(
         encoding,
         size if packing else msgspec.UNSET,
     )
-    return Record(sequence, CHECKPOINT, node_id, visit, size, _encode_json(header)[:-1], payload, packing)
+    return new_record((sequence, CHECKPOINT, node_id, visit, size, _encode_json(header)[:-1], payload, packing))
 
 
 class _StepHeader(msgspec.Struct):
@@ -373,7 +380,7 @@ def make_step(
         encoding,
         size if packing else msgspec.UNSET,
     )
-    return Record(sequence, CHECKPOINT, step_id, visit, size, _encode_json(header)[:-1], payload, packing)
+    return new_record((sequence, CHECKPOINT, step_id, visit, size, _encode_json(header)[:-1], payload, packing))
 
 
 def packed(record: Record) -> Record:
@@ -432,7 +439,7 @@ def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
 def format_time(seconds: float) -> str:
     """A POSIX time as records write it: UTC, six digits, `2025-12-20T15:30:00.000000Z`."""
     global _second
-    whole = int(seconds // 1)
+    whole = floor(seconds)
     micros = round((seconds - whole) * 1_000_000)
     if micros == 1_000_000:
         whole, micros = whole + 1, 0

@@ -365,14 +365,17 @@ class Recorded:
 
     def spent(self, step_id: str, followed: int, now: float) -> Spent:
         """What the visit of a step or node that is in flight has used up; `followed` is the record that it follows."""
-        done = self.done.get(step_id)
+        done, failures = self.done.get(step_id), self.failures.get(step_id, ())
         after = -1 if done is None else done.sequence
+        crashes = sum(sequence > max(followed, after) for sequence in self.crashes) if self.crashes else 0
+        if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
+            return Spent(self.visits.get(step_id, 0) + 1, 0, crashes)  # nothing of it is in flight, as nearly always
         held = [found for kind in (self.choices, self.items, self.waits) if (found := kind.get(step_id))]
-        begun = [entry for entry in (*self.failures.get(step_id, ()), *held) if entry.sequence > after]
+        begun = [entry for entry in (*failures, *held) if entry.sequence > after]
         visit = max((entry.record.visit for entry in begun), default=self.visits.get(step_id, 0) + 1)
         spent = Spent(visit)
         over = max(self.retried, self._tried_again_at(step_id))
-        for entry in self.failures.get(step_id, ()):
+        for entry in failures:
             if entry.sequence <= after or entry.record.visit != visit:
                 continue
             spent.attempts += 1
@@ -382,7 +385,7 @@ class Recorded:
             spent.pause = 0.0
             if "retry_at" in entry.fields:
                 spent.pause = left_of_pause(entry.fields, now)
-        spent.attempts += sum(sequence > max(followed, after) for sequence in self.crashes)
+        spent.attempts += crashes
         return spent
 
     def _tried_again_at(self, step_id: str) -> int:

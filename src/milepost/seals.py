@@ -30,6 +30,7 @@ KEYED = "hmac-sha256:"
 """How a seal begins that was made with a key; the key's id follows."""
 
 SHORTEST_KEY = 16
+_KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -136,7 +137,7 @@ class Seals:
 
     def flaw_of(self, content: bytes, seal: bytes) -> Flaw | None:
         """What is wrong with the seal of some bytes; None: it fits, or need not be there."""
-        if not seal.startswith(KEYED.encode()):
+        if not seal.startswith(_KEYED):
             if not self.accepts_unsealed:
                 return UNSEALED
             expected = b"sha256:%s" % hashlib.sha256(content).hexdigest().encode()
@@ -166,7 +167,7 @@ class Seals:
         flaw = self.flaw_of(header[:at], seal) if is_there else changed("a seal as its header's end", "none")
         if flaw is not None:
             raise _refusal(run_id, record, flaw)
-        return not self._keys or seal.startswith(KEYED.encode())
+        return not self._keys or seal.startswith(_KEYED)
 
     def check(self, run_id: str, record: Record) -> bool:
         """Raise unless `record` is whole and belongs at its place in `run_id`; whether all of that was proven.

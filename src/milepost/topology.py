@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milepost.errors import GraphProblem
-from milepost.flow import END, START, Fork, Split, Unit, Walk, Work
+from milepost.flow import END, START, Fork, Unit, Walk
 from milepost.forks import Forks
 
 __all__ = ["Targets", "Topology", "walk"]
@@ -27,21 +27,18 @@ Targets = Mapping[Any, str] | None
 _ANYWHERE = ""
 
 
-def walk(
-    units: Mapping[str, Unit], forks: Mapping[str, Fork], state: Any, node_id: str, until: str, is_split: bool
-) -> Walk:
-    """Yield the units from `node_id` on, and the forks; what is sent back says with which state to go on, and where.
+def walk(units: Mapping[str, Unit], forks: Mapping[str, Fork], node_id: str, until: str, is_split: bool) -> Walk:
+    """Yield the units from `node_id` on, and the forks; what is sent back says where to go on after each.
 
-    Returns the state that reached `until`. Assumes that every id is END or in `units`. `is_split`: the node itself is done.
+    Ends at `until`. Assumes that every id is END or in `units`. `is_split`: the node itself is done.
     """
     while node_id != until:
         here = node_id
         if not is_split:
-            state, node_id = yield Work(units[here], state)
+            node_id = yield units[here]
         is_split = False
         if here in forks:
-            state, node_id = yield Split(forks[here], state)
-    return state
+            node_id = yield forks[here]
 
 
 @dataclass(frozen=True, slots=True)

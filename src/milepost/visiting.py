@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
     """What the step is called with, to be compared with what it was called with."""
     work, types = step.work, run.flow.known_types
     if isinstance(work, Calls):
-        return arguments_of(work.args, work.kwargs, run.flow.argument_types_of(work.fn))
+        return arguments_of(work.args, work.kwargs, _types_for(run, work.fn))
     if isinstance(work, Maps):
         return arguments_of(work.items, {}, run.flow.argument_types_of(work.fn))
     if isinstance(work, Invokes):
@@ -77,6 +77,11 @@ def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
     if isinstance(work, Waits):
         return arguments_of((work.signal,), {})
     return {}
+
+
+def _types_for(run: StepRun, fn: Callable[..., Any]) -> Iterator[Any]:
+    """The types of what a function takes, found out only where somebody asks for them: plain arguments need none."""
+    yield from run.flow.argument_types_of(fn)
 
 
 def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | SerializeStateError:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from milepost.attempts import Spent, cause_of
 from milepost.context import Context
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
 __all__ = ["Commit", "Made", "Tally", "Visits"]
 
 
-class Made(NamedTuple):
+class Made(msgspec.Struct, eq=False):
     """What a node made: the state after it, its bytes (or why there are none), and its updates where those are asked for."""
 
     state: Any
     data: bytes | SerializeStateError | None = None
-    updates: Mapping[str, Any] = {}
+    updates: Mapping[str, Any] | None = None
 
 
 Commit = Callable[[Context[Any], Made, float, tuple[Statement, ...]], Routine[None]]
@@ -282,7 +284,7 @@ class Visits:
         self,
         context: Context[Any],
         data: bytes,
-        updates: Mapping[str, Any],
+        updates: Mapping[str, Any] | None,
         next_node: str,
         duration: float,
         statements: tuple[Statement, ...] = (),
@@ -313,7 +315,12 @@ class Visits:
             )
 
     def _checkpoint(
-        self, context: Context[Any], data: bytes, updates: Mapping[str, Any], next_node: str | None, duration: float
+        self,
+        context: Context[Any],
+        data: bytes,
+        updates: Mapping[str, Any] | None,
+        next_node: str | None,
+        duration: float,
     ) -> Record:
         told: bytes | None = None
         codec = self.flow.update_codec
@@ -321,12 +328,12 @@ class Visits:
             told = b"[" + b",".join(codec.encode(update, root="state") for update in self.updates or ()) + b"]"
         elif codec is not None and updates:
             told = codec.encode(updates, root="state")
-        journal = self.journal
-        self.followed_at = format_time(self.options.clock.time())
+        journal, options = self.journal, self.options
+        self.followed_at = format_time(options.clock.time())
         fork = self.flow.splits.get(self.at[0])
         prev_node_id = self.prefix + self.prev_node_id if self.prev_node_id else ""
         return make_checkpoint(
-            self.run.run_id,
+            journal.run_id,
             journal.next_number(),
             self.followed_at,
             context._node_id,
@@ -335,12 +342,12 @@ class Visits:
             next_node,
             context._attempt,
             prev_node_id,
-            self.iteration if self.item_codec is None else None,
-            round(duration, 3),
+            self.tally.iteration if self.item_codec is None else None,
+            round(duration * 1000) / 1000,
             journal.epoch,
             journal.missed,
             context._tags,
-            bool(self.options.compress),
+            bool(options.compress),
             None if fork is None else fork.branches,
             self.label,
             self.trunk,

@@ -28,7 +28,7 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.failures import describe, recorded_error, shown
-from milepost.flow import END, REPLACED, Codec, Done, Function, GraphFlow, Router, Split, Unit
+from milepost.flow import END, REPLACED, Codec, Fork, Function, GraphFlow, Router, Unit
 from milepost.journal import ask
 from milepost.nesting import perform
 from milepost.origins import source_of
@@ -77,7 +77,8 @@ class Walker(Visits):
         self.given = item if self.store is not None else None
         self.state = item if self.store is None else self.fresh(item)
         self._may_enter(unit.id, self.is_resuming)
-        return (yield from self._visit(unit, self.state)).state
+        result, _ = yield from self._visit(unit, self.state)
+        return result
 
     def has_begun(self) -> bool:
         """Whether records tell that this was begun before."""
@@ -163,32 +164,31 @@ class Walker(Visits):
     def walk(self, state: Any, node_id: str, until: str = END, *, is_split: bool = False) -> Routine[Any]:
         """Execute the graph from `node_id` on, up to `until`; the state there. `is_split`: that node is done already."""
         state = self.fresh(state) if self.options.isolate else state
-        walk = self.flow.walk(state, node_id, until, is_split=is_split)
+        walk = self.flow.walk(node_id, until, is_split=is_split)
         is_first = self.is_resuming or self.run.stood_at(self.prefix[:-1])
-        try:
-            work = next(walk)
-        except StopIteration as stop:
-            return stop.value
+        next_node: Any = None
         while True:
-            self.state = work.state
-            if isinstance(work, Split):
-                before = self.iteration
-                done = yield from split(self, work)
-                is_first = is_first and before == self.iteration
-            else:
-                self._may_enter(work.unit.id, is_first)
-                # What a node is made of counts for itself.
-                self.is_open = work.unit.work is None
-                self.tally.open += self.is_open
-                try:
-                    done = yield from self._visit(work.unit, work.state)
-                finally:
-                    self._close()
-                self.is_resuming = is_first = False
             try:
-                work = walk.send(done)
-            except StopIteration as stop:
-                return stop.value
+                what = walk.send(next_node)
+            except StopIteration:
+                return state
+            self.state = state
+            if isinstance(what, Fork):
+                before = self.iteration
+                state = yield from split(self, what, state)
+                next_node = what.join
+                is_first = is_first and before == self.iteration
+                continue
+            self._may_enter(what.id, is_first)
+            # What a node is made of counts for itself.
+            self.is_open = what.work is None
+            self.tally.open += self.is_open
+            try:
+                state, next_node = yield from self._visit(what, state)
+            finally:
+                if self.is_open:
+                    self._close()
+            self.is_resuming = is_first = False
 
     def _may_enter(self, node_id: str, is_first: bool) -> None:
         """Raise what keeps the run from entering `node_id`; the one that a resume begins with is no news."""
@@ -201,9 +201,10 @@ class Walker(Visits):
         if options.run_timeout is not None:
             self.run.time_left(None)
         if self.item_codec is None:
-            count = self.iteration + self.tally.open
-            self.check_limit(node_id, count, self.prefix + self.prev_node_id if self.prev_node_id else "")
-        if self.prefix + node_id in options.stop_before and not is_first:
+            count = self.tally.iteration + self.tally.open
+            if options.max_iterations is not None and count >= options.max_iterations:
+                self.check_limit(node_id, count, self.prefix + self.prev_node_id if self.prev_node_id else "")
+        if options.stop_before and self.prefix + node_id in options.stop_before and not is_first:
             raise self._stopped("before", self.prefix + node_id)
 
     def check_limit(self, node_id: str, iteration: int, last_node_id: str) -> None:
@@ -220,9 +221,9 @@ class Walker(Visits):
                 state=self.last_good(),
             )
 
-    def _visit(self, unit: Unit, state: Any) -> Routine[Done]:
-        """Enter a node, do it, route, record, tell."""
-        node_id = unit.id
+    def _visit(self, unit: Unit, state: Any) -> Routine[tuple[Any, str]]:
+        """Enter a node, do it, route, record, tell: the state after it, and the node to go on at (or END)."""
+        node_id, options = unit.id, self.options
         if self.spent is None and not self.is_resuming and self.tally.knows_visits:
             spent = Spent(self.tally.visits.get(self.prefix + node_id, 0) + 1)
         else:
@@ -246,9 +247,9 @@ class Walker(Visits):
         self.given, self.state = data, after
         if self.run.is_listening:
             yield Emit(self._told(context, after, data, next_node, duration))
-        if context.node_id in self.options.stop_after and (next_node != END or not self.is_root):
+        if options.stop_after and context.node_id in options.stop_after and (next_node != END or not self.is_root):
             raise self._stopped("after", context.node_id)
-        return Done(self.fresh(after) if self.options.isolate else after, next_node)
+        return self.fresh(after) if options.isolate else after, next_node
 
     def _record(
         self, unit: Unit, context: Context[Any], made: Made, duration: float, statements: tuple[Statement, ...] = ()
@@ -260,7 +261,11 @@ class Walker(Visits):
             data = None
         next_node = unit.next_node
         if unit.router is not None:
-            next_node = yield from self._route(unit.router, context, made, duration, statements)
+            try:
+                next_node = yield from self.ask_router(unit.router, context, made.state)
+            except RouterError as error:
+                yield from self._keep_unrouted(error, unit.id, context, made, duration, statements)
+                raise
         assert next_node is not None
         if statements:
             yield Alone()
@@ -285,15 +290,18 @@ class Walker(Visits):
             raise
 
     def _has_done(self, node_id: str, visit: int, made: Made) -> None:
+        tally = self.tally
         self.at = (node_id, visit)
-        self.tally.visits[self.prefix + node_id] = visit
-        self.tally.iteration += 1
-        self._close()
-        self.take_up(made.updates)
+        tally.visits[self.prefix + node_id] = visit
+        tally.iteration += 1
+        if self.is_open:
+            self._close()
+        if made.updates:
+            self.take_up(made.updates)
 
     def _close(self) -> None:
         """Count the node that is being executed no longer among those."""
-        self.tally.open -= self.is_open
+        self.tally.open -= 1
         self.is_open = False
 
     def take_up(self, updates: Mapping[str, Any]) -> None:
@@ -387,7 +395,7 @@ class Walker(Visits):
             args = (context, state, *more) if unit.takes_context else (state, *more)
             # What a node that is more than a function calls decides something, and runs here.
             executor = unit.executor or self.options.executor if unit.work is None else None
-            return Call(unit.fn, args, context, unit.is_async, limit, announce, executor=executor)
+            return Call(unit.fn, args, context, unit.is_async, limit, announce, False, executor)
 
         def judge(returned: Any) -> Made:
             return self.judged(unit, state, returned) if check is None else Made(check(returned))
@@ -399,19 +407,17 @@ class Walker(Visits):
             yield from self._failed(unit, context, spent, exc, seconds, backup, is_ours=is_ours)
             state = self.fresh(backup)
 
-        return (
-            yield from attempts(
-                self.run,
-                self.prefix + unit.id,
-                spent,
-                unit.retry or self.options.retry,
-                unit.timeout,
-                self.followed_at,
-                prepare,
-                judge,
-                failed,
-                commit=commit,
-            )
+        return attempts(
+            self.run,
+            self.prefix + unit.id,
+            spent,
+            unit.retry or self.options.retry,
+            unit.timeout,
+            self.followed_at,
+            prepare,
+            judge,
+            failed,
+            commit=commit,
         )
 
     def judged(self, unit: Unit, before: Any, returned: Any, *, is_whole: bool = False) -> Made:
@@ -421,54 +427,44 @@ class Walker(Visits):
         """
         after = returned if is_whole else self.flow.accept(unit, before, returned)
         data = None if self.store is None else self.encode(after)
+        if self.updates is None:
+            return Made(after, data)
         updates, refused = self.updates_of(before, after, None if is_whole else returned)
         return Made(after, data if refused is None or data is None else refused, updates)
 
     # -- routing -------------------------------------------------------------------------------------
 
-    def _route(
+    def _keep_unrouted(
         self,
-        router: Router,
+        error: RouterError,
+        node_id: str,
         context: Context[Any],
         made: Made,
         duration: float,
-        statements: tuple[Statement, ...] = (),
-    ) -> Routine[str]:
-        """Ask the router; if it fails the node's work is recorded all the same, without a next node."""
-        after = made.state
-        try:
-            return (yield from self.ask_router(router, context, after))
-        except RouterError as error:
-            if isinstance(made.data, bytes):
-                if statements:
-                    yield Alone()
-                self._has_done(router.node_id, context.visit, made)
-                original = error.__cause__ or error
-                try:
-                    checkpoint = self._checkpoint(context, made.data, made.updates, None, duration)
-                    failure = self._failure("route", context, original, **self._for_good())
-                    yield from self._end_failed((checkpoint, failure), error, original, statements)
-                except (StoreError, SerializeStateError) as failed:
-                    error.add_note(f"the node's work could not be recorded: {describe(failed)}")
-            error.state = after
-            raise
+        statements: tuple[Statement, ...],
+    ) -> Routine[None]:
+        """Record the work of a node whose router failed with `error`, without a next node."""
+        if isinstance(made.data, bytes):
+            if statements:
+                yield Alone()
+            self._has_done(node_id, context.visit, made)
+            original = error.__cause__ or error
+            try:
+                checkpoint = self._checkpoint(context, made.data, made.updates, None, duration)
+                failure = self._failure("route", context, original, **self._for_good())
+                yield from self._end_failed((checkpoint, failure), error, original, statements)
+            except (StoreError, SerializeStateError) as failed:
+                error.add_note(f"the node's work could not be recorded: {describe(failed)}")
+        error.state = made.state
 
     def ask_router(self, router: Router, context: Context[Any], state: Any) -> Routine[str]:
         """The node that `router` answers with; `RouterError` where it fails or answers with something else."""
         args = (context, state) if router.takes_context else (state,)
-        facts = {
-            "run_id": self.run.run_id,
-            "node_id": context.node_id,
-            "from_node": context.node_id,
-            "visit": context.visit,
-        }
-        who = f"the router after node {context.node_id!r} of run {self.run.run_id!r}"
         try:
-            answer = yield Call(router.fn, args, context, router.is_async, is_quick=True)
+            answer = yield Call(router.fn, args, context, router.is_async, None, None, True)
         except Exception as exc:
-            raise RouterError(
-                f"{who} failed: {describe(exc)}; the node's work is kept: mend the router, then resume", **facts
-            ) from exc
+            told = f"failed: {describe(exc)}; the node's work is kept: mend the router, then resume"
+            raise self._router_error(context, told) from exc
         target = answer
         if router.targets is not None:
             try:
@@ -477,13 +473,19 @@ class Walker(Visits):
                 target = None
         if not isinstance(target, str) or (target != END and target not in router.known):
             allowed = router.targets if router.targets is not None else (*sorted(router.known), END)
-            raise RouterError(
-                f"{who} answered {shown(answer)}, which is none of {', '.join(map(repr, allowed))}: mend the router, then "
-                f"resume",
-                returned=answer,
-                **facts,
-            )
+            told = f"answered {shown(answer)}, which is none of {', '.join(map(repr, allowed))}: mend the router, then resume"
+            raise self._router_error(context, told, returned=answer)
         return str(target)
+
+    def _router_error(self, context: Context[Any], told: str, **facts: Any) -> RouterError:
+        return RouterError(
+            f"the router after node {context.node_id!r} of run {self.run.run_id!r} {told}",
+            run_id=self.run.run_id,
+            node_id=context.node_id,
+            from_node=context.node_id,
+            visit=context.visit,
+            **facts,
+        )
 
 
 def _copy_of(updates: Mapping[str, Any]) -> Mapping[str, Any]:

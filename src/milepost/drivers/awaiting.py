@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from milepost.branches import Branch, Branches, merged
 from milepost.clock import Clock
@@ -102,7 +102,7 @@ class AsyncDriver(Driver):
             effect = next(routine)
             while True:
                 try:
-                    answer = await self.perform(effect)
+                    answer = invoke(effect) if _is_done_here(effect) else await self.perform(effect)
                 except BaseException as exc:
                     effect = routine.throw(exc)
                 else:
@@ -121,6 +121,8 @@ class AsyncDriver(Driver):
         """The answer of one effect, or raise what went wrong."""
         kind = type(effect)
         if kind is Call:
+            if _is_done_here(effect):
+                return invoke(effect)
             return await self._call(effect)  # type: ignore[arg-type]
         if kind is Write or kind is Ask:
             return await self._store_call(effect)  # type: ignore[arg-type]
@@ -200,20 +202,17 @@ class AsyncDriver(Driver):
             for branch in settled:
                 branches.answer(branch, answer)
 
-    async def _call(self, call: Call) -> Any:
+    def _call(self, call: Call) -> Awaitable[Any]:
         if call.timeout is not None:
-            return await self._call_in_time(call)
-        if call.is_async:
-            return await self._await(call)
-        if call.is_quick:
-            return invoke(call)
-        return await self._elsewhere(call)[0]
+            return self._call_in_time(call)
+        return self._await(call) if call.is_async else self._elsewhere(call)[0]
 
-    async def _await(self, call: Call) -> Any:
+    def _await(self, call: Call) -> Coroutine[Any, Any, Any]:
         """Await a call of an async function; it is cancelled when its run is lost or cancelled."""
         held = held_of(call)
-        if held is None:
-            return await self._awaited(call)
+        return self._awaited(call) if held is None else self._watched(call, held)
+
+    async def _watched(self, call: Call, held: Held) -> Any:
         with _Watch(self._loop, held):
             return await self._awaited(call)
 
@@ -411,3 +410,8 @@ class AsyncDriver(Driver):
                     effect = routine.send(answer)
         except (StopIteration, StreamClosed):
             return
+
+
+def _is_done_here(effect: Effect) -> TypeGuard[Call]:
+    """Whether it is a call that decides something, and so has an answer without anybody waiting."""
+    return type(effect) is Call and effect.is_quick and not effect.is_async and effect.timeout is None

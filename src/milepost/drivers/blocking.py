@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from milepost.branches import Branch, Branches, merged
 from milepost.clock import Clock
-from milepost.drivers.driver import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, invoke, is_awake, watched
+from milepost.context import run_within
+from milepost.drivers.driver import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, is_awake, watched
 from milepost.effects import (
     OVERDUE_GRACE,
     Alone,
@@ -71,12 +72,13 @@ class SyncDriver(Driver):
     def run(self, routine: Routine[T]) -> T:
         """Drive `routine` to its end."""
         value: Any = None
-        step: Callable[[Any], Effect] = routine.send
+        send, perform = routine.send, self.perform
+        step: Callable[[Any], Effect] = send
         while True:
             try:
                 effect = step(value)
                 try:
-                    value, step = self.perform(effect), routine.send
+                    value, step = perform(effect), send
                 except BaseException as exc:
                     value, step = exc, routine.throw
             except StopIteration as stop:
@@ -262,7 +264,8 @@ class SyncDriver(Driver):
             name = getattr(call.fn, "__qualname__", None) or type(call.fn).__qualname__
             raise AsyncNodeError(f"{name!r} is a coroutine function: await the verb's a-twin instead", names=(name,))
         if call.timeout is None and call.executor is None:
-            return invoke(call, self.publish(call.announce) if call.announce is not None else ())
+            around = self.publish(call.announce) if call.announce is not None else ()
+            return run_within(call.context, call.fn, call.args, around)
         wake = threading.Event()
         own = Kept()
         if kept is not None:

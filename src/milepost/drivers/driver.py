@@ -144,8 +144,6 @@ class Driver:
 
 def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
     """Call user code with its context current; of a coroutine function this gives the coroutine."""
-    if call.context is None:
-        return call.fn(*call.args)
     return run_within(call.context, call.fn, call.args, around)
 
 

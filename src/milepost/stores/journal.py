@@ -26,7 +26,7 @@ from milepost.errors import (
 )
 from milepost.fence import Held, Row
 from milepost.process import describe_owner, is_gone, this_process
-from milepost.record import Record, format_time, make_record, packed
+from milepost.record import Record, format_time, make_record, new_record, packed
 from milepost.store import (
     Append,
     Claim,
@@ -497,7 +497,7 @@ class Journal(Store):
         assert header is not None
         if self._keeper is not None:
             return self._keeper.keep(run_id, record)
-        return Record(sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing)
+        return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
 
     def _packed(self, record: Record) -> Record:
         """`record` with its payload compressed, where its header says so or the medium keeps it so."""

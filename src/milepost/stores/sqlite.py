@@ -45,10 +45,10 @@ _WRITTEN = Verdict("written")
 # The whole append where nothing is unusual: the token is current, no cancel is open, the number is the next one. Else
 # `kind` comes out as NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
 _FAST_APPEND = """
-INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) VALUES (?, ?, (
-    SELECT ? FROM runs WHERE id = ? AND run_id = ? AND epoch = ? AND nonce = ? AND cancel IS NULL
-    AND (SELECT max(sequence) FROM records WHERE run = ?) = ?
-), ?, ?, ?, ?, ?, ?)
+INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) VALUES (?1, ?2, (
+    SELECT ?3 FROM runs WHERE id = ?1 AND run_id = ?4 AND epoch = ?5 AND nonce = ?6 AND cancel IS NULL
+    AND (SELECT max(sequence) FROM records WHERE run = ?1) = ?2 - 1
+), ?7, ?8, ?9, ?10, ?11, ?12)
 """
 
 
@@ -369,11 +369,8 @@ class SQLiteStore(Runs):
         text = None if header is None else (header + b"}").decode()
         cursor = writer.execute(
             _FAST_APPEND,
-            (
-                number, sequence, kind, number, run_id, epoch, nonce, number, sequence - 1,
-                node_id, visit, size, packing, text, payload,
-            ),
-        )  # fmt: skip
+            (number, sequence, kind, run_id, epoch, nonce, node_id, visit, size, packing, text, payload),
+        )
         if cursor.rowcount == 1:
             return True
         self._run_numbers.pop(run_id, None)

@@ -29,7 +29,7 @@ from milepost.errors import (
 )
 from milepost.events import Event, RunResult
 from milepost.examining import Wish
-from milepost.flow import END, BranchEnd, Codec, Fork, GraphFlow, Router, Split, Unit, Walk, Work
+from milepost.flow import END, BranchEnd, Codec, Fork, GraphFlow, Router, Unit, Walk
 from milepost.job import Job
 from milepost.options import RunOptions
 from milepost.results import WorkflowResult
@@ -314,15 +314,14 @@ class _StrictFlow:
     def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:
         return self._flow.merged(fork, before, ends, data)
 
-    def walk(self, state: Any, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
-        walk = self._flow.walk(state, node_id, until, is_split=is_split)
+    def walk(self, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
+        walk = self._flow.walk(node_id, until, is_split=is_split)
         try:
-            work = next(walk)
+            what = next(walk)
             while True:
-                same = work if isinstance(work, Split) else Work(self.units[work.unit.id], work.state)
-                work = walk.send((yield same))
-        except StopIteration as stop:
-            return stop.value
+                what = walk.send((yield what if isinstance(what, Fork) else self.units[what.id]))
+        except StopIteration:
+            return
 
     def _strict(self, unit: Unit) -> Unit:
         if unit.router is None:
