@@ -392,7 +392,20 @@ def packed(record: Record) -> Record:
 
 def digest_of(state: bytes) -> str:
     """The digest of an encoded, uncompressed state."""
-    return "sha256:" + hashlib.sha256(state).hexdigest()
+    global _digested
+    if len(state) < _LARGE:
+        return "sha256:" + hashlib.sha256(state).hexdigest()
+    known, digest = _digested
+    if known != state:
+        digest = "sha256:" + hashlib.sha256(state).hexdigest()
+        _digested = (state, digest)
+    return digest
+
+
+_LARGE = 32 * 1024
+"""Bytes of a state above which it is cheaper to see that it is the one before than to digest it again."""
+_digested = (b"", "")
+"""The large state that was digested last: many nodes leave it as it was."""
 
 
 def compress(data: bytes) -> bytes:
