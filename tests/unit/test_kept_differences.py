@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 from milepost import END, START, CheckpointCorruptError, CompiledGraph, Graph, NodeError
-from milepost.store import Store
+from milepost.record import Record
+from milepost.store import Release, Store
 from milepost.stores.file import FileStore
+from milepost.stores.guarded import Guarded
 from milepost.stores.sqlite import SQLiteStore
+from milepost.testing.chats import chat, talk
+from milepost.testing.journals import begin, write
 
 TEXT = "what was said, and what was answered to that, at some length "
 KEY = {"encryption_key": {"k": b"k" * 32}}
@@ -182,3 +186,26 @@ def test_branches_keep_what_each_of_them_changed(opened: Opened, tmp_path: Path)
             again = in_parallel(12).resume_from(store, "r", "b", visit=visit)
             assert again == final
         assert store.verify("r").ok
+
+
+def test_what_is_removed_while_it_is_read_costs_no_reader_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files have no snapshots: a record may be written anew between two looks at its chain."""
+    whole = Guarded._whole
+
+    def and_then(guarded: Guarded, run_id: str, record: Record) -> Any:
+        monkeypatch.setattr(Guarded, "_whole", whole)
+        other.delete("r", "a")
+        guarded._tx._histories["r"]._read.clear()  # type: ignore[attr-defined]  # as if it had read much else meanwhile
+        return whole(guarded, run_id, record)
+
+    with FileStore(tmp_path / "runs") as store, FileStore(tmp_path / "runs") as other:
+        token = begin(store, "r")
+        talk(store, token, 1, 19)
+        write(store, token, release=Release("interrupted"))
+        monkeypatch.setattr(Guarded, "_whole", and_then)
+        point = store.latest("r").point
+        assert point is not None
+        assert chat(19) == point.state()
+        assert "a" not in {info.node_id for info in store.history("r")}

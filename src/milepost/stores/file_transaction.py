@@ -89,6 +89,13 @@ class FileTransaction(Transaction):
             history = self._histories[run_id] = History(change.log, change.tail)
         return history
 
+    def reread(self, run_id: str) -> bool:
+        if self._lock is not None:
+            return False
+        self._changes.pop(run_id, None)
+        self._histories.pop(run_id, None)
+        return True
+
     @contextmanager
     def _standing(self, run_id: str) -> Iterator[None]:
         """Tell of a run whose folder is taken away while it is read."""

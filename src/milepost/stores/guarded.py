@@ -201,6 +201,11 @@ class Guarded(Transaction):
                 self._note(run_id, Base(opened, opened.sequence, opened.size, 0))
             return opened
         base = self._whole(run_id, opened)
+        if base is None and self._tx.reread(run_id):
+            # What it builds on may have gone since it was read, and then it was written anew before that.
+            for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
+                if again != record:
+                    return self._opened(run_id, again)
         if base is None:
             self._lost.add((run_id, opened.sequence))
             return opened

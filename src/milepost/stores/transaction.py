@@ -203,6 +203,10 @@ class Transaction(abc.ABC):
         For media where others could do so after this has read, and this would be begun anew only when it is written.
         """
 
+    def reread(self, run_id: str) -> bool:
+        """See the run as it is now from here on; False where all that a transaction reads is of one moment anyway."""
+        return False
+
     @abc.abstractmethod
     def newest(self, run_id: str) -> int:
         """The sequence of the newest record, 0 if there is none."""
