@@ -173,26 +173,24 @@ def _edits(old: bytes, new: bytes) -> list[Edit] | None:
 
 def _agreeing(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int) -> int:
     """How many bytes agree from two places on."""
-    most, same, step = min(old_end - i, new_end - j), 0, 64
-    while same < most:
-        step = min(step, most - same)
-        if new.startswith(old[i + same : i + same + step], j + same):
-            same += step
-            step = min(2 * step, _CHUNK)
-        elif step == 1:
-            break
-        else:
-            step //= 2
-            most = min(most, same + 2 * step + 1)
-    return same
+    return _extent(
+        lambda same, step: new.startswith(old[i + same : i + same + step], j + same), min(old_end - i, new_end - j)
+    )
 
 
 def _agreeing_back(old: bytes, old_end: int, new: bytes, new_end: int, most: int) -> int:
     """How many bytes agree before two places, at most so many."""
+    return _extent(
+        lambda same, step: new.endswith(old[old_end - same - step : old_end - same], 0, new_end - same), most
+    )
+
+
+def _extent(agrees: Callable[[int, int], bool], most: int) -> int:
+    """The largest number up to `most` for which all agrees; `agrees(n, k)`: whether the `k` after the first `n` do."""
     same, step = 0, 64
     while same < most:
         step = min(step, most - same)
-        if new.endswith(old[old_end - same - step : old_end - same], 0, new_end - same):
+        if agrees(same, step):
             same += step
             step = min(2 * step, _CHUNK)
         elif step == 1:
