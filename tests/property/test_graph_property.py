@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost.errors import GraphError
-from milepost.flow import END, START, Done, Work
+from milepost.flow import END, START, Unit
 from milepost.graph import CompiledGraph, Graph
 from milepost.topology import Topology
 
@@ -95,12 +95,12 @@ def distances(graph: CompiledGraph[Any]) -> dict[str, int]:
 def walk_at_random(graph: CompiledGraph[Any], choices: list[int]) -> str:
     """Where a walk ends that goes at random as long as there are choices, and then the shortest way."""
     left, far = list(choices), distances(graph)
-    walk = graph.walk({}, graph.entry)
+    walk = graph.walk(graph.entry)
     target = graph.entry
     try:
-        work: Work = next(walk)
+        unit = next(walk)
         for _ in range(2 * (len(choices) + 1) * len(graph.node_ids)):
-            unit = work.unit
+            assert isinstance(unit, Unit)
             assert target == unit.id
             if unit.router is None:
                 assert unit.next_node is not None
@@ -110,7 +110,7 @@ def walk_at_random(graph: CompiledGraph[Any], choices: list[int]) -> str:
                 answers = [*graph.node_ids, END] if unit.router.targets is None else list(unit.router.targets.values())
                 target = answers[left.pop() % len(answers)] if left else min(answers, key=far.__getitem__)
             assert target in graph.successors(unit.id)
-            work = walk.send(Done(work.state, target))
+            unit = walk.send(target)
     except StopIteration:
         return target
     raise AssertionError("the walk does not end")
