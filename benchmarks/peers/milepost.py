@@ -37,7 +37,7 @@ class Milepost(Peer):
         self.graph.run(self.begin, store=store, run_id=run_id, max_iterations=None)
 
     def resume(self, store: Any, run_id: str, times: int) -> None:
-        self.graph.resume(store, run_id, max_iterations=None)
+        self.graph.resume(store, run_id, max_iterations=None, max_crashes=None)  # it dies again and again at one place
 
     def together(self, store: Any, run_ids: list[str], times: int) -> None:
         graph, begin = self._loop(times, is_async=True)

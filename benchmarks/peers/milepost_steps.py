@@ -24,7 +24,7 @@ class MilepostSteps(Milepost):
         self.flow.run(times=times, store=store, run_id=run_id)
 
     def resume(self, store: Any, run_id: str, times: int) -> None:
-        self.flow.resume(store, run_id)
+        self.flow.resume(store, run_id, max_crashes=None)
 
     def together(self, store: Any, run_ids: list[str], times: int) -> None:
         async def work() -> None:
