@@ -1,7 +1,7 @@
 """States that are kept as what changed: differences to an earlier record of the same run.
 
-A difference is JSON, `{"base": 41, "since": 7, "edits": [[1042, 0, "text"]]}`: which record it builds on, where the nearest
-whole one before it is, and where how many bytes of the base's state give way to which text. It is the record's payload; its
+A difference is JSON, `{"base": 41, "since": 7, "edits": [[1042, 0, "text"]]}`: which record it builds on, from where on
+all are that it may need, and where how many bytes of the base's state give way to which text. It is the record's payload; its
 header, with the digest of the whole state, is as it would be otherwise. What reads a record gets it whole.
 
 A whole one is written when a chain is long and holds more than the state does: by count alone storage would grow with the
@@ -80,7 +80,7 @@ class Base(NamedTuple):
     record: Record
     """With its state whole."""
     since: int
-    """The sequence of the whole record that the chain begins with."""
+    """The sequence of the whole record that the chain began with when it was written: nothing before it is needed."""
     kept: int
     """Bytes of that record's state and of all differences after it."""
     links: int

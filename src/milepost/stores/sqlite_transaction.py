@@ -174,9 +174,8 @@ class SQLTransaction(Transaction):
         terms: builtins.list[str] = []
         values: builtins.list[Any] = []
         for pair in tags.items():
-            if (
-                not terms
-            ):  # one tag is found by its index, in the order of runs; what else is asked is looked at in these
+            # One tag is found by its index, in the order of runs; what else is asked is looked at in these.
+            if not terms:
                 table, number = "run_tags CROSS JOIN runs ON runs.id = run_tags.run", "run_tags.run"
                 terms.append("run_tags.name = ? AND run_tags.value = ?")
             else:
