@@ -45,10 +45,10 @@ _WRITTEN = Verdict("written")
 # The whole append where nothing is unusual: the token is current, no cancel is open, the number is the next one. Else
 # `kind` comes out as NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
 _FAST_APPEND = """
-INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) VALUES (?1, ?2, (
-    SELECT ?3 FROM runs WHERE id = ?1 AND run_id = ?4 AND epoch = ?5 AND nonce = ?6 AND cancel IS NULL
-    AND (SELECT max(sequence) FROM records WHERE run = ?1) = ?2 - 1
-), ?7, ?8, ?9, ?10, ?11, ?12)
+INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) VALUES (?, ?, (
+    SELECT ? FROM runs WHERE id = ? AND run_id = ? AND epoch = ? AND nonce = ? AND cancel IS NULL
+    AND (SELECT max(sequence) FROM records WHERE run = ?) = ? - 1
+), ?, ?, ?, ?, ?, ?)
 """
 
 
@@ -367,10 +367,8 @@ class SQLiteStore(Runs):
             number = self._run_numbers[run_id] = found[0]
         sequence, kind, node_id, visit, size, header, payload, packing = record
         text = None if header is None else (header + b"}").decode()
-        cursor = writer.execute(
-            _FAST_APPEND,
-            (number, sequence, kind, run_id, epoch, nonce, node_id, visit, size, packing, text, payload),
-        )
+        place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
+        cursor = writer.execute(_FAST_APPEND, (*place, node_id, visit, size, packing, text, payload))
         if cursor.rowcount == 1:
             return True
         self._run_numbers.pop(run_id, None)
