@@ -76,6 +76,15 @@ number = 3
 """
 
 
+class Process(subprocess.Popen[str]):
+    """A process that does not go on when the test that waits for it in its block has failed."""
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, traceback)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a call gave."""
@@ -110,12 +119,12 @@ class Shop:
         told = self.capsys.readouterr()
         return Answer(code, told.out, told.err)
 
-    def spawn(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def spawn(self, *arguments: str, **options: Any) -> Process:
         """Start `milepost` in a process of its own."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
         # A shell's background jobs ignore Ctrl-C, and so would children of tests that run in one.
         options["preexec_fn"] = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        return subprocess.Popen(
+        return Process(
             [sys.executable, "-W", "error", "-m", "milepost", *arguments], cwd=self.folder, **options
         )
 
