@@ -282,14 +282,23 @@ SUBJECTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+IN_FILES = [nested, failing, mapped_graph, waiting]
+"""Those that are tried on SQLite too: what an effect does is the store's business, which comes next is not."""
+
+
+@pytest.fixture
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Clock], Store] | None:
     if request.param == "memory":
         return None
     return lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock)
 
 
-@pytest.mark.parametrize("make", SUBJECTS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("make", "open_store"),
+    [*((make, "memory") for make in SUBJECTS), *((make, "sqlite") for make in IN_FILES)],
+    indirect=["open_store"],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
     make: Callable[[], Subject], open_store: Callable[[Clock], Store] | None
 ) -> None:

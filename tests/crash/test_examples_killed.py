@@ -91,7 +91,7 @@ def recorded(folder: Path) -> set[str]:
     return {step_id.rpartition("/")[2] for step_id in ids}
 
 
-@pytest.mark.parametrize("at", ["read", "fill", "farthest", "describe DE", "describe ND", "describe WA", "write"])
+@pytest.mark.parametrize("at", ["read", "farthest", "describe ND", "write"])
 def test_the_pipeline_is_killed_anywhere_and_gives_the_same_summary(tmp_path: Path, at: str) -> None:
     undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
@@ -117,7 +117,7 @@ def recorded_of(folder: Path, database: str, run_id: str) -> list[str]:
         return [info.node_id for info in store.history(run_id)]
 
 
-@pytest.mark.parametrize("at", ["read", "1000 of 8759", "collect", "widest", "draw"])
+@pytest.mark.parametrize("at", ["read", "1000 of 8759", "collect", "draw"])
 def test_the_map_of_temperatures_is_killed_anywhere_and_goes_on_with_what_is_missing(tmp_path: Path, at: str) -> None:
     first = killed(tmp_path, "temperatures.py", "--pause", "0.05", at=f"  {at}")
     kept = recorded_of(tmp_path, "temperatures.db", "seattle-2010")
@@ -148,8 +148,6 @@ def undisturbed_nodes() -> list[str]:
     [
         "model reads 1 messages",
         "weather Portland",
-        "model reads 4 messages",
-        "model reads 6 messages",
         "find_order o-17",
         "refund o-17",
         "model reads 10 messages",
@@ -194,7 +192,7 @@ def after(transfers: int) -> list[int]:
     return accounts
 
 
-@pytest.mark.parametrize("number", [1, 2, 9, 18])
+@pytest.mark.parametrize("number", [1, 9, 18])
 def test_a_transfer_that_is_killed_in_the_middle_moves_nothing_and_then_once(tmp_path: Path, number: int) -> None:
     source, target = [("ada", "ben"), ("ben", "eve"), ("eve", "ada")][(number - 1) % 3]
     at = f"  transfer {number}: {9 + number} from {source} to {target}"
