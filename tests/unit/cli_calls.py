@@ -124,9 +124,7 @@ class Shop:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
         # A shell's background jobs ignore Ctrl-C, and so would children of tests that run in one.
         options["preexec_fn"] = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        return Process(
-            [sys.executable, "-W", "error", "-m", "milepost", *arguments], cwd=self.folder, **options
-        )
+        return Process([sys.executable, "-W", "error", "-m", "milepost", *arguments], cwd=self.folder, **options)
 
     def call_process(self, *arguments: str) -> Answer:
         """Call `milepost` in a process of its own."""
