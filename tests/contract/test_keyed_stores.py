@@ -19,6 +19,18 @@ from milepost.stores.file import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite import SQLiteStore
 from milepost.testing import StoreContract
+from milepost.testing.contract_cancels import CancelContract
+from milepost.testing.contract_journal import JournalContract
+from milepost.testing.contract_keeping import KeepingContract
+from milepost.testing.contract_large import LargeContract
+from milepost.testing.contract_latest import LatestContract
+from milepost.testing.contract_listing import ListingContract
+from milepost.testing.contract_moving import MovingContract
+from milepost.testing.contract_seeds import SeedContract
+from milepost.testing.contract_signals import SignalContract
+from milepost.testing.contract_statements import StatementContract
+from milepost.testing.contract_thinning import ThinningContract
+from milepost.testing.contract_views import ViewContract
 from postgres_server import Database
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
@@ -47,8 +59,25 @@ class TestSignedAndEncryptedMemoryStore(InMemory):
     keys = BOTH
 
 
+class KeptContract(
+    SeedContract,
+    ViewContract,
+    JournalContract,
+    SignalContract,
+    CancelContract,
+    LatestContract,
+    ListingContract,
+    StatementContract,
+    LargeContract,
+    ThinningContract,
+    KeepingContract,
+    MovingContract,
+):
+    """What is written and read. Who may write, and when, is not the key's business."""
+
+
 @pytest.mark.slow
-class TestSignedAndEncryptedSQLiteStore(StoreContract):
+class TestSignedAndEncryptedSQLiteStore(KeptContract):
     runs_statements = True
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
@@ -64,7 +93,7 @@ class TestSignedAndEncryptedSQLiteStore(StoreContract):
 
 
 @pytest.mark.slow
-class TestSignedAndEncryptedFileStore(StoreContract):
+class TestSignedAndEncryptedFileStore(KeptContract):
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return FileStore(tmp_path / "runs", clock=clock, **BOTH)
 
@@ -73,7 +102,7 @@ class TestSignedAndEncryptedFileStore(StoreContract):
 
 
 @pytest.mark.slow
-class TestSignedAndEncryptedPostgresStore(StoreContract):
+class TestSignedAndEncryptedPostgresStore(KeptContract):
     runs_statements = True
     placeholder = "%s"
 
