@@ -8,8 +8,9 @@ map, `m/*/x` stands for node `x` of every item.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from milepost.errors import OptionError
 from milepost.flow import END, START
@@ -43,14 +44,13 @@ class Arrow(NamedTuple):
     """Whether a branch of a fork begins with it, or ends with it at the join."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True):
     """What is drawn of one graph: `inner` are the graphs that nodes of it are made of."""
 
     nodes: tuple[str, ...]
     arrows: tuple[Arrow, ...]
-    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    inner: Mapping[str, Picture] = field(default_factory=dict)
+    kinds: Mapping[str, Mapping[str, Any]] = {}
+    inner: Mapping[str, Picture] = {}
 
 
 def picture_of(topology: Topology, inner: Mapping[str, Picture] | None = None) -> Picture:

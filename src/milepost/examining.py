@@ -8,7 +8,6 @@ runs user code or touches the store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -80,8 +79,7 @@ COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
 """Operations whose failure uses up an attempt of the policy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What a verb wants of a run that exists."""
 
     verb: Literal["resume", "resume_from", "retry", "continue"] = "resume"
@@ -110,8 +108,7 @@ class Spot(NamedTuple):
     """The checkpoint inside a branch that the verb goes on after."""
 
 
-@dataclass(slots=True)
-class Found:
+class Found(msgspec.Struct):
     """Where a run goes on, as examined: everything before user code, and nothing that needs the store."""
 
     row: RunRow

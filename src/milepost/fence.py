@@ -9,8 +9,10 @@ Time, process names and the tokens at hand are passed in. Nothing here changes a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from milepost.store import ENDED, Append, Claim, LeaseState, Ranges, Release, Token, Wait
 
@@ -39,8 +41,7 @@ __all__ = [
 _UNCANCELLABLE = frozenset({"finished", "cancelled"})
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """The row of one run. Times are POSIX seconds; without an owner `owner` and `nonce` are both empty."""
 
     run_id: str
@@ -65,7 +66,7 @@ class Row:
     cancel: str | None = None
     degraded: bool = False
     missed: tuple[str, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = {}
     live: Ranges = ()
     worked: bool = False
     """Whether a worker took the run last."""

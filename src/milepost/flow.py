@@ -11,8 +11,9 @@ yielded the core walks all branches at once, up to their join.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from milepost.executors import ExecutorLike
 from milepost.retry import Retry
@@ -43,8 +44,7 @@ REPLACED = ""
 No field has that name where a node can do so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Router:
+class Router(msgspec.Struct, frozen=True):
     """A function that decides where to go on from `node_id`.
 
     `targets` maps what it may answer to node ids or END; None: any of `known` or END.
@@ -65,8 +65,7 @@ class Function(NamedTuple):
     is_async: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MapWork:
+class MapWork(msgspec.Struct, frozen=True):
     """Do one thing for every item at once; the unit's own function merges the state and the results.
 
     `over(state)` gives the items. Each is given to `each`: a unit without a place in the graph, or a whole graph, whose final
@@ -80,8 +79,7 @@ class MapWork:
     max_parallel: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GraphWork:
+class GraphWork(msgspec.Struct, frozen=True):
     """Walk another graph; the unit's own function makes the state after it of the state before it and the other's.
 
     `into(state)` gives the state that it begins with; None: it is the state itself, and what it ends with too.
@@ -91,8 +89,7 @@ class GraphWork:
     into: Function | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WaitWork:
+class WaitWork(msgspec.Struct, frozen=True):
     """Wait for a signal, or (`signal` None) for a time; the unit's own function applies the reply to the state.
 
     A timer ends `seconds` after it began, or when `until(state)` says. `prompt` is a value or a `Function` of the state.
@@ -106,8 +103,7 @@ class WaitWork:
     early: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """One node. Where it goes on is `next_node`, or what `router` answers where that is given."""
 
     id: str
@@ -124,8 +120,7 @@ class Unit:
     executor: ExecutorLike | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(msgspec.Struct, frozen=True):
     """One fork: `branches` are their first nodes in the order of the edges, `inside` the nodes of each.
 
     `merge` is a function `(state, {branch: state})`; None: the flow's `merged` does it, field by field.

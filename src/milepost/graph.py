@@ -6,12 +6,13 @@ out never changes and is all that the core needs: see `milepost.compiled`.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from types import UnionType
 from typing import Any, Generic, Literal, Self, TypeVar, _SpecialForm, get_origin, overload
+
+import msgspec
 
 from milepost.acceptance import Acceptance, Reducer
 from milepost.codec import Codec
@@ -558,7 +559,7 @@ class Graph(Generic[StateT]):
         for node, fork in topology.forks.items():
             merge = self._merges.get(fork.join)
             max_parallel, fail_fast = self._limits.get(node, (None, False))
-            found[node] = dataclasses.replace(
+            found[node] = msgspec.structs.replace(
                 fork,
                 merge=merge if isinstance(merge, Function) else None,
                 max_parallel=max_parallel,
@@ -584,10 +585,10 @@ class Graph(Generic[StateT]):
         finished = {}
         for unit in self._units.values():
             routers = self._routes.get(unit.id)
-            router = dataclasses.replace(routers[0], known=topology.allowed(unit.id)) if routers else None
+            router = msgspec.structs.replace(routers[0], known=topology.allowed(unit.id)) if routers else None
             fork = topology.forks.get(unit.id)
             next_node = fork.join if fork is not None else topology.only_successor(unit.id)
-            finished[unit.id] = dataclasses.replace(unit, next_node=next_node, router=router)
+            finished[unit.id] = msgspec.structs.replace(unit, next_node=next_node, router=router)
         return finished
 
 

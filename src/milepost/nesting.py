@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -86,8 +85,7 @@ def _asked(
 # -- maps --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(msgspec.Struct, frozen=True):
     """One item of a map as a graph of one node: `results` is the codec of what that gives."""
 
     codec: Codec

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
+
+import msgspec
+from msgspec.structs import force_setattr
 
 from milepost.clock import SYSTEM, Clock
 from milepost.errors import OptionError
@@ -59,8 +61,7 @@ class RunOptions(EngineOptions, total=False):
     hooks: Sequence[Hook]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one call, complete and checked."""
 
     if_exists: str = "error"
@@ -151,7 +152,7 @@ class Options:
                 seconds = as_seconds(value, name)
                 if seconds == 0:
                     raise OptionError(f"{name} must be more than 0 seconds", option=name)
-                object.__setattr__(self, name, seconds)
+                force_setattr(self, name, seconds)
         if self.lease is None:
             raise OptionError("lease must be seconds or a timedelta, not None", option="lease")
         if self.warn_size is None:
@@ -177,15 +178,15 @@ class Options:
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise OptionError(f"{name} must be a function of the state", option=name)
         for name in ("stop_before", "stop_after"):
-            object.__setattr__(self, name, _ids(getattr(self, name), name))
-        object.__setattr__(self, "hooks", _hooks({"hooks": self.hooks}))
+            force_setattr(self, name, _ids(getattr(self, name), name))
+        force_setattr(self, "hooks", _hooks({"hooks": self.hooks}))
         for key, value in (self.tags or {}).items():
             check_tag(key, value)
 
 
 _FLAGS = ("compare_inputs", "checkpoint_failure_fatal", "reroute", "strict", "reopen", "takeover", "isolate")
 
-_NAMES = frozenset(f.name for f in fields(Options))
+_NAMES = frozenset(Options.__struct_fields__)
 
 
 def option_names() -> frozenset[str]:

@@ -7,13 +7,13 @@ order, and mean the same. A workflow hands a step to the core by `yield`, typed 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from inspect import CO_COROUTINE, iscoroutinefunction
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, TypeVarTuple, cast, overload
+
+import msgspec
 
 from milepost.errors import DuplicateStepNameError
 from milepost.executors import ExecutorLike, checked_executor
@@ -62,8 +62,7 @@ Steps = Generator[Any, Any, R]
 """The return type of a workflow generator that returns R."""
 
 
-@dataclass(frozen=True, slots=True)
-class Modifiers:
+class Modifiers(msgspec.Struct, frozen=True):
     """How a step is done; the order of effect is fixed, whatever the order of writing."""
 
     when: Callable[[Any], Any] | None = None
@@ -214,7 +213,7 @@ class _Definition:
         for name in changes:
             if getattr(self.modifiers, name) != getattr(_PLAIN, name):
                 raise ValueError(f"step {self.name!r} has .{_METHODS.get(name, name)}() already: say it once")
-        return self._copy(dataclasses.replace(self.modifiers, **changes))
+        return self._copy(msgspec.structs.replace(self.modifiers, **changes))
 
     def _copy(self, modifiers: Modifiers) -> Any:
         raise NotImplementedError
@@ -494,13 +493,13 @@ class Step(_Definition, Generic[OutputT]):
     def to_dict(self) -> dict[str, Any]:
         """The definition as JSON: names and numbers, no live objects."""
         told: dict[str, Any] = {"name": self.name, "step_type": self.work.step_type.value, **_told(self.work)}
-        for f in dataclasses.fields(Modifiers):
-            value = getattr(self.modifiers, f.name)
-            if value == f.default:
+        for name in Modifiers.__struct_fields__:
+            value = getattr(self.modifiers, name)
+            if value == getattr(_PLAIN, name):
                 continue
             if isinstance(value, Retry):
                 value = {"max_attempts": value.max_attempts, "backoff": value.backoff}
-            told[f.name] = _name_of(value) if callable(value) else value
+            told[name] = _name_of(value) if callable(value) else value
         return told
 
 

@@ -26,6 +26,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
+import msgspec
+
 from milepost.clock import SYSTEM, Clock
 from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
 from milepost.process import this_process
@@ -145,8 +147,7 @@ LeaseState = Literal["free", "live", "ended", "ours", "abandoned"]
 abandoned: a verb of this store object did, and has ended without a release."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(msgspec.Struct, frozen=True):
     """A run as the core sees it: what everybody may know, and what the fence needs."""
 
     info: RunInfo

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -159,7 +158,7 @@ def test_nothing_is_left_of_a_run_that_is_deleted(store: FileStore, root: Path) 
 
 
 def test_a_commit_has_all_that_a_row_has() -> None:
-    assert [field.name for field in dataclasses.fields(Row)] == [*RowText.__struct_fields__]
+    assert Row.__struct_fields__ == RowText.__struct_fields__
 
 
 # -- file systems ----------------------------------------------------------------------------------------

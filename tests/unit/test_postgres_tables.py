@@ -8,11 +8,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from ctypes.util import find_library
-from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from milepost import open_store

@@ -43,8 +43,7 @@ _DESCRIPTORS = frozenset({MemberDescriptorType, GetSetDescriptorType})
 ATTRS_HASH = "_attrs_cached_hash"  # where attrs keeps a hash, of which a fresh object has none
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FieldSpec:
+class FieldSpec(msgspec.Struct, frozen=True):
     """One field: its name, its annotation if the class knows it better than its hints, and its default.
 
     `default` makes the value of a field that a record lacks; None: the field is required. An `optional`

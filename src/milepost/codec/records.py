@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any
+
+import msgspec
 
 from .families import EXTRA, FIELDS_SET, PRIVATE
 from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of, twin_of
@@ -69,7 +70,7 @@ class RecordPlan(Plan):
     def allow_missing_keys(self) -> None:
         """Take a TypedDict as if it were declared with `total=False`."""
         if self.family.is_mapping:
-            self._specs = {name: dataclasses.replace(spec, optional=True) for name, spec in self._specs.items()}
+            self._specs = {name: msgspec.structs.replace(spec, optional=True) for name, spec in self._specs.items()}
 
     def mark_recursive(self) -> None:
         """Note that objects of the class may contain objects of the class."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from milepost.errors import OptionError
 
@@ -13,8 +14,7 @@ from .plan import qualified
 __all__ = ["Registration", "find_by_tag", "find_by_type", "register"]
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(msgspec.Struct, frozen=True):
     """How values of one class are written as carried values and made from them."""
 
     type: type

@@ -16,8 +16,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from milepost.clock import SYSTEM, Clock
 from milepost.errors import OptionError, RunExistsError, StoreError

@@ -11,8 +11,9 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from milepost.errors import RunNotFoundError, StoreError
 from milepost.fence import Row

@@ -11,9 +11,10 @@ import builtins
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from milepost.errors import CheckpointNotFoundError, MilepostError, RunNotFoundError
 from milepost.fence import Row, intruded

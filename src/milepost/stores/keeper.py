@@ -160,7 +160,7 @@ class Keeper:
         """`row` with its texts encrypted: why it stands still, why it was cancelled, what it asks."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
             return row
-        return replace(
+        return msgspec.structs.replace(
             row,
             reason=self._lock(row.run_id, "reason", row.reason),
             cancel=None if row.cancel is None else self._lock(row.run_id, "cancel", row.cancel),
@@ -171,7 +171,7 @@ class Keeper:
         """What `keep_row` was given; a text that does not decrypt stays as it is kept."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
             return row
-        return replace(
+        return msgspec.structs.replace(
             row,
             reason=self._unlock(row.run_id, "reason", row.reason) or row.reason,
             cancel=row.cancel and self.opened_cancel(row.run_id, row.cancel),

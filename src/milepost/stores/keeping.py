@@ -8,8 +8,9 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from milepost import fence
 from milepost.errors import DeserializeStateError, RunExistsError, StoreError

@@ -12,8 +12,9 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Unpack
+
+import msgspec
 
 from milepost.fence import Row
 from milepost.record import Record
@@ -24,16 +25,15 @@ from milepost.stores.transaction import Entry, Note, Tally, Transaction
 __all__ = ["MemoryStore"]
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(msgspec.Struct):
     """A run's row, its records in order and by node, and its signals."""
 
     row: Row
     created: int
-    records: list[Record] = field(default_factory=list)
-    by_node: dict[str, list[Record]] = field(default_factory=dict)
-    notes: dict[int, Note] = field(default_factory=dict)
-    signals: list[Signal] = field(default_factory=list)
+    records: list[Record] = []
+    by_node: dict[str, list[Record]] = {}
+    notes: dict[int, Note] = {}
+    signals: list[Signal] = []
 
 
 class MemoryStore(Runs):

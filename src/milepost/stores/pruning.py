@@ -11,9 +11,11 @@ import logging
 import math
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Unpack
+
+import msgspec
+from msgspec.structs import replace
 
 from milepost import fence
 from milepost.errors import CheckpointIntegrityError, OptionError, StoreError
@@ -42,8 +44,7 @@ _OVERLAP = 60.0
 _TRIES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What to forget: runs with `statuses` that were not changed after `before` (POSIX seconds), and visits of the others.
 
     Each node of those keeps its newest `keep_last` visits.

@@ -8,9 +8,10 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Literal
+
+from msgspec.structs import replace
 
 from milepost import fence
 from milepost.errors import (

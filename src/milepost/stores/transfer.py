@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import asdict
 
 from milepost.checkpoint import read_envelope
 from milepost.errors import (

@@ -10,11 +10,12 @@ What a run waits for comes by itself: signals that the test has told, and time, 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
+
+import msgspec
 
 from milepost.declarations import read_function
 from milepost.effects import Routine
@@ -326,7 +327,7 @@ class _StrictFlow:
     def _strict(self, unit: Unit) -> Unit:
         if unit.router is None:
             return unit
-        return dataclasses.replace(unit, router=dataclasses.replace(unit.router, fn=self._watched(unit.router)))
+        return msgspec.structs.replace(unit, router=msgspec.structs.replace(unit.router, fn=self._watched(unit.router)))
 
     def _watched(self, router: Router) -> Callable[..., Any]:
         fn = router.fn
@@ -362,6 +363,6 @@ def _stubbed(unit: Unit, stub: Callable[..., Any] | None, state_type: type) -> U
         signature = read_function(stub, f"the stub of node {unit.id!r}", unit.id, state_type)
     except GraphError as exc:
         raise OptionError(str(exc), option="stubs") from exc
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         unit, fn=stub, takes_context=signature.takes_context, is_async=signature.is_async, work=None
     )
