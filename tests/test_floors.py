@@ -115,7 +115,7 @@ FLOORS: dict[str, tuple[int, int]] = {
     "engine": (5, 4),
     "compiled": (5, 2),
     "graph": (5, 5),
-    "workflow": (5, 2),
+    "workflows": (5, 2),
     "workflow_engine": (5, 5),
     # -- 6 outside: nothing imports these -------------------------------------------------------------------------
     "": (6, 0),
@@ -130,7 +130,7 @@ ONLY_FOR_TYPES = {
     ("context", "effects"): "a context tells of the lease, which the effects define; effects carry contexts",
     ("effects", "context"): "a context tells of the lease, which the effects define; effects carry contexts",
     ("steps", "verbs"): "what a step may be told to run inside it; a step holds it and knows nothing of it",
-    ("steps", "workflow"): "what a step may be told to run inside it; a step holds it and knows nothing of it",
+    ("steps", "workflows"): "what a step may be told to run inside it; a step holds it and knows nothing of it",
     ("runtime", "examining"): "what a front end is asked for; the front ends, which are above both, know what it is",
     ("examining", "graph_run"): "a run of a graph, whose parts in files of their own are given it",
     ("finding", "graph_run"): "a run of a graph, whose parts in files of their own are given it",

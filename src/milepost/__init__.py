@@ -3,13 +3,9 @@
 Every step leaves a milepost; after a crash the run goes on from the last one.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from milepost import codec, reducers
-from milepost.checkpoint import CHECKPOINT_VERSION, Checkpoint
-from milepost.checkpoint_data import CheckpointData
-from milepost.context import Context, current
-from milepost.engine import Bound, Engine
 from milepost.errors import (
     AsyncNodeError,
     BranchError,
@@ -64,57 +60,62 @@ from milepost.errors import (
     WorkflowError,
     WrongFlowError,
 )
-from milepost.events import (
-    AttemptFailed,
-    CheckpointFailed,
-    CheckpointSaved,
-    Emitted,
-    Event,
-    NodeCompleted,
-    NodeOverdue,
-    NodeStarted,
-    Progress,
-    ResumeInfo,
-    ResumePlan,
-    RollbackCompleted,
-    RunCompleted,
-    RunResult,
-    RunStarted,
-    RunWaiting,
-    StepCompleted,
-    StepStarted,
-    WorkflowCompleted,
-    WorkflowStarted,
-)
-from milepost.flow import END, START
-from milepost.graph import CompiledGraph, Graph
-from milepost.handles import RunHandle
-from milepost.options import RunOptions
-from milepost.results import (
-    BranchResult,
-    ParallelResult,
-    Reply,
-    RollbackError,
-    SkipMarker,
-    StepResult,
-    StepType,
-    SubWorkflowInvocationResult,
-    WorkflowResult,
-)
-from milepost.retry import Retry
-from milepost.steps import Step, Steps, branch, parallel, step
-from milepost.store import CheckpointInfo, Pruned, Retention, RunInfo, Stats, Store, VerifyReport, Wait
-from milepost.stores.memory import MemoryStore
-from milepost.stores.opening import open_store
-from milepost.stores.sqlite import SQLiteStore
-from milepost.workflow import Workflow, workflow
-from milepost.workflow_context import WorkflowContext
-from milepost.workflow_engine import WorkflowEngine
 
 if TYPE_CHECKING:
+    from milepost import codec, reducers
+    from milepost.checkpoint import CHECKPOINT_VERSION, Checkpoint
+    from milepost.checkpoint_data import CheckpointData
+    from milepost.context import Context, current
+    from milepost.engine import Bound, Engine
+    from milepost.events import (
+        AttemptFailed,
+        CheckpointFailed,
+        CheckpointSaved,
+        Emitted,
+        Event,
+        NodeCompleted,
+        NodeOverdue,
+        NodeStarted,
+        Progress,
+        ResumeInfo,
+        ResumePlan,
+        RollbackCompleted,
+        RunCompleted,
+        RunResult,
+        RunStarted,
+        RunWaiting,
+        StepCompleted,
+        StepStarted,
+        WorkflowCompleted,
+        WorkflowStarted,
+    )
+    from milepost.flow import END, START
+    from milepost.graph import CompiledGraph, Graph
+    from milepost.handles import RunHandle
+    from milepost.options import RunOptions
+    from milepost.results import (
+        BranchResult,
+        ParallelResult,
+        Reply,
+        RollbackError,
+        SkipMarker,
+        StepResult,
+        StepType,
+        SubWorkflowInvocationResult,
+        WorkflowResult,
+    )
+    from milepost.retry import Retry
+    from milepost.steps import Step, Steps, branch, parallel, step
+    from milepost.store import CheckpointInfo, Pruned, Retention, RunInfo, Stats, Store, VerifyReport, Wait
     from milepost.stores.file import FileStore
+    from milepost.stores.memory import MemoryStore
+    from milepost.stores.opening import open_store
     from milepost.stores.postgres import PostgresStore
+    from milepost.stores.sqlite import SQLiteStore
     from milepost.stores.views import FileCheckpointStore, MemoryCheckpointStore
+    from milepost.workflow_context import WorkflowContext
+    from milepost.workflow_engine import WorkflowEngine
+    from milepost.workflows import Workflow, workflow
 
 __version__ = "0.1.0"
 
@@ -242,19 +243,51 @@ __all__ = [
     "workflow",
 ]
 
+# Where each name is from. A program loads what it asks for, when it asks, and what that needs: nothing else.
+_HOMES = {
+    "codec": "",
+    "reducers": "",
+    "checkpoint": "CHECKPOINT_VERSION Checkpoint",
+    "checkpoint_data": "CheckpointData",
+    "context": "Context current",
+    "engine": "Bound Engine",
+    "events": (
+        "AttemptFailed CheckpointFailed CheckpointSaved Emitted Event NodeCompleted NodeOverdue NodeStarted Progress "
+        "ResumeInfo ResumePlan RollbackCompleted RunCompleted RunResult RunStarted RunWaiting StepCompleted "
+        "StepStarted WorkflowCompleted WorkflowStarted"
+    ),
+    "flow": "END START",
+    "graph": "CompiledGraph Graph",
+    "handles": "RunHandle",
+    "options": "RunOptions",
+    "results": (
+        "BranchResult ParallelResult Reply RollbackError SkipMarker StepResult StepType SubWorkflowInvocationResult "
+        "WorkflowResult"
+    ),
+    "retry": "Retry",
+    "steps": "Step Steps branch parallel step",
+    "store": "CheckpointInfo Pruned Retention RunInfo Stats Store VerifyReport Wait",
+    "stores.memory": "MemoryStore",
+    "stores.opening": "open_store",
+    "stores.sqlite": "SQLiteStore",
+    "workflows": "Workflow workflow",
+    "workflow_context": "WorkflowContext",
+    "workflow_engine": "WorkflowEngine",
+    "stores.file": "FileStore",
+    "stores.postgres": "PostgresStore",
+    "stores.views": "FileCheckpointStore MemoryCheckpointStore",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> Any:
-    # A store that not every program uses is imported when it is first asked for.
-    if name == "FileStore":
-        from milepost.stores.file import FileStore
+    if name in _HOMES:
+        return import_module(f"milepost.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"milepost.{_HOME_OF[name]}"), name)
+    return value
 
-        return FileStore
-    if name == "PostgresStore":
-        from milepost.stores.postgres import PostgresStore
 
-        return PostgresStore
-    if name in {"FileCheckpointStore", "MemoryCheckpointStore"}:
-        from milepost.stores import views
-
-        return getattr(views, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

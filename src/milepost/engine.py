@@ -33,7 +33,7 @@ from milepost.wakeups import wake
 if TYPE_CHECKING:
     from milepost.results import WorkflowResult
     from milepost.worker import Worker
-    from milepost.workflow import Workflow
+    from milepost.workflows import Workflow
 
 __all__ = ["Authorize", "Bound", "Engine", "Verbs"]
 

@@ -31,7 +31,7 @@ from milepost.store import check_id
 
 if TYPE_CHECKING:
     from milepost.verbs import Bound, StateVerbs
-    from milepost.workflow import Workflow
+    from milepost.workflows import Workflow
 
 __all__ = [
     "Calls",

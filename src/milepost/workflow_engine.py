@@ -28,7 +28,7 @@ from milepost.results import WorkflowResult
 from milepost.stepping import StepRun
 from milepost.store import ENDED
 from milepost.verbs import Bound, Verbs
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 if TYPE_CHECKING:
     from milepost.stores.views import FileCheckpointStore

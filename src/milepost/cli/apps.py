@@ -23,7 +23,7 @@ from milepost.errors import MilepostError
 from milepost.graph import CompiledGraph
 from milepost.store import Store
 from milepost.worker import Worker
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 __all__ = ["App", "Works", "app_option", "loaded", "opened_engine", "opened_store"]
 

@@ -25,7 +25,7 @@ from milepost.graph import CompiledGraph
 from milepost.standing import Standing, standing
 from milepost.store import RunInfo
 from milepost.topology import Topology
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 __all__ = ["doctor", "draw_graph"]
 

@@ -26,7 +26,7 @@ from milepost.errors import RunSuspended
 from milepost.events import Event, ResumePlan, RunCompleted, RunResult, RunStarted, WorkflowCompleted, WorkflowStarted
 from milepost.flow import Flow
 from milepost.results import WorkflowResult
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 __all__ = ["resume", "retry", "run"]
 

@@ -22,7 +22,7 @@ from milepost.codec import Codec
 from milepost.errors import DeserializeStateError, GraphError
 from milepost.flow import Flow
 from milepost.graph import CompiledGraph, Graph
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 __all__ = ["Runnable", "find_target", "load_target", "read_input", "read_json", "read_pairs"]
 

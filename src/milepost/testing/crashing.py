@@ -33,7 +33,7 @@ from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, inputs_of
 from milepost.testing.stepping import Stepper
 from milepost.verbs import Verbs
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 __all__ = ["Crash", "CrashReport", "crashtest"]
 

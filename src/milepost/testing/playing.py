@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import functools
 import queue
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import isfunction, ismethod
 from typing import Any, cast
+
+import msgspec
 
 from milepost import signalling
 from milepost.drivers import AsyncDriver, SyncDriver
@@ -31,7 +32,7 @@ from milepost.store import Store, Wait
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.verbs import Bound
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 __all__ = ["Answers", "Passing", "PassingAsync", "Play", "inputs_of"]
 
@@ -173,7 +174,7 @@ class Play:
         handler = step.modifiers.on_error
         if handler is not None:
             handled = self._handled(handler, step_id)
-            other = Step(step.name, work, dataclasses.replace(step.modifiers, on_error=handled))
+            other = Step(step.name, work, msgspec.structs.replace(step.modifiers, on_error=handled))
         return other
 
     def _handled(self, handler: Callable[..., Any], step_id: str) -> Callable[..., Any]:

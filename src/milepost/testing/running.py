@@ -39,7 +39,7 @@ from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, Passing, PassingAsync, Play
 from milepost.verbs import Bound, Verbs
-from milepost.workflow import Workflow
+from milepost.workflows import Workflow
 
 __all__ = ["arun_flow", "run_flow"]
 
