@@ -24,7 +24,8 @@ FLOORS: dict[str, tuple[int, int]] = {
     # -- 1 values: no I/O and, but for the sources of them, no clock and no randomness ----------------------------
     "codec.": (1, 0),
     "reducers": (1, 0),
-    "events": (1, 0),
+    "reports": (1, 0),
+    "events": (1, 1),
     "retry": (1, 0),
     "clock": (1, 0),
     "process": (1, 0),
@@ -36,7 +37,7 @@ FLOORS: dict[str, tuple[int, int]] = {
     "checkpoint": (1, 2),
     "checkpoint_data": (1, 3),
     "executors.": (1, 3),
-    "results": (1, 1),
+    "results": (1, 2),
     # -- 2 contracts: between front ends, core, drivers and stores ------------------------------------------------
     "store": (2, 0),
     "hooks": (2, 0),

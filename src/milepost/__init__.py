@@ -77,11 +77,8 @@ if TYPE_CHECKING:
         NodeOverdue,
         NodeStarted,
         Progress,
-        ResumeInfo,
-        ResumePlan,
         RollbackCompleted,
         RunCompleted,
-        RunResult,
         RunStarted,
         RunWaiting,
         StepCompleted,
@@ -93,6 +90,7 @@ if TYPE_CHECKING:
     from milepost.graph import CompiledGraph, Graph
     from milepost.handles import RunHandle
     from milepost.options import RunOptions
+    from milepost.reports import ResumeInfo, ResumePlan, RunResult
     from milepost.results import (
         BranchResult,
         ParallelResult,
@@ -253,13 +251,13 @@ _HOMES = {
     "engine": "Bound Engine",
     "events": (
         "AttemptFailed CheckpointFailed CheckpointSaved Emitted Event NodeCompleted NodeOverdue NodeStarted Progress "
-        "ResumeInfo ResumePlan RollbackCompleted RunCompleted RunResult RunStarted RunWaiting StepCompleted "
-        "StepStarted WorkflowCompleted WorkflowStarted"
+        "RollbackCompleted RunCompleted RunStarted RunWaiting StepCompleted StepStarted WorkflowCompleted WorkflowStarted"
     ),
     "flow": "END START",
     "graph": "CompiledGraph Graph",
     "handles": "RunHandle",
     "options": "RunOptions",
+    "reports": "ResumeInfo ResumePlan RunResult",
     "results": (
         "BranchResult ParallelResult Reply RollbackError SkipMarker StepResult StepType SubWorkflowInvocationResult "
         "WorkflowResult"

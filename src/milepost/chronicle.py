@@ -12,7 +12,6 @@ from milepost.events import (
     AttemptFailed,
     Event,
     NodeCompleted,
-    ResumeInfo,
     RollbackCompleted,
     RunCompleted,
     RunStarted,
@@ -25,6 +24,7 @@ from milepost.failures import recorded_error, recorded_step_error
 from milepost.flow import Flow
 from milepost.parts import codec_at
 from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, REPLY, ROLLBACK, START, WAIT, Record, parse_time
+from milepost.reports import ResumeInfo
 from milepost.results import RollbackError, StepResult, WorkflowResult
 from milepost.store import Wait
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from typing import Protocol, runtime_checkable
@@ -46,6 +45,8 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""
+        import asyncio  # which is there where anybody awaits this
+
         await asyncio.sleep(seconds)
 
 

@@ -27,11 +27,11 @@ from milepost.errors import (
     StateTypeError,
     StepError,
 )
-from milepost.events import RunResult
 from milepost.failures import describe, place, shown
 from milepost.lanes import in_lanes
 from milepost.record import ITEMS, ROUTE
 from milepost.recorded import Draft
+from milepost.reports import RunResult
 from milepost.results import (
     BranchResult,
     ParallelResult,

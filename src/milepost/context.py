@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import random as random_module
 import threading
 import uuid
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -18,14 +17,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 from milepost.errors import OptionError, RunCancelled, interruption
-from milepost.events import Emitted, Event, Progress
 from milepost.hooks import surround
 from milepost.record import parse_time
 from milepost.store import Statement, check_tag
 
 if TYPE_CHECKING:
+    from random import Random
+
     from milepost.clock import Clock
     from milepost.effects import Held
+    from milepost.events import Event
     from milepost.store import Store
 
 __all__ = ["Context", "ContextElsewhere", "RunScope", "current", "current_context", "run_within"]
@@ -102,7 +103,7 @@ class Context(Generic[DepsT]):
         self._followed_at = followed_at
         self._ends_at = None if timeout is None else scope.clock.monotonic() + timeout
         self._tags: dict[str, str] | None = None
-        self._random: random_module.Random | None = None
+        self._random: Random | None = None
         self._statements: list[Statement] | tuple[()] | None = ()
         """What is to count with the checkpoint; a tuple: nothing may, for no checkpoint follows; None: nothing yet."""
         self._source: str | None = None
@@ -191,9 +192,11 @@ class Context(Generic[DepsT]):
         """A random UUID from the same source as `random()`: the same again on a retry and after a crash."""
         return uuid.UUID(int=self._numbers().getrandbits(128), version=4)
 
-    def _numbers(self) -> random_module.Random:
+    def _numbers(self) -> Random:
         if self._random is None:
-            self._random = random_module.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
+            import random  # what few nodes ask for
+
+            self._random = random.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
         return self._random
 
     def tag(self, key: str, value: str) -> None:
@@ -253,6 +256,8 @@ class Context(Generic[DepsT]):
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Tell whoever listens how far this node is. Live: it is not recorded."""
         if self._scope.publish is not None:
+            from milepost.events import Progress
+
             self._scope.publish(
                 Progress(
                     run_id=self.run_id,
@@ -267,6 +272,8 @@ class Context(Generic[DepsT]):
     def emit(self, name: str, data: Any = None) -> None:
         """Tell whoever listens something of your own. Live: it is not recorded."""
         if self._scope.publish is not None:
+            from milepost.events import Emitted
+
             self._scope.publish(
                 Emitted(
                     run_id=self.run_id, timestamp=self._scope.clock.time(), node_id=self.node_id, name=name, data=data

@@ -5,7 +5,6 @@ Its verbs are those of a flow (`milepost.verbs`), with the flow as the first arg
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, ove
 
 from milepost.authorizing import Authorize, Gate
 from milepost.clock import SYSTEM, Clock
-from milepost.drivers import AsyncDriver, SyncDriver
+from milepost.drivers import SyncDriver
 from milepost.effects import Ask, Routine
 from milepost.errors import OptionError, RunNotFoundError
-from milepost.events import Event, ResumePlan, RunResult
 from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.handles import RunHandle
@@ -31,6 +29,8 @@ from milepost.verbs import Bound, StateVerbs, Verbs
 from milepost.wakeups import wake
 
 if TYPE_CHECKING:
+    from milepost.events import Event
+    from milepost.reports import ResumePlan, RunResult
     from milepost.results import WorkflowResult
     from milepost.worker import Worker
     from milepost.workflows import Workflow
@@ -567,6 +567,8 @@ class Engine:
 
     async def adelete_run(self, run_id: str, *, force: bool = False) -> None:
         """`delete_run`, awaited."""
+        from milepost.drivers import AsyncDriver
+
         await AsyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
 
     def close(self) -> None:
@@ -596,6 +598,8 @@ class Engine:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        import asyncio
+
         await asyncio.to_thread(self.close)
 
     # -- for workers, and for other faces of an engine ---------------------------------------------------
@@ -701,6 +705,8 @@ class Engine:
     async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         def routine() -> Routine[Any]:
             return (yield Ask(self.store, method, *args, **kwargs))
+
+        from milepost.drivers import AsyncDriver
 
         return await AsyncDriver(self._bound["clock"]).run(routine())
 

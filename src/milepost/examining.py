@@ -30,7 +30,6 @@ from milepost.errors import (
     RunSuspended,
     WrongFlowError,
 )
-from milepost.events import ResumeInfo
 from milepost.failures import place
 from milepost.flow import END, Fork, GraphFlow, GraphWork, MapWork, StepFlow, Unit
 from milepost.parts import is_of_item, unit_of
@@ -53,6 +52,7 @@ from milepost.turning import CONTINUE, newest_turn, refused
 if TYPE_CHECKING:
     from milepost.graph_run import NodeRun
     from milepost.recorded import Entry, Recorded
+    from milepost.reports import ResumeInfo
 
 __all__ = [
     "Found",
@@ -406,6 +406,8 @@ def examine(
         source = "node"
     known = set(nodes)
     at = spot.at or point
+    from milepost.reports import ResumeInfo
+
     info = ResumeInfo(
         run_id=run.run_id,
         source=source,

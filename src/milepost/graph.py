@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from types import UnionType
-from typing import Any, Generic, Literal, Self, TypeVar, _SpecialForm, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, _SpecialForm, get_origin, overload
 
 import msgspec
 
@@ -42,10 +42,12 @@ from milepost.flow import (
     WaitWork,
 )
 from milepost.merging import Merging, is_ready_made
-from milepost.results import Reply
 from milepost.retry import Retry, as_seconds
 from milepost.store import check_id
 from milepost.topology import Topology
+
+if TYPE_CHECKING:
+    from milepost.results import Reply
 
 __all__ = ["CompiledGraph", "Graph"]
 

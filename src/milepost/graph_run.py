@@ -5,12 +5,11 @@ A run that has to wait is parked; where an answer came while it was about to be,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milepost import finding, parking
 from milepost.effects import Routine
 from milepost.errors import MilepostError, SerializeStateError
-from milepost.events import RunCompleted, RunResult, RunStarted
 from milepost.examining import Found, Wish, refusal_of
 from milepost.flow import GraphFlow
 from milepost.journal import ask
@@ -20,6 +19,10 @@ from milepost.recorded import Draft, Recorded
 from milepost.runtime import Run
 from milepost.store import Latest, Release, RunRow, Store, Wait
 from milepost.walking import Walker
+
+if TYPE_CHECKING:
+    from milepost.events import RunCompleted, RunStarted
+    from milepost.reports import RunResult
 
 __all__ = ["NodeRun"]
 
@@ -152,6 +155,8 @@ class NodeRun(Run):
 
     def result(self, value: Any) -> RunResult[Any]:
         """What a verb gives with `full=True`."""
+        from milepost.reports import RunResult
+
         return RunResult(
             state=value,
             run_id=self.run_id,
@@ -163,6 +168,8 @@ class NodeRun(Run):
         )
 
     def _started(self, began_with: Any) -> RunStarted:
+        from milepost.events import RunStarted
+
         return RunStarted(
             run_id=self.run_id,
             timestamp=self.options.clock.time(),
@@ -172,6 +179,8 @@ class NodeRun(Run):
         )
 
     def _completed(self, result: RunResult[Any] | None, error: BaseException | None) -> RunCompleted:
+        from milepost.events import RunCompleted
+
         clock = self.options.clock
         return RunCompleted(
             run_id=self.run_id,

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from milepost import signalling
 from milepost.authorizing import Gate
 from milepost.chronicle import Chronicle
-from milepost.drivers import AsyncDriver, SyncDriver
+from milepost.drivers import SyncDriver
 from milepost.effects import Routine
 from milepost.errors import OptionError, RunTimeoutError
-from milepost.events import Event
 from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.job import Job
@@ -28,6 +27,9 @@ from milepost.stepping import StepRun
 from milepost.store import RunInfo, RunRow, Store, check_run_id
 from milepost.wakeups import wake
 from milepost.watching import Look, await_output, await_records, await_result, loaded, state_of, step_results
+
+if TYPE_CHECKING:
+    from milepost.events import Event
 
 __all__ = ["RunHandle"]
 
@@ -173,6 +175,8 @@ class RunHandle(Generic[R]):
         return SyncDriver(self._bound["clock"]).run(routine)
 
     async def _arun(self, routine: Routine[T]) -> T:
+        from milepost.drivers import AsyncDriver
+
         return await AsyncDriver(self._bound["clock"]).run(routine)
 
     def _info(self) -> Routine[RunInfo]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from milepost.events import Event
+if TYPE_CHECKING:
+    from milepost.events import Event
 
 __all__ = ["Hook", "notify", "surround"]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from milepost.drivers import AsyncDriver, SyncDriver, is_logged
+from milepost.drivers import SyncDriver, is_logged
 from milepost.effects import Routine
 from milepost.errors import AsyncNodeError, MilepostError, OptionError, RunStopped, RunSuspended, SerializeStateError
-from milepost.events import Event, ResumePlan
 from milepost.examining import Wish
 from milepost.flow import Flow, GraphFlow, StepFlow
-from milepost.graph_run import NodeRun
 from milepost.identifiers import new_nonce, new_run_id
 from milepost.options import Options, merge_options
 from milepost.parts import unit_of
@@ -22,9 +20,14 @@ from milepost.record import format_time
 from milepost.resuming import await_due, plan, resume, resume_claimed
 from milepost.runtime import Run
 from milepost.starting import enqueue, start
-from milepost.stepping import StepRun
 from milepost.store import Store, Token, check_run_id
 from milepost.turning import CONTINUE, check_options
+
+if TYPE_CHECKING:
+    from milepost.drivers import AsyncDriver
+    from milepost.events import Event
+    from milepost.reports import ResumePlan
+    from milepost.stepping import StepRun
 
 __all__ = ["Job", "store_of"]
 
@@ -84,18 +87,22 @@ class Job:
 
     def _run(self, store: Store | None, run_id: str, is_listening: bool) -> Run:
         if self.flow.front == "graph":
+            from milepost.graph_run import NodeRun
+
             return NodeRun(cast("GraphFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
+        from milepost.stepping import StepRun  # each front end without what only the other needs
+
         return StepRun(cast("StepFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
 
     def expect(self, inputs: Mapping[str, Any] | None) -> None:
         """Have a resume compare these inputs with those that the run began with; None: it takes them from the record."""
-        if inputs is not None and isinstance(self.run, StepRun):
-            self.run.given = inputs
+        if inputs is not None and self.flow.front == "workflow":
+            cast("StepRun", self.run).given = inputs
 
     def routine(self, state: Any, *, full: bool = False) -> Routine[Any]:
         """The core's routine for this call. With `full` a breakpoint gives a result, like any other end."""
-        if full and isinstance(self.run, StepRun):
-            self.run.wants_results = True
+        if full and self.flow.front == "workflow":
+            cast("StepRun", self.run).wants_results = True
         routine = self._unless_waiting(self._begun(state))
         return self._or_so_far(routine) if full else routine
 
@@ -206,10 +213,15 @@ class Job:
             return driver.run(routine)
 
     async def _adrive(self, routine: Routine[T]) -> T:
-        driver = AsyncDriver(self.options.clock, self.options.hooks)
+        driver = self._awaiting()
         self._listen(driver.live)
         with self._named():
             return await driver.run(routine)
+
+    def _awaiting(self) -> AsyncDriver:
+        from milepost.drivers import AsyncDriver
+
+        return AsyncDriver(self.options.clock, self.options.hooks)
 
     def stream(self, state: Any = None) -> Iterator[Event]:
         """Run it here while its events are iterated."""
@@ -225,7 +237,7 @@ class Job:
 
     async def astream(self, state: Any = None) -> AsyncIterator[Event]:
         """Run it in this task while its events are iterated."""
-        driver = AsyncDriver(self.options.clock, self.options.hooks)
+        driver = self._awaiting()
         self._listen_as_stream(driver.live)
         events = driver.stream(self.routine(state))
         try:
@@ -295,7 +307,7 @@ class Job:
         """Tell what it would do."""
         assert self.wish is not None
         with self._named():
-            return await AsyncDriver(self.options.clock).run(plan(self.run, self.wish))
+            return await self._awaiting().run(plan(self.run, self.wish))
 
     @contextmanager
     def _named(self) -> Iterator[None]:

@@ -20,12 +20,10 @@ from milepost.branching import Stop, label_of, raise_of
 from milepost.context import Context
 from milepost.effects import Emit, Routine
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
-from milepost.events import Progress
 from milepost.failures import place, shown
 from milepost.flow import END, Codec, Fork, Function, GraphFlow, GraphWork, MapWork, Unit, WaitWork
 from milepost.lanes import in_lanes
 from milepost.record import ITEMS
-from milepost.steps import Waits
 
 if TYPE_CHECKING:
     from milepost.visits import Commit, Made
@@ -234,6 +232,8 @@ class _Mapping:
         self.done += 1
         walker = self.walker
         if walker.run.is_listening:
+            from milepost.events import Progress
+
             yield Emit(
                 Progress(
                     run_id=walker.run.run_id,
@@ -302,6 +302,8 @@ def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: Spent, state: Any
             prompt = yield from _asked(walker, unit, spent, state, prompt)
         if work.until is not None:
             until = yield from _asked(walker, unit, spent, state, work.until, _time)
+    from milepost.steps import Waits
+
     waits = Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
     reply, _ = yield from parking.wait(waiting, waits, node_id, spent.visit, walker.place())
     if is_woken:

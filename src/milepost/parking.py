@@ -26,7 +26,6 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.events import RunWaiting
 from milepost.failures import describe
 from milepost.failures import place as say_where
 from milepost.flow import Flow
@@ -34,10 +33,10 @@ from milepost.journal import Journal, ask
 from milepost.options import Options
 from milepost.record import REPLY, WAIT, format_time, parse_time
 from milepost.recorded import Draft, Recorded, parent_of
-from milepost.results import Reply
 from milepost.store import Append, Release, RunRow, Signal, Store, Wait
 
 if TYPE_CHECKING:
+    from milepost.results import Reply
     from milepost.steps import Waits
 
 __all__ = [
@@ -198,6 +197,8 @@ def _wait_here(run: Waiting, work: Waits, step_id: str) -> Routine[tuple[Any, by
     ends = _end_of(work, now_of(run))
     assert ends is not None
     yield Sleep(max(0.0, ends - now_of(run)), run.journal.held)
+    from milepost.results import Reply
+
     return Reply(None, None), b"{}"
 
 
@@ -386,6 +387,8 @@ def _validated(payload: bytes, codec: Codec[Any], model: Any) -> Any:
 
 def reply_of(work: Waits, data: bytes) -> Reply[Any]:
     """What a step that waited gives, from its JSON."""
+    from milepost.results import Reply
+
     try:
         told = msgspec.json.decode(data, type=_Reply)
     except msgspec.MsgspecError as exc:
@@ -445,6 +448,8 @@ def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
     run.status = "waiting"
     run.open_waits = {wait.wait.wait_id: wait for wait in ordered}
     if run.is_listening:
+        from milepost.events import RunWaiting
+
         for wait in ordered:
             yield Emit(
                 RunWaiting(

@@ -8,7 +8,7 @@ somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -28,9 +28,11 @@ from milepost.record import (
     WAIT,
     Record,
 )
-from milepost.results import Outcome, StepResult, StepType
 from milepost.store import Ranges
 from milepost.ways import turnings, way_to
+
+if TYPE_CHECKING:
+    from milepost.results import Outcome, StepResult, StepType
 
 __all__ = ["Draft", "Entry", "Kept", "Recorded", "parent_of"]
 
@@ -60,6 +62,8 @@ class Kept(msgspec.Struct):
 
     def result(self, output: Any, name: str | None = None, step_type: StepType | str | None = None) -> StepResult:
         """The result with its decoded output, and with name and kind as the code has them now where that is given."""
+        from milepost.results import StepResult
+
         return StepResult(
             self.name if name is None else name,
             self.step_type if step_type is None else step_type,

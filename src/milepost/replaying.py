@@ -19,7 +19,6 @@ from milepost.errors import (
     NoCheckpointFoundError,
     RunNotResumableError,
 )
-from milepost.events import ResumeInfo
 from milepost.examining import Wish, check_flow, input_mismatch, is_live, not_resumable, ranges_upto
 from milepost.failures import place
 from milepost.finding import check_live, cut_short
@@ -27,6 +26,7 @@ from milepost.imported import as_recorded
 from milepost.journal import ask
 from milepost.record import OWNER, ROLLBACK, START, Record
 from milepost.recorded import Entry, Recorded
+from milepost.reports import ResumeInfo
 from milepost.store import Latest, Ranges, RunRow
 
 if TYPE_CHECKING:

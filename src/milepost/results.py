@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from milepost.events import ResumeInfo, plain
+from milepost.reports import ResumeInfo, plain
 
 __all__ = [
     "BranchResult",

@@ -25,7 +25,6 @@ from milepost.errors import (
     StoreClosedError,
     StoreError,
 )
-from milepost.events import ResumeInfo, ResumePlan
 from milepost.examining import (
     Wish,
     locked,
@@ -34,6 +33,7 @@ from milepost.examining import (
 from milepost.failures import describe, message_of, place
 from milepost.journal import ask
 from milepost.record import OWNER, Record
+from milepost.reports import ResumeInfo, ResumePlan
 from milepost.runtime import Run
 from milepost.store import Latest, Release, RunRow, Token
 from milepost.taking import take, take_over

@@ -25,7 +25,6 @@ from milepost.errors import (
     RunTimeoutError,
     StoreError,
 )
-from milepost.events import Event, ResumeInfo
 from milepost.failures import describe, failure_fields, first_line
 from milepost.flow import Flow
 from milepost.journal import Drained, Journal
@@ -35,7 +34,9 @@ from milepost.record import FINISH, Record, format_time
 from milepost.store import ENDED, Latest, Release, RunRow, Store, Wait
 
 if TYPE_CHECKING:
+    from milepost.events import Event
     from milepost.examining import Wish
+    from milepost.reports import ResumeInfo
 
 __all__ = ["Run", "complete"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milepost import parking, performing, recording, replaying, undoing
 from milepost.comparing import described, non_determinism
@@ -35,7 +35,6 @@ from milepost.errors import (
     StoreError,
     WorkflowError,
 )
-from milepost.events import Event, WorkflowCompleted, WorkflowStarted
 from milepost.examining import Wish
 from milepost.failures import describe, recorded_step_error, shown
 from milepost.flow import StepFlow
@@ -52,6 +51,9 @@ from milepost.steps import Named, Step
 from milepost.store import Latest, Release, RunRow, Statement, Store, Wait
 from milepost.visiting import StepFailed
 from milepost.workflow_context import WorkflowContext
+
+if TYPE_CHECKING:
+    from milepost.events import Event
 
 __all__ = ["Frame", "StepRun"]
 
@@ -499,6 +501,8 @@ class StepRun(Run):
     def _started(self, began_with: Any) -> Event:
         if self.info is not None and self.info.already_completed:
             began_with = self.root.inputs if self.root is not None else {}  # what it gave is no input
+        from milepost.events import WorkflowStarted
+
         return WorkflowStarted(
             run_id=self.run_id,
             timestamp=self.options.clock.time(),
@@ -508,6 +512,8 @@ class StepRun(Run):
         )
 
     def _completed(self, result: Any, error: BaseException | None) -> Event:
+        from milepost.events import WorkflowCompleted
+
         told = result if isinstance(result, WorkflowResult) else self.told(None, error)
         return WorkflowCompleted(
             run_id=self.run_id,

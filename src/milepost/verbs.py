@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, 
 
 from milepost import signalling
 from milepost.clock import SYSTEM
-from milepost.drivers import AsyncDriver, SyncDriver
-from milepost.events import Event, ResumePlan, RunResult
+from milepost.drivers import SyncDriver
 from milepost.examining import Wish
 from milepost.flow import Flow
 from milepost.job import Job, store_of
@@ -27,6 +26,9 @@ OutputT = TypeVar("OutputT", covariant=True)
 
 if TYPE_CHECKING:
     import typing_extensions
+
+    from milepost.events import Event
+    from milepost.reports import ResumePlan, RunResult
 
     FullT = typing_extensions.TypeVar("FullT", covariant=True, default=Any)
 else:
@@ -286,6 +288,8 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     ) -> Literal["taken", "kept", "duplicate"]:
         """`signal`, awaited."""
         kept = store_of(store)
+        from milepost.drivers import AsyncDriver
+
         told = await AsyncDriver(SYSTEM).run(signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to))
         wake(kept)
         return told
@@ -306,12 +310,14 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     ) -> Literal["cancelled", "requested", "ended"]:
         """`cancel`, awaited."""
         kept = store_of(store)
+        from milepost.drivers import AsyncDriver
+
         told = await AsyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
         wake(kept)
         return told
 
 
-class StateVerbs(Verbs[StateT, RunResult[StateT]]):
+class StateVerbs(Verbs[StateT, "RunResult[StateT]"]):
     """The verbs of a flow that begins with a state and ends with one: a graph."""
 
     def bind(self, state: StateT) -> Bound[StateT, RunResult[StateT]]:

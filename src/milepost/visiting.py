@@ -14,7 +14,6 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.events import StepStarted
 from milepost.failures import place
 from milepost.recorded import Draft
 from milepost.results import (
@@ -23,6 +22,7 @@ from milepost.results import (
 from milepost.steps import Calls, Invokes, Maps, Step, Waits, is_async
 
 if TYPE_CHECKING:
+    from milepost.events import StepStarted
     from milepost.flow import GraphFlow, StepFlow
     from milepost.stepping import StepRun
 
@@ -126,6 +126,8 @@ def refuse_unawaited(returned: Any) -> None:
 
 
 def started(run: StepRun, step: Step[Any], context: Context[Any]) -> StepStarted:
+    from milepost.events import StepStarted
+
     return StepStarted(
         run_id=run.run_id,
         timestamp=run.options.clock.time(),

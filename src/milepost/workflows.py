@@ -33,9 +33,9 @@ from milepost.codec import Codec
 from milepost.codec.functions import FunctionCodecs, classes, hints_of, lenient
 from milepost.comparing import hash_of
 from milepost.errors import DeserializeStateError, MilepostError, OptionError, SerializeStateError, StateTypeError
-from milepost.events import Event, RunResult
 from milepost.options import option_names
 from milepost.protocols import AnyStore
+from milepost.reports import RunResult
 from milepost.results import (
     BranchResult,
     ParallelResult,
@@ -48,6 +48,9 @@ from milepost.results import (
 from milepost.store import check_id
 from milepost.verbs import Bound, Verbs
 from milepost.workflow_context import WorkflowContext
+
+if TYPE_CHECKING:
+    from milepost.events import Event
 
 __all__ = ["Parameter", "Workflow", "workflow"]
 

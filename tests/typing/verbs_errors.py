@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import assert_type
 
 from milepost.engine import Engine
-from milepost.events import RunResult
 from milepost.graph import Graph
+from milepost.reports import RunResult
 from milepost.stores.memory import MemoryStore
 
 

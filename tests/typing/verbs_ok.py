@@ -8,9 +8,10 @@ from typing import Literal, assert_type
 
 from milepost import CheckpointData, MemoryCheckpointStore
 from milepost.engine import Engine
-from milepost.events import Event, ResumePlan, RunResult
+from milepost.events import Event
 from milepost.graph import CompiledGraph, Graph
 from milepost.handles import RunHandle
+from milepost.reports import ResumePlan, RunResult
 from milepost.stores.memory import MemoryStore
 from milepost.verbs import Bound
 from milepost.worker import Worker

@@ -14,12 +14,10 @@ from milepost.events import (
     AttemptFailed,
     Event,
     NodeCompleted,
-    ResumeInfo,
-    ResumePlan,
     RunCompleted,
-    RunResult,
     RunWaiting,
 )
+from milepost.reports import ResumeInfo, ResumePlan, RunResult
 from milepost.store import Wait
 
 INFO = ResumeInfo(run_id="r", source="latest", from_node="a", sequence=3, visit=1, next_node="b", skipped=("a",))

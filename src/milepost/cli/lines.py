@@ -17,7 +17,6 @@ from milepost.events import (
     NodeOverdue,
     NodeStarted,
     Progress,
-    ResumeInfo,
     RollbackCompleted,
     RunCompleted,
     RunStarted,
@@ -28,6 +27,7 @@ from milepost.events import (
     WorkflowStarted,
 )
 from milepost.flow import END
+from milepost.reports import ResumeInfo
 from milepost.results import SkipMarker, StepResult
 from milepost.store import Wait
 from milepost.telling import status_of

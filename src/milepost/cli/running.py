@@ -23,8 +23,9 @@ from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
 from milepost.cli.text import clean, iso, plural, pretty, to_json
 from milepost.errors import RunSuspended
-from milepost.events import Event, ResumePlan, RunCompleted, RunResult, RunStarted, WorkflowCompleted, WorkflowStarted
+from milepost.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
 from milepost.flow import Flow
+from milepost.reports import ResumePlan, RunResult
 from milepost.results import WorkflowResult
 from milepost.workflows import Workflow
 

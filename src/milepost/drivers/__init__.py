@@ -16,8 +16,21 @@ until the next event is asked for.
 
 from __future__ import annotations
 
-from milepost.drivers.awaiting import AsyncDriver
+from typing import TYPE_CHECKING, Any
+
 from milepost.drivers.blocking import SyncDriver
 from milepost.drivers.driver import is_logged
 
+if TYPE_CHECKING:
+    from milepost.drivers.awaiting import AsyncDriver
+
 __all__ = ["AsyncDriver", "SyncDriver", "is_logged"]
+
+
+def __getattr__(name: str) -> Any:
+    # It needs asyncio, a third of all that a program has to load that awaits nothing.
+    if name == "AsyncDriver":
+        from milepost.drivers.awaiting import AsyncDriver
+
+        return AsyncDriver
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

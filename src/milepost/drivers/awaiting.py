@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from milepost.branches import Branch, Branches, merged
 from milepost.clock import Clock
@@ -29,10 +29,12 @@ from milepost.effects import (
     Sleep,
     Write,
 )
-from milepost.events import Event
 from milepost.hooks import Hook, surround
 from milepost.lane import lane_of
 from milepost.threads import Promise
+
+if TYPE_CHECKING:
+    from milepost.events import Event
 
 __all__ = ["AsyncDriver"]
 

@@ -28,11 +28,12 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.events import Event, RunResult
+from milepost.events import Event
 from milepost.examining import Wish
 from milepost.flow import END, BranchEnd, Codec, Fork, GraphFlow, Router, Unit, Walk
 from milepost.job import Job
 from milepost.options import RunOptions
+from milepost.reports import RunResult
 from milepost.results import WorkflowResult
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
