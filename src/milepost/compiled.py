@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from milepost.acceptance import Acceptance
 from milepost.codec import Codec
-from milepost.drawing import Picture, picture_of, to_dot, to_mermaid
 from milepost.errors import GraphProblem
 from milepost.flow import (
     END,
@@ -29,6 +28,9 @@ from milepost.flow import (
 from milepost.merging import Merging, changed_fields
 from milepost.topology import Topology, walk
 from milepost.verbs import StateVerbs
+
+if TYPE_CHECKING:
+    from milepost.drawing import Picture
 
 __all__ = ["CompiledGraph", "kind_of"]
 
@@ -228,10 +230,14 @@ class CompiledGraph(StateVerbs[StateT]):
         Branches of forks begin and end with thick arrows; a graph inside a node is a frame with its nodes in it. `notes` maps
         whole ids to a few words that are written on the node. Raises `OptionError` for another status.
         """
+        from milepost.drawing import to_mermaid
+
         return to_mermaid(self._picture(), status, notes)
 
     def to_dot(self, status: Mapping[str, str] | None = None, notes: Mapping[str, str] | None = None) -> str:
         """Draw a Graphviz digraph; `status` and `notes` as for `to_mermaid`."""
+        from milepost.drawing import to_dot
+
         return to_dot(self._picture(), status, self._name, notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -242,6 +248,8 @@ class CompiledGraph(StateVerbs[StateT]):
         return f"<CompiledGraph {self._name!r}: {len(self._units)} nodes, entry {self._entry!r}>"
 
     def _picture(self) -> Picture:
+        from milepost.drawing import picture_of
+
         graphs = {unit.id: _graph_in(unit.work) for unit in self._units.values()}
         inner = {node: graph._picture() for node, graph in graphs.items() if isinstance(graph, CompiledGraph)}
         return picture_of(self._topology, inner)

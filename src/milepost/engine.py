@@ -23,6 +23,7 @@ from milepost.hooks import Hook
 from milepost.job import Job, store_of
 from milepost.options import EngineOptions, Options, RunOptions, merge_options, option_names
 from milepost.protocols import AnyStore
+from milepost.reports import ResumePlan, RunResult
 from milepost.store import CheckpointInfo, RunInfo, RunRow, Store
 from milepost.stores.opening import open_store
 from milepost.verbs import Bound, StateVerbs, Verbs
@@ -30,7 +31,6 @@ from milepost.wakeups import wake
 
 if TYPE_CHECKING:
     from milepost.events import Event
-    from milepost.reports import ResumePlan, RunResult
     from milepost.results import WorkflowResult
     from milepost.worker import Worker
     from milepost.workflows import Workflow

@@ -45,6 +45,7 @@ from milepost.record import (
     Record,
     parse_time,
 )
+from milepost.reports import ResumeInfo
 from milepost.runtime import Run
 from milepost.store import Latest, Ranges, RunRow
 from milepost.turning import CONTINUE, newest_turn, refused
@@ -52,7 +53,6 @@ from milepost.turning import CONTINUE, newest_turn, refused
 if TYPE_CHECKING:
     from milepost.graph_run import NodeRun
     from milepost.recorded import Entry, Recorded
-    from milepost.reports import ResumeInfo
 
 __all__ = [
     "Found",
@@ -406,8 +406,6 @@ def examine(
         source = "node"
     known = set(nodes)
     at = spot.at or point
-    from milepost.reports import ResumeInfo
-
     info = ResumeInfo(
         run_id=run.run_id,
         source=source,

@@ -16,13 +16,13 @@ from milepost.journal import ask
 from milepost.options import Options
 from milepost.record import OWNER, REPLY, WAIT, Record, format_time
 from milepost.recorded import Draft, Recorded
+from milepost.reports import RunResult
 from milepost.runtime import Run
 from milepost.store import Latest, Release, RunRow, Store, Wait
 from milepost.walking import Walker
 
 if TYPE_CHECKING:
     from milepost.events import RunCompleted, RunStarted
-    from milepost.reports import RunResult
 
 __all__ = ["NodeRun"]
 
@@ -155,8 +155,6 @@ class NodeRun(Run):
 
     def result(self, value: Any) -> RunResult[Any]:
         """What a verb gives with `full=True`."""
-        from milepost.reports import RunResult
-
         return RunResult(
             state=value,
             run_id=self.run_id,

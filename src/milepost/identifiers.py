@@ -6,7 +6,7 @@ made later sort later.
 
 from __future__ import annotations
 
-import secrets
+import os
 import uuid
 
 __all__ = ["new_nonce", "new_run_id"]
@@ -14,7 +14,7 @@ __all__ = ["new_nonce", "new_run_id"]
 
 def new_run_id(seconds: float) -> str:
     """A UUIDv7 for a run that begins at this POSIX time."""
-    value = (int(seconds * 1000) & ((1 << 48) - 1)) << 80 | secrets.randbits(80)
+    value = (int(seconds * 1000) & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big")
     value = value & ~(0xF << 76) | 7 << 76
     value = value & ~(0x3 << 62) | 2 << 62
     return str(uuid.UUID(int=value))
@@ -22,4 +22,4 @@ def new_run_id(seconds: float) -> str:
 
 def new_nonce() -> str:
     """128 random bits as text."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()

@@ -17,6 +17,7 @@ from milepost.options import Options, merge_options
 from milepost.parts import unit_of
 from milepost.protocols import AnyStore
 from milepost.record import format_time
+from milepost.reports import ResumePlan
 from milepost.resuming import await_due, plan, resume, resume_claimed
 from milepost.runtime import Run
 from milepost.starting import enqueue, start
@@ -26,7 +27,6 @@ from milepost.turning import CONTINUE, check_options
 if TYPE_CHECKING:
     from milepost.drivers import AsyncDriver
     from milepost.events import Event
-    from milepost.reports import ResumePlan
     from milepost.stepping import StepRun
 
 __all__ = ["Job", "store_of"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 from pathlib import Path
 
 __all__ = ["Process", "describe_owner", "is_gone", "this_process"]
@@ -22,7 +21,7 @@ class Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.key = secrets.token_hex(8)
+        self.key = os.urandom(8).hex()
         started = _own_start_time(self.pid)
         host = _host()
         self.name = f"{host}:{self.pid}:{started}" if host and started else f"{platform.node()}::{self.pid}:"

@@ -31,12 +31,12 @@ from milepost.journal import Drained, Journal
 from milepost.options import Options
 from milepost.origins import Origin
 from milepost.record import FINISH, Record, format_time
+from milepost.reports import ResumeInfo
 from milepost.store import ENDED, Latest, Release, RunRow, Store, Wait
 
 if TYPE_CHECKING:
     from milepost.events import Event
     from milepost.examining import Wish
-    from milepost.reports import ResumeInfo
 
 __all__ = ["Run", "complete"]
 

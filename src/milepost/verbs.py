@@ -17,6 +17,7 @@ from milepost.flow import Flow
 from milepost.job import Job, store_of
 from milepost.options import RunOptions
 from milepost.protocols import AnyStore
+from milepost.reports import ResumePlan, RunResult
 from milepost.wakeups import wake
 
 __all__ = ["Bound", "StateVerbs", "Verbs"]
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import typing_extensions
 
     from milepost.events import Event
-    from milepost.reports import ResumePlan, RunResult
 
     FullT = typing_extensions.TypeVar("FullT", covariant=True, default=Any)
 else:
@@ -317,7 +317,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         return told
 
 
-class StateVerbs(Verbs[StateT, "RunResult[StateT]"]):
+class StateVerbs(Verbs[StateT, RunResult[StateT]]):
     """The verbs of a flow that begins with a state and ends with one: a graph."""
 
     def bind(self, state: StateT) -> Bound[StateT, RunResult[StateT]]:
