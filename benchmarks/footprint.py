@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import milepost
 from benchmarks.children import compiled, run_child
 from benchmarks.report import Figure, at_most, compare
-from benchmarks.rounds import Rounds, interleave
+from benchmarks.rounds import Rounds, interleave, seconds
 from benchmarks.setting import Setting
 
 __all__ = ["UNTRACED", "count_fsyncs", "fsyncs", "importing", "memory"]
@@ -20,33 +21,84 @@ _EXTRAS = frozenset(
     {"attrs", "attr", "click", "cryptography", "jsonpatch", "opentelemetry", "psycopg", "pydantic", "rich"}
 )
 UNTRACED = "fsyncs per node (strace is not there, or may not trace)"
+_NEEDED = "asyncio,msgspec,sqlite3,hashlib,logging,dataclasses"
+_NAMES = ("Engine", "Graph", "SQLiteStore")
+_FIRST = """
+import sys
+from dataclasses import dataclass
+
+from milepost import Engine, Graph, SQLiteStore
+
+
+@dataclass
+class Count:
+    n: int = 0
+
+
+def add(state: Count) -> Count:
+    return Count(state.n + 1)
+
+
+graph = Graph(Count).add_node("add", add).set_entry("add").add_edge("add", "__end__").compile("first")
+with SQLiteStore(sys.argv[1]) as store, Engine(store) as engine:
+    assert engine.run(graph.bind(Count())) == Count(1)
+"""
 
 
 def importing(setting: Setting) -> Iterator[Figure]:
-    """Import in a new process with bytecode compiled, beside what the library itself must import."""
-    needed = "asyncio,msgspec,sqlite3,hashlib,logging,dataclasses"
-    modules: set[str] = set()
-    with compiled() as env:
+    """Imports in a new process with bytecode compiled, and the first run of a program from its start to its end.
 
-        def side(names: str) -> float:
+    The package loads what is asked for when it is asked for: `import milepost` alone says little, and stands beside the import
+    of what most programs ask for, and a whole program that has run one durable node.
+    """
+    every = [name for name in milepost.__all__ if name != "PostgresStore"]  # which needs an extra
+    modules: dict[str, list[str]] = {}
+    with compiled() as env, setting.folder(next(iter(setting.places))) as folder:
+
+        def imports(side: str, names: str) -> float:
             command = (sys.executable, "-m", "benchmarks.children", "importing", names)
             told = json.loads(run_child(command, env))
-            if names == "milepost":
-                modules.update(told["modules"])
+            modules[side] = told["modules"]
             return float(told["seconds"])
 
-        found = interleave(setting.size.rounds, {"ours": lambda: side("milepost"), "needed": lambda: side(needed)})
-    extras = sorted(_EXTRAS & {name.partition(".")[0] for name in modules})
-    own = sum(name.partition(".")[0] == "milepost" for name in modules)
-    figure = compare(
-        "import milepost", found, measure="ours", unit="ms", scale=1e3, goal=at_most(150), aim=at_most(100),
-        note=f"{len(modules)} modules, {own} of its own, of the extras {', '.join(extras) or 'none'}",
-    )  # fmt: skip
-    yield figure
+        def program(*given: str) -> float:
+            (folder / "runs.db").unlink(missing_ok=True)
+            return seconds(run_child, (sys.executable, "-c", *given), env)
+
+        found = interleave(
+            setting.size.rounds,
+            {
+                "package": lambda: imports("package", "milepost"),
+                "names": lambda: imports("names", ",".join(f"milepost:{name}" for name in _NAMES)),
+                "every": lambda: imports("every", ",".join(f"milepost:{name}" for name in every)),
+                "needed": lambda: imports("needed", _NEEDED),
+                "first": lambda: program(_FIRST, str(folder / "runs.db")),
+                "python": lambda: program("pass"),
+            },
+        )
+    yield compare("import milepost", found, ours="package", measure="ours", unit="ms", scale=1e3)
+    names = ", ".join(_NAMES)
     yield compare(
-        "import beside what it must import", found, measure="ratio", unit="ms", scale=1e3, limit="needed",
-        limit_is="asyncio, msgspec, sqlite3, hashlib, logging, dataclasses",
+        f"import {names}", found, ours="names", measure="ours", unit="ms", scale=1e3, goal=at_most(150),
+        aim=at_most(100), note=_loaded(modules["names"]),
     )  # fmt: skip
+    yield compare(
+        f"import {names} beside asyncio and others", found, ours="names", measure="ratio", unit="ms", scale=1e3,
+        limit="needed", limit_is=_NEEDED.replace(",", ", "),
+    )  # fmt: skip
+    yield compare(
+        "import every name", found, ours="every", measure="ours", unit="ms", scale=1e3, note=_loaded(modules["every"])
+    )  # fmt: skip
+    yield compare(
+        "first run: a program imports, builds, runs one node on a new SQLite file and ends", found, ours="first",
+        measure="beyond", unit="ms", scale=1e3, limit="python", limit_is="python -c pass", aim=at_most(100),
+    )  # fmt: skip
+
+
+def _loaded(modules: Sequence[str]) -> str:
+    own = sum(name.partition(".")[0] == "milepost" for name in modules)
+    extras = sorted(_EXTRAS & {name.partition(".")[0] for name in modules})
+    return f"{len(modules)} modules, {own} of its own, of the extras {', '.join(extras) or 'none'}"
 
 
 def memory(setting: Setting) -> Iterator[Figure]:
