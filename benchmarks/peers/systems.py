@@ -33,7 +33,9 @@ class System:
 
 SYSTEMS: Mapping[str, System] = {
     LIMIT: System("no library", "limit", "Limit", ("asyncio", "sqlite3"), ("psycopg",)),
-    OURS: System("Milepost, graph", "milepost", "Milepost", ("milepost:Graph", "milepost:SQLiteStore"), ("milepost", "msgspec")),
+    OURS: System(
+        "Milepost, graph", "milepost", "Milepost", ("milepost:Graph", "milepost:SQLiteStore"), ("milepost", "msgspec")
+    ),
     "milepost-steps": System("Milepost, steps", "milepost_steps", "MilepostSteps", (), ()),
     "langgraph": System(
         "LangGraph",

@@ -18,7 +18,6 @@ from milepost.effects import Ask, Routine
 from milepost.errors import OptionError, RunNotFoundError
 from milepost.examining import Wish
 from milepost.flow import Flow
-from milepost.handles import RunHandle
 from milepost.hooks import Hook
 from milepost.job import Job, store_of
 from milepost.options import EngineOptions, Options, RunOptions, merge_options, option_names
@@ -31,6 +30,7 @@ from milepost.wakeups import wake
 
 if TYPE_CHECKING:
     from milepost.events import Event
+    from milepost.handles import RunHandle
     from milepost.results import WorkflowResult
     from milepost.worker import Worker
     from milepost.workflows import Workflow
@@ -634,6 +634,8 @@ class Engine:
     # -- below ---------------------------------------------------------------------------------------
 
     def _handle(self, run_id: str, flow: Flow | None = None) -> RunHandle[Any]:
+        from milepost.handles import RunHandle  # what a program needs that looks at runs from outside
+
         return RunHandle(self.store, run_id, flow, find=self.known().get, gate=self._gate, bound=self._bound)
 
     def _queued(

@@ -9,6 +9,7 @@ import builtins
 import functools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -22,7 +23,9 @@ from milepost.stores.differences import Base, chained
 from milepost.stores.gaps import Gaps
 from milepost.stores.pruning import Pruning
 from milepost.stores.transaction import Note, Transaction, seal_of
-from milepost.stores.transfer import Copy, lines_of, read_run
+
+if TYPE_CHECKING:
+    from milepost.stores.transfer import Copy
 
 __all__ = ["Keeping"]
 
@@ -125,6 +128,8 @@ class Keeping(Pruning):
 
     def export(self, run_id: str) -> bytes:
         check_run_id(run_id)
+        from milepost.stores.transfer import lines_of
+
         with self._reading("export") as tx:
             # The row tells the newest record as of some time ago: as of now it tells whether the export is all there.
             row = replace(self._row(tx, run_id), sequence=tx.newest(run_id))
@@ -140,6 +145,8 @@ class Keeping(Pruning):
         return record.envelope()
 
     def import_run(self, data: bytes, *, run_id: str | None = None) -> str:
+        from milepost.stores.transfer import read_run
+
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"what an export wrote is bytes, not {type(data).__name__}")
         if run_id is not None:

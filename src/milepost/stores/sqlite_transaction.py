@@ -15,7 +15,6 @@ from milepost.errors import StoreError
 from milepost.fence import Row
 from milepost.record import Record, format_time
 from milepost.store import Signal, Statement, Status, Token
-from milepost.stores import sqlite_user_statements
 from milepost.stores.columns import (
     damaged_row,
     entry_of,
@@ -363,6 +362,8 @@ class SQLTransaction(Transaction):
     # -- statements of users -----------------------------------------------------------------------
 
     def perform(self, statements: Sequence[Statement]) -> None:
+        from milepost.stores import sqlite_user_statements  # what few programs need
+
         sqlite_user_statements.perform(self._connection, statements)
 
 
