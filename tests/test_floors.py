@@ -297,20 +297,42 @@ def test_nothing_stored_can_be_executed():
     assert not wrong, "\n".join(wrong)
 
 
-IMPORTING = """
+LOADING = """
 import sys
 before = {{*sys.modules}}  # what measures coverage begins with the interpreter, and imports things of its own
-import {module}
+{program}
 print(*(name for name in {unwanted!r} if name in sys.modules and name not in before))
 """
+GRAPH = """
+from milepost import Engine, Graph, SQLiteStore
+graph = Graph(dict).add_node("add", lambda state: {**state, "n": 1}).set_entry("add").add_edge("add", "__end__").compile()
+with SQLiteStore(":memory:") as store, Engine(store) as engine:
+    assert engine.run(graph.bind({})) == {"n": 1}
+"""
+WORKFLOW = """
+from milepost import Engine, SQLiteStore, step, workflow
+@workflow("adding")
+def adding(n: int):
+    return (yield step("add").python(lambda: n + 1))
+with SQLiteStore(":memory:") as store, Engine(store) as engine:
+    assert engine.run(adding.bind(1)) == 2
+"""
+RARE = ["pickle", "milepost.elsewhere", "milepost.pools", "milepost.forking_runs", "milepost.testing"]
+UNHEARD = ["asyncio", "milepost.events", "milepost.telling", "milepost.handles", "milepost.worker", "milepost.drawing"]
+"""What a sync run does without that nobody listens to or looks at from outside."""
 
 
-@pytest.mark.parametrize("module", ["milepost", "milepost.testing"])
-def test_an_import_loads_no_extra_and_nothing_that_few_programs_need(module: str):
-    rare = ["pickle", "milepost.elsewhere", "milepost.pools", "milepost.forking_runs"] if module == "milepost" else []
-    unwanted = [*EXTRAS, *rare, *(["pytest", "_pytest"] if module == "milepost.testing" else ["milepost.testing"])]
+@pytest.mark.parametrize(
+    ("program", "unwanted"),
+    [
+        pytest.param("import milepost.testing", ["pytest", "_pytest"], id="testing"),
+        pytest.param(GRAPH, [*RARE, *UNHEARD, "milepost.results", "milepost.steps", "milepost.stepping"], id="graph"),
+        pytest.param(WORKFLOW, [*RARE, *UNHEARD, "milepost.graph", "milepost.topology"], id="workflow"),
+    ],
+)
+def test_a_program_loads_no_extra_and_nothing_that_it_does_without(program: str, unwanted: list[str]):
     told = subprocess.run(
-        [sys.executable, "-c", IMPORTING.format(module=module, unwanted=unwanted)],
+        [sys.executable, "-c", LOADING.format(program=program, unwanted=[*EXTRAS, *unwanted])],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
