@@ -32,6 +32,7 @@ FLOORS: dict[str, tuple[int, int]] = {
     "identifiers": (1, 0),
     "ways": (1, 0),
     "record": (1, 0),
+    "inventory": (1, 1),
     "origins": (1, 0),
     "seals": (1, 1),
     "checkpoint": (1, 2),

@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from milepost.flow import END, START
     from milepost.graph import CompiledGraph, Graph
     from milepost.handles import RunHandle
+    from milepost.inventory import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
     from milepost.options import RunOptions
     from milepost.reports import ResumeInfo, ResumePlan, RunResult
     from milepost.results import (
@@ -104,7 +105,7 @@ if TYPE_CHECKING:
     )
     from milepost.retry import Retry
     from milepost.steps import Step, Steps, branch, parallel, step
-    from milepost.store import CheckpointInfo, Pruned, Retention, RunInfo, Stats, Store, VerifyReport, Wait
+    from milepost.store import Store
     from milepost.stores.file import FileStore
     from milepost.stores.memory import MemoryStore
     from milepost.stores.opening import open_store
@@ -256,6 +257,7 @@ _HOMES = {
     "flow": "END START",
     "graph": "CompiledGraph Graph",
     "handles": "RunHandle",
+    "inventory": "CheckpointInfo Pruned Retention RunInfo Stats VerifyReport Wait",
     "options": "RunOptions",
     "reports": "ResumeInfo ResumePlan RunResult",
     "results": (
@@ -264,7 +266,7 @@ _HOMES = {
     ),
     "retry": "Retry",
     "steps": "Step Steps branch parallel step",
-    "store": "CheckpointInfo Pruned Retention RunInfo Stats Store VerifyReport Wait",
+    "store": "Store",
     "stores.memory": "MemoryStore",
     "stores.opening": "open_store",
     "stores.sqlite": "SQLiteStore",

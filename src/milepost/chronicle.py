@@ -22,11 +22,11 @@ from milepost.events import (
 )
 from milepost.failures import recorded_error, recorded_step_error
 from milepost.flow import Flow
+from milepost.inventory import Wait
 from milepost.parts import codec_at
 from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, REPLY, ROLLBACK, START, WAIT, Record, parse_time
 from milepost.reports import ResumeInfo
 from milepost.results import RollbackError, StepResult, WorkflowResult
-from milepost.store import Wait
 
 __all__ = ["Chronicle"]
 

@@ -23,7 +23,7 @@ from milepost.job import Job, store_of
 from milepost.options import EngineOptions, Options, RunOptions, merge_options, option_names
 from milepost.protocols import AnyStore
 from milepost.reports import ResumePlan, RunResult
-from milepost.store import CheckpointInfo, RunInfo, RunRow, Store
+from milepost.store import RunRow, Store
 from milepost.stores.opening import open_store
 from milepost.verbs import Bound, StateVerbs, Verbs
 from milepost.wakeups import wake
@@ -31,6 +31,7 @@ from milepost.wakeups import wake
 if TYPE_CHECKING:
     from milepost.events import Event
     from milepost.handles import RunHandle
+    from milepost.inventory import CheckpointInfo, RunInfo
     from milepost.results import WorkflowResult
     from milepost.worker import Worker
     from milepost.workflows import Workflow

@@ -9,12 +9,15 @@ Time, process names and the tokens at hand are passed in. Nothing here changes a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from milepost.store import ENDED, Append, Claim, LeaseState, Ranges, Release, Token, Wait
+from milepost.store import ENDED, Append, Claim, LeaseState, Ranges, Release, Token
+
+if TYPE_CHECKING:
+    from milepost.inventory import Wait
 
 __all__ = [
     "Held",

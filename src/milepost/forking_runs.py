@@ -26,10 +26,11 @@ from milepost.examining import check_flow, content_of, is_live
 from milepost.failures import place
 from milepost.finding import check_live
 from milepost.flow import GraphFlow
+from milepost.inventory import VerifyReport
 from milepost.journal import ask
 from milepost.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
 from milepost.runtime import Run
-from milepost.store import Latest, Ranges, Signal, Store, VerifyReport, check_id, check_run_id
+from milepost.store import Latest, Ranges, Signal, Store, check_id, check_run_id
 from milepost.stores.forked_runs import Prefix, lines_of_fork, unexplained_gaps
 
 __all__ = ["fork"]

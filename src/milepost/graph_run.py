@@ -18,11 +18,12 @@ from milepost.record import OWNER, REPLY, WAIT, Record, format_time
 from milepost.recorded import Draft, Recorded
 from milepost.reports import RunResult
 from milepost.runtime import Run
-from milepost.store import Latest, Release, RunRow, Store, Wait
+from milepost.store import Latest, Release, RunRow, Store
 from milepost.walking import Walker
 
 if TYPE_CHECKING:
     from milepost.events import RunCompleted, RunStarted
+    from milepost.inventory import Wait
 
 __all__ = ["NodeRun"]
 

@@ -18,13 +18,14 @@ from milepost.effects import Routine
 from milepost.errors import OptionError, RunTimeoutError
 from milepost.examining import Wish
 from milepost.flow import Flow
+from milepost.inventory import RunInfo
 from milepost.job import Job
 from milepost.journal import ask
 from milepost.record import FINISH, Record
 from milepost.results import StepResult
 from milepost.runtime import Run
 from milepost.stepping import StepRun
-from milepost.store import RunInfo, RunRow, Store, check_run_id
+from milepost.store import RunRow, Store, check_run_id
 from milepost.wakeups import wake
 from milepost.watching import Look, await_output, await_records, await_result, loaded, state_of, step_results
 

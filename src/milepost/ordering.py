@@ -15,9 +15,9 @@ from typing import Any
 
 from milepost.checkpoint import read_envelope
 from milepost.errors import DeserializeStateError
+from milepost.inventory import Wait
 from milepost.record import CHECKPOINT, FAILURE, FINISH, ITEMS, OWNER, REPLY, ROUTE, START, WAIT, Record, parse_time
 from milepost.recorded import parent_of
-from milepost.store import Wait
 from milepost.ways import Turning, turnings, way_to
 
 __all__ = ["Lane", "Reader", "Visit", "kind_in", "put_in_order"]

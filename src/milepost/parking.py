@@ -33,9 +33,10 @@ from milepost.journal import Journal, ask
 from milepost.options import Options
 from milepost.record import REPLY, WAIT, format_time, parse_time
 from milepost.recorded import Draft, Recorded, parent_of
-from milepost.store import Append, Release, RunRow, Signal, Store, Wait
+from milepost.store import Append, Release, RunRow, Signal, Store
 
 if TYPE_CHECKING:
+    from milepost.inventory import Wait
     from milepost.results import Reply
     from milepost.steps import Waits
 
@@ -249,6 +250,8 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
         **at,
     }
     sequence, _ = yield from run.record((Draft(WAIT, step_id, visit, fields, data),), is_fatal=True)
+    from milepost.inventory import Wait
+
     wake_at = None if ends is None else parse_time(format_time(ends))
     opened = Open(Wait(wait_id, work.signal, msgspec.json.decode(data), wake_at), sequence, seen, work.early)
     run.open_waits[step_id] = opened
@@ -258,6 +261,10 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
 def _recorded_waits(run: Waiting) -> dict[str, Open]:
     """The waits that are recorded and have not ended, by step."""
     recorded = run.recorded
+    if not recorded.waits:
+        return {}
+    from milepost.inventory import Wait
+
     found = {}
     for step_id, entry in recorded.waits.items():
         reply = recorded.replies.get(step_id)

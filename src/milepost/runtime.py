@@ -32,11 +32,12 @@ from milepost.options import Options
 from milepost.origins import Origin
 from milepost.record import FINISH, Record, format_time
 from milepost.reports import ResumeInfo
-from milepost.store import ENDED, Latest, Release, RunRow, Store, Wait
+from milepost.store import ENDED, Latest, Release, RunRow, Store
 
 if TYPE_CHECKING:
     from milepost.events import Event
     from milepost.examining import Wish
+    from milepost.inventory import Wait
 
 __all__ = ["Run", "complete"]
 

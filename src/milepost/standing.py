@@ -13,9 +13,10 @@ from typing import Any
 
 from milepost.examining import is_live
 from milepost.flow import END
+from milepost.inventory import Wait
 from milepost.ordering import Lane, Reader, Visit, kind_in, put_in_order
 from milepost.record import Record
-from milepost.store import ENDED, Ranges, Wait
+from milepost.store import ENDED, Ranges
 
 __all__ = ["Standing", "Visit", "each", "standing"]
 

@@ -48,12 +48,13 @@ from milepost.replaying import Found, inputs_of, primed, primed_or_over
 from milepost.results import RollbackError, StepResult, WorkflowResult
 from milepost.runtime import Run, complete
 from milepost.steps import Named, Step
-from milepost.store import Latest, Release, RunRow, Statement, Store, Wait
+from milepost.store import Latest, Release, RunRow, Statement, Store
 from milepost.visiting import StepFailed
 from milepost.workflow_context import WorkflowContext
 
 if TYPE_CHECKING:
     from milepost.events import Event
+    from milepost.inventory import Wait
 
 __all__ = ["Frame", "StepRun"]
 

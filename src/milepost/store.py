@@ -21,10 +21,9 @@ from __future__ import annotations
 import abc
 import builtins
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
 
 import msgspec
 
@@ -32,34 +31,29 @@ from milepost.clock import SYSTEM, Clock
 from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
 from milepost.process import this_process
 from milepost.record import Record
-from milepost.retry import as_seconds
 from milepost.seals import Seals
+
+if TYPE_CHECKING:
+    from milepost.inventory import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
 
 __all__ = [
     "ENDED",
     "Append",
-    "CheckpointInfo",
     "Claim",
     "Claimed",
     "Latest",
     "LeaseState",
     "NewRun",
-    "Pruned",
     "Release",
     "Renewal",
-    "Retention",
-    "RunInfo",
     "RunRow",
     "Signal",
     "Statement",
-    "Stats",
     "Status",
     "Store",
     "StoreOptions",
     "Token",
     "Verdict",
-    "VerifyReport",
-    "Wait",
     "check_id",
     "check_run_id",
     "check_tag",
@@ -88,57 +82,6 @@ class Token(NamedTuple):
     def is_ours(self) -> bool:
         """Whether this process made the token."""
         return self.process == this_process().key
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One thing that a run waits for. `signal` is None for a timer, `wake_at` None without an end."""
-
-    wait_id: str
-    signal: str | None
-    prompt: Any = None
-    wake_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """One checkpoint without its state. `size` is that of the uncompressed state in bytes."""
-
-    run_id: str
-    node_id: str
-    sequence: int
-    timestamp: datetime
-    size: int
-    visit: int = 1
-    attempt: int = 1
-    superseded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """What a store knows of a run. `status` is `dead` for a running one whose lease has ended."""
-
-    run_id: str
-    flow: str
-    status: str
-    reason: str
-    """Why the run does not move, in one sentence; "" where there is nothing to tell."""
-    degraded: bool
-    missed: tuple[str, ...]
-    created_at: datetime
-    updated_at: datetime
-    sequence: int
-    """Of the newest record."""
-    next_node: str | None
-    """Of the newest checkpoint."""
-    size: int
-    """Of the newest checkpoint's state, in bytes."""
-    owner: str
-    lease_until: datetime | None
-    wake_at: datetime | None
-    waiting_for: tuple[Wait, ...]
-    crash_count: int
-    tags: Mapping[str, str]
 
 
 LeaseState = Literal["free", "live", "ended", "ours", "abandoned"]
@@ -288,53 +231,6 @@ class Signal(NamedTuple):
     sent_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What `verify` found. `ok` is whether `problems`, one sentence each, is empty."""
-
-    ok: bool
-    problems: tuple[str, ...] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What a store may forget by itself. Nothing, unless a field is set.
-
-    `older_than` (seconds or a timedelta) is the time since the last activity after which a run that finished or was
-    cancelled is deleted; `keep_last` is how many visits of each node are kept.
-    """
-
-    older_than: float | timedelta | None = None
-    keep_last: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.older_than is not None:
-            object.__setattr__(self, "older_than", as_seconds(self.older_than, "older_than"))
-        count = self.keep_last
-        if count is not None and (type(count) is not int or count < 1):
-            raise OptionError(f"keep_last must be a whole number, 1 or more, not {count!r}", option="keep_last")
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was forgotten, or with `dry_run` would have been: run ids, and how many records `thinned` runs lost."""
-
-    deleted: tuple[str, ...] = ()
-    thinned: tuple[str, ...] = ()
-    records: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """How much a store has: runs by the status that they are shown with, records, and their bytes as they are kept."""
-
-    runs: Mapping[str, int]
-    records: int
-    size: int
-    oldest: datetime | None
-    """When the run that was changed least recently was changed; None without runs."""
-
-
 class StoreOptions(TypedDict, total=False):
     """What every store can be given, by name; see `Store`."""
 
@@ -387,6 +283,13 @@ def check_run_id(value: Any) -> str:
     return check_id(value, "run id")
 
 
+def _check_retention(given: Any) -> None:
+    from milepost.inventory import Retention
+
+    if not isinstance(given, Retention):
+        raise OptionError(f"retention must be a Retention, not {given!r}: Retention(keep_last=3)", option="retention")
+
+
 class Store(abc.ABC):
     """Where journals live. Subclass this to add a store; `StoreContract` tests it.
 
@@ -417,10 +320,8 @@ class Store(abc.ABC):
         encryption_key: Mapping[str, bytes] | None = None,
         allow_plain: bool = False,
     ) -> None:
-        if retention is not None and not isinstance(retention, Retention):
-            raise OptionError(
-                f"retention must be a Retention, not {retention!r}: Retention(keep_last=3)", option="retention"
-            )
+        if retention is not None:
+            _check_retention(retention)
         self.clock = clock
         self.retention = retention
         if encryption_key is not None and not self.can_encrypt:

@@ -10,7 +10,8 @@ import pytest
 from attacker import Attacker
 
 from milepost import NodeError
-from milepost.store import Release, Wait
+from milepost.inventory import Wait
+from milepost.store import Release
 from milepost.testing.journals import begin, work
 
 MARKER = "a-secret-of-users-7261"

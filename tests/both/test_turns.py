@@ -32,8 +32,9 @@ from milepost import (
     workflow,
 )
 from milepost.events import RunCompleted, RunStarted
+from milepost.inventory import Wait
 from milepost.record import CHECKPOINT, OWNER
-from milepost.store import Release, Wait
+from milepost.store import Release
 from milepost.testing.journals import take, write
 
 TURN = {"if_exists": "continue"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, MilepostError
-from milepost.store import CheckpointInfo
+from milepost.inventory import CheckpointInfo
 
 STATUSES = ("finished", "failed", "interrupted")
 NODES = "abc"

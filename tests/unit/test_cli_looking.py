@@ -13,8 +13,9 @@ from cli_calls import Shop, shop
 from milepost import Checkpoint, SQLiteStore
 from milepost.cli.looking import why_it_stands
 from milepost.identifiers import new_nonce
+from milepost.inventory import RunInfo, Wait
 from milepost.record import format_time, make_record
-from milepost.store import NewRun, Release, RunInfo, Store, Token, Wait
+from milepost.store import NewRun, Release, Store, Token
 from milepost.stores.file import FileStore
 from milepost.testing import FakeClock
 

@@ -12,7 +12,8 @@ from test_cli_looking import make_run
 from workshop_calls import STORE, Workshop, shop, workshop
 
 from milepost import SQLiteStore
-from milepost.store import Release, Wait
+from milepost.inventory import Wait
+from milepost.store import Release
 
 __all__ = ["shop", "workshop"]
 

@@ -17,8 +17,8 @@ from milepost.events import (
     RunCompleted,
     RunWaiting,
 )
+from milepost.inventory import Wait
 from milepost.reports import ResumeInfo, ResumePlan, RunResult
-from milepost.store import Wait
 
 INFO = ResumeInfo(run_id="r", source="latest", from_node="a", sequence=3, visit=1, next_node="b", skipped=("a",))
 KINDS = [

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from milepost import fence
 from milepost.fence import Held, Row
+from milepost.inventory import Wait
 from milepost.process import this_process
 from milepost.record import Record
-from milepost.store import Append, Claim, Release, Token, Wait
+from milepost.store import Append, Claim, Release, Token
 from milepost.store import LeaseState as State
 
 NOW = 1000.0

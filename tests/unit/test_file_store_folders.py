@@ -17,8 +17,9 @@ import pytest
 from milepost.clock import SystemClock
 from milepost.errors import CheckpointNotFoundError, RunExistsError, RunNotFoundError, StoreError, StoreVersionError
 from milepost.fence import Row
+from milepost.inventory import Wait
 from milepost.process import this_process
-from milepost.store import Append, Release, Store, Token, Wait
+from milepost.store import Append, Release, Store, Token
 from milepost.stores.file import FileStore
 from milepost.stores.file_commit import RowText
 from milepost.testing import FakeClock

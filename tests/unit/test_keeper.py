@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from milepost.errors import CheckpointIntegrityError
 from milepost.fence import Row
+from milepost.inventory import Wait
 from milepost.record import CHECKPOINT, ENCRYPTED, FAILURE, VERBATIM, Record, make_record
 from milepost.seals import Seals
-from milepost.store import Signal, Wait
+from milepost.store import Signal
 from milepost.stores.keeper import Keeper, keeper_of
 from milepost.stores.transaction import note_of
 

@@ -15,6 +15,7 @@ import pytest
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, MilepostError, SQLiteStore
 from milepost.errors import DeserializeStateError, NoCheckpointFoundError, OptionError, StoreError
+from milepost.inventory import Retention
 from milepost.record import (
     CHECKPOINT,
     FAILURE,
@@ -30,7 +31,7 @@ from milepost.record import (
     make_record,
 )
 from milepost.seals import Seals
-from milepost.store import Ranges, Release, Retention, Store
+from milepost.store import Ranges, Release, Store
 from milepost.stores.pruning import Wish
 from milepost.stores.thinning import Trace, surplus, trace_of
 from milepost.testing import FakeClock

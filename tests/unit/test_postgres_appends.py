@@ -13,7 +13,8 @@ import psycopg
 import pytest
 
 from milepost.errors import StoreError
-from milepost.store import Append, Release, Token, Wait
+from milepost.inventory import Wait
+from milepost.store import Append, Release, Token
 from milepost.stores.postgres import PostgresStore
 from milepost.stores.postgres_appends import Appends
 from milepost.testing.journals import begin, checkpoint, failure, take, work, write

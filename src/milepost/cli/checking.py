@@ -22,8 +22,8 @@ from milepost.cli.targets import load_target
 from milepost.cli.text import to_json
 from milepost.drawing import recorded_picture, to_dot, to_mermaid
 from milepost.graph import CompiledGraph
+from milepost.inventory import RunInfo
 from milepost.standing import Standing, standing
-from milepost.store import RunInfo
 from milepost.topology import Topology
 from milepost.workflows import Workflow
 

@@ -27,9 +27,9 @@ from milepost.events import (
     WorkflowStarted,
 )
 from milepost.flow import END
+from milepost.inventory import Wait
 from milepost.reports import ResumeInfo
 from milepost.results import SkipMarker, StepResult
-from milepost.store import Wait
 from milepost.telling import status_of
 
 __all__ = ["line_of", "progress_text", "signal_command", "step_of", "visit_of", "wait_document", "wait_text"]

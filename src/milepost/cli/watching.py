@@ -22,10 +22,11 @@ from milepost.cli.text import clean, short, to_json
 from milepost.errors import DeserializeStateError
 from milepost.events import Event
 from milepost.flow import Flow
+from milepost.inventory import RunInfo
 from milepost.record import FAILURE, FINISH, ROLLBACK, Record
 from milepost.recorded import Entry
 from milepost.results import SkipMarker
-from milepost.store import ENDED, RunInfo, Store
+from milepost.store import ENDED, Store
 
 __all__ = ["drawn", "exit_code_of", "follow", "watch", "watched"]
 

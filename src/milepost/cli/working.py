@@ -26,9 +26,10 @@ from milepost.cli.targets import read_pairs
 from milepost.cli.text import plural, short, to_json
 from milepost.errors import RunNotFoundError
 from milepost.flow import Flow
+from milepost.inventory import RunInfo
 from milepost.job import Job
 from milepost.options import Options
-from milepost.store import RunInfo, Store
+from milepost.store import Store
 from milepost.verbs import Bound, Verbs
 from milepost.worker import Host, Worker
 

@@ -6,27 +6,37 @@ then a StoreError of that run alone, a record comes as one with an empty header,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from milepost.errors import StoreError
 from milepost.fence import Row
 from milepost.record import Record, parse_time
-from milepost.store import Ranges, Wait
+from milepost.store import Ranges
 from milepost.stores.transaction import Entry, Note
+
+if TYPE_CHECKING:
+    from milepost.inventory import Wait
 
 __all__ = ["damaged_row", "entry_of", "json_text", "record_of", "record_values", "row_of", "row_values"]
 
 _encode = msgspec.json.Encoder().encode
-_decode_waits = msgspec.json.Decoder(tuple[Wait, ...]).decode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_tags = msgspec.json.Decoder(dict[str, str]).decode
 _decode_live: Any = msgspec.json.Decoder(Ranges).decode
 _decode_note = msgspec.json.Decoder(dict[str, Any]).decode
 
 _Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
+
+
+@functools.cache
+def _waits() -> msgspec.json.Decoder[tuple[Wait, ...]]:
+    from milepost.inventory import Wait  # few runs wait
+
+    return msgspec.json.Decoder(tuple[Wait, ...])
 
 
 class _RowColumns(msgspec.Struct, array_like=True):
@@ -117,7 +127,7 @@ def row_of(values: Sequence[Any]) -> Row:
         msgspec.convert(values, _RowColumns)
         columns: tuple[Any, ...] = (
             *values[:12],
-            _decode_waits(values[12]) if values[12] != "[]" else (),
+            _waits().decode(values[12]) if values[12] != "[]" else (),
             *values[13:17],
             bool(values[17]),
             _decode_names(values[18]) if values[18] != "[]" else (),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -24,18 +24,7 @@ from milepost.errors import MilepostError, RunNotFoundError, StoreError, StoreVe
 from milepost.fence import Held, Row
 from milepost.process import is_gone
 from milepost.record import Record
-from milepost.store import (
-    Append,
-    CheckpointInfo,
-    Claimed,
-    LeaseState,
-    Renewal,
-    RunRow,
-    Signal,
-    StoreOptions,
-    Token,
-    Verdict,
-)
+from milepost.store import Append, Claimed, LeaseState, Renewal, RunRow, Signal, StoreOptions, Token, Verdict
 from milepost.stores.file_catalogue import Catalogue
 from milepost.stores.file_commit import VERSION
 from milepost.stores.file_due import Due
@@ -48,6 +37,9 @@ from milepost.stores.files import Files, make_folder, sync_folder
 from milepost.stores.journal import IsGone
 from milepost.stores.runs import Runs
 from milepost.stores.transaction import Overtaken, Transaction
+
+if TYPE_CHECKING:
+    from milepost.inventory import CheckpointInfo
 
 __all__ = ["FileStore"]
 

@@ -19,8 +19,9 @@ import msgspec
 
 from milepost.errors import StoreVersionError
 from milepost.fence import Row
+from milepost.inventory import Wait
 from milepost.record import DIFFERENCE, VERBATIM, Record
-from milepost.store import Ranges, Signal, Status, Wait
+from milepost.store import Ranges, Signal, Status
 from milepost.stores.file_sums import is_whole, summed
 from milepost.stores.transaction import Entry, Note
 

@@ -36,7 +36,6 @@ from milepost.store import (
     NewRun,
     Release,
     Renewal,
-    RunInfo,
     RunRow,
     Store,
     StoreOptions,
@@ -466,6 +465,8 @@ class Journal(Store):
         shown = newest_checkpoint
         if shown is not None and not fence.is_live(shown.record.sequence, row.live):
             shown = tx.live_entry(row.run_id, row.live)
+        from milepost.inventory import RunInfo
+
         info = RunInfo(
             run_id=row.run_id,
             flow=row.flow,

@@ -15,7 +15,7 @@ import base64
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,9 +33,12 @@ from milepost.record import (
     format_time,
 )
 from milepost.seals import PLAIN, UNSEALED, Flaw, Seals
-from milepost.store import Signal, Wait
+from milepost.store import Signal
 from milepost.stores.transaction import Note
 from milepost.stores.vault import Vault
+
+if TYPE_CHECKING:
+    from milepost.inventory import Wait
 
 __all__ = ["Keeper", "keeper_of"]
 

@@ -18,13 +18,14 @@ from milepost.errors import DeserializeStateError, RunExistsError, StoreError
 from milepost.fence import Row
 from milepost.process import is_gone
 from milepost.record import ENCRYPTED, UNENCRYPTED, Record
-from milepost.store import Stats, VerifyReport, check_run_id
+from milepost.store import check_run_id
 from milepost.stores.differences import Base, chained
 from milepost.stores.gaps import Gaps
 from milepost.stores.pruning import Pruning
 from milepost.stores.transaction import Note, Transaction, seal_of
 
 if TYPE_CHECKING:
+    from milepost.inventory import Stats, VerifyReport
     from milepost.stores.transfer import Copy
 
 __all__ = ["Keeping"]
@@ -61,6 +62,8 @@ class Keeping(Pruning):
         if dead:
             runs["running"] -= dead
             runs["dead"] = dead
+        from milepost.inventory import Stats
+
         return Stats(
             {status: runs[status] for status in sorted(runs) if runs[status]},
             sum(tally.records for tally in tallies),
@@ -98,6 +101,8 @@ class Keeping(Pruning):
         pruned = 0 if row is None else row.pruned
         newest, status = (-1, "") if before is None else (before.sequence, before.status)
         problems += gaps.problems(pruned=pruned, newest=newest, status=status)
+        from milepost.inventory import VerifyReport
+
         return VerifyReport(not problems, tuple(problems))
 
     def _row_to_verify(self, run_id: str, problems: builtins.list[str]) -> Row | None:

@@ -12,7 +12,7 @@ import math
 import typing
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -22,10 +22,13 @@ from milepost.errors import CheckpointIntegrityError, OptionError, StoreError
 from milepost.fence import Row
 from milepost.record import Record
 from milepost.retry import as_seconds
-from milepost.store import Pruned, Retention, Status, StoreOptions
+from milepost.store import Status, StoreOptions
 from milepost.stores.journal import Journal
 from milepost.stores.thinning import CONSIDERED, surplus, trace_of
 from milepost.stores.transaction import Transaction
+
+if TYPE_CHECKING:
+    from milepost.inventory import Pruned, Retention
 
 __all__ = ["Pruning", "Wish"]
 
@@ -78,6 +81,8 @@ class Pruning(Journal):
         statuses: str | Iterable[str] = ("finished", "cancelled"),
         dry_run: bool = False,
     ) -> Pruned:
+        from milepost.inventory import Retention
+
         retention = Retention(older_than, keep_last)
         if retention == Retention():
             raise OptionError(
@@ -95,6 +100,8 @@ class Pruning(Journal):
         return self._prune(Wish(wanted, self._cutoff(retention), retention.keep_last, dry_run))
 
     def tidy(self, run_id: str | None = None) -> None:
+        from milepost.inventory import Retention
+
         retention = self.retention
         if retention is None or retention == Retention():
             return
@@ -148,6 +155,8 @@ class Pruning(Journal):
                 if removed:
                     thinned.append(run_id)
                     records += removed
+        from milepost.inventory import Pruned
+
         return Pruned(tuple(deleted), tuple(thinned), records)
 
     def _candidates(self, wish: Wish, changed_after: float | None) -> Iterator[tuple[float, str]]:

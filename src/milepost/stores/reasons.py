@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from milepost.fence import Row
 from milepost.process import describe_owner
-from milepost.store import LeaseState, Wait
+from milepost.store import LeaseState
+
+if TYPE_CHECKING:
+    from milepost.inventory import Wait
 
 __all__ = ["why"]
 

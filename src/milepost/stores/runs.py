@@ -9,7 +9,7 @@ import builtins
 import functools
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -24,18 +24,13 @@ from milepost.errors import (
 from milepost.fence import Row
 from milepost.process import is_gone
 from milepost.record import Record, format_time, make_record
-from milepost.store import (
-    ENDED,
-    CheckpointInfo,
-    Ranges,
-    RunInfo,
-    Signal,
-    check_id,
-    check_run_id,
-)
+from milepost.store import ENDED, Ranges, Signal, check_id, check_run_id
 from milepost.stores.journal import check_tags
 from milepost.stores.keeping import Keeping
 from milepost.stores.transaction import Transaction, note_of
+
+if TYPE_CHECKING:
+    from milepost.inventory import CheckpointInfo, RunInfo
 
 __all__ = ["Runs"]
 

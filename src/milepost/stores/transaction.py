@@ -10,14 +10,17 @@ import abc
 import builtins
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from milepost.errors import CheckpointCorruptError, StatementError
 from milepost.fence import Row
 from milepost.record import Record, digest_of, parse_time
-from milepost.store import CheckpointInfo, Ranges, Signal, Statement
+from milepost.store import Ranges, Signal, Statement
+
+if TYPE_CHECKING:
+    from milepost.inventory import CheckpointInfo
 
 __all__ = ["Entry", "Note", "Overtaken", "Tally", "Transaction", "failed_statement", "note_of", "seal_of"]
 
@@ -50,6 +53,8 @@ class Entry(NamedTuple):
         except (KeyError, TypeError, ValueError):
             moment = datetime.fromtimestamp(self.note.timestamp if self.note else 0.0, UTC)
         attempt = fields.get("attempt", 1)
+        from milepost.inventory import CheckpointInfo
+
         return CheckpointInfo(
             run_id,
             record.node_id,

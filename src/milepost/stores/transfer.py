@@ -25,9 +25,10 @@ from milepost.errors import (
     OptionError,
 )
 from milepost.fence import Row
+from milepost.inventory import Wait
 from milepost.record import CHECKPOINT, Record, format_time, parse_time
 from milepost.seals import KEYED, Seals
-from milepost.store import Ranges, Signal, Wait, check_id, check_run_id, check_tag
+from milepost.store import Ranges, Signal, check_id, check_run_id, check_tag
 from milepost.stores.gaps import Gaps
 from milepost.stores.transaction import Note, note_of, seal_of
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from milepost.inventory import Wait
 from milepost.record import FINISH
-from milepost.store import Append, Release, Store, Wait
+from milepost.store import Append, Release, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, take, whole, work, write

@@ -7,8 +7,9 @@ from itertools import count
 
 import pytest
 
+from milepost.inventory import Wait
 from milepost.record import OWNER
-from milepost.store import Release, Store, Token, Wait
+from milepost.store import Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, take, whole, work, write

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError, RunNotFoundError, StoreClosedError
-from milepost.store import Pruned, Retention, Stats, Store
+from milepost.inventory import Pruned, Retention, Stats
+from milepost.store import Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires
 from milepost.testing.contract_thinning import end, ids, loop, visits

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from milepost.errors import RunNotFoundError, RunNotResumableError, SignalRefusedError
-from milepost.store import Release, Signal, Store, Wait
+from milepost.inventory import Wait
+from milepost.store import Release, Signal, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, take, whole, work

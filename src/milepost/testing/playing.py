@@ -23,12 +23,13 @@ from milepost.effects import Routine, Sleep
 from milepost.errors import AsyncNodeError, OptionError, RunSuspended
 from milepost.examining import Wish
 from milepost.flow import StepFlow
+from milepost.inventory import Wait
 from milepost.job import Job
 from milepost.results import WorkflowResult
 from milepost.runtime import Run
 from milepost.stepping import Frame, StepRun
 from milepost.steps import Calls, Chooses, Maps, Spreads, Step, Waits, is_async
-from milepost.store import Store, Wait
+from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.verbs import Bound
