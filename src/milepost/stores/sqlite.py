@@ -31,6 +31,7 @@ from milepost.stores.group_commit import GroupCommit
 from milepost.stores.journal import has_statements
 from milepost.stores.runs import Runs, save_from_outside
 from milepost.stores.sqlite_transaction import SQLTransaction
+from milepost.stores.sqlite_waiting import BUSY_SECONDS, patiently
 
 __all__ = ["SQLiteStore"]
 
@@ -105,7 +106,7 @@ class SQLiteStore(Runs):
         connection = sqlite3.connect(
             self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode=rw",
             uri=not self._is_memory,
-            timeout=sqlite_schema.BUSY_SECONDS,
+            timeout=BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,
@@ -130,6 +131,7 @@ class SQLiteStore(Runs):
         writer = self._connect()
         try:
             sqlite_schema.prepare(writer, self.place, self._take_over)
+            writer.execute("PRAGMA busy_timeout = 0")  # it is waited for `patiently`
             if not self._is_memory and os.path.getsize(f"{self.place}-wal") > _CHECKPOINT_BYTES:
                 self._unmoved = _CHECKPOINT_BYTES
         except FileNotFoundError:
@@ -287,7 +289,7 @@ class SQLiteStore(Runs):
     def _commit_together(self, appends: Sequence[Append], told: builtins.list[Verdict]) -> None:
         """Write `appends` in one commit; `told` gets the verdicts if and only if it took place."""
         writer = self._open()
-        writer.execute("BEGIN IMMEDIATE")
+        patiently(writer.execute, "BEGIN IMMEDIATE")
         try:
             tx = self._guard(SQLTransaction(writer))
             told += [_WRITTEN if self._append_fast(writer, a) else self._append(tx, a) for a in appends]
@@ -361,14 +363,15 @@ class SQLiteStore(Runs):
             return False
         number = self._run_numbers.get(run_id)
         if number is None:
-            found = writer.execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            found = patiently(writer.execute, "SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if found is None:
                 return False
             number = self._run_numbers[run_id] = found[0]
         sequence, kind, node_id, visit, size, header, payload, packing = record
         text = None if header is None else (header + b"}").decode()
         place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
-        cursor = writer.execute(_FAST_APPEND, (*place, node_id, visit, size, packing, text, payload))
+        values = (*place, node_id, visit, size, packing, text, payload)
+        cursor = patiently(writer.execute, _FAST_APPEND, values)
         if cursor.rowcount == 1:
             return True
         self._run_numbers.pop(run_id, None)
@@ -430,7 +433,7 @@ class SQLiteStore(Runs):
 @contextmanager
 def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
     """A write transaction, undone if its block raises."""
-    connection.execute("BEGIN IMMEDIATE")
+    patiently(connection.execute, "BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
