@@ -133,7 +133,7 @@ class Seals:
 
     def seal(self, header: bytes) -> bytes:
         """`header` (without closing brace) with its seal as the last field."""
-        return b'%s,"seal":"%s"' % (header, self.seal_of(header))
+        return b"".join((header, _BEFORE_SEAL, self.seal_of(header), b'"'))
 
     def flaw_of(self, content: bytes, seal: bytes) -> Flaw | None:
         """What is wrong with the seal of some bytes; None: it fits, or need not be there."""

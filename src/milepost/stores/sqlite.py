@@ -95,6 +95,8 @@ class SQLiteStore(Runs):
         self._read_lock = self._group.lock if self._is_memory else threading.Lock()
         self._run_numbers: dict[str, int] = {}
         self._writer: sqlite3.Connection | None = None
+        self._inserter: sqlite3.Cursor | None = None
+        """The writing connection's cursor for all appends, so that none is made for each."""
         self._reader: sqlite3.Connection | None = None
         self._checkpointer: sqlite3.Connection | None = None
         self._unmoved = 0
@@ -139,7 +141,7 @@ class SQLiteStore(Runs):
         except BaseException:
             writer.close()
             raise
-        self._writer = writer
+        self._writer, self._inserter = writer, writer.cursor()
         return writer
 
     def _open_reader(self) -> sqlite3.Connection:
@@ -168,7 +170,7 @@ class SQLiteStore(Runs):
         for connection in (self._reader, self._checkpointer, self._writer):
             if connection is not None:
                 connection.close()
-        self._reader = self._checkpointer = self._writer = None
+        self._reader = self._checkpointer = self._writer = self._inserter = None
 
     def _before_fork(self) -> None:
         self._group.lock.acquire()
@@ -292,7 +294,7 @@ class SQLiteStore(Runs):
         patiently(writer.execute, "BEGIN IMMEDIATE")
         try:
             tx = self._guard(SQLTransaction(writer))
-            told += [_WRITTEN if self._append_fast(writer, a) else self._append(tx, a) for a in appends]
+            told += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
             writer.execute("COMMIT")
         except BaseException as exc:
             if writer.in_transaction or isinstance(exc, Exception):
@@ -304,7 +306,7 @@ class SQLiteStore(Runs):
     def _commit(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
         """Write `appends` in one commit, without others. Call with the lock."""
         writer = self._open()
-        if len(appends) == 1 and self._append_fast(writer, appends[0]):
+        if len(appends) == 1 and self._append_fast(appends[0]):
             self._note_written(writer, appends)
             return [_WRITTEN]
         told: builtins.list[Verdict] = []
@@ -330,7 +332,7 @@ class SQLiteStore(Runs):
                 return False
             is_large = record[4] >= SMALLEST
             kept = self._kept(token, records)[0] if is_large else self._sealed(token.run_id, record)
-            if not self._insert_current(writer, token, kept):
+            if not self._insert_current(token, kept):
                 return False
             self._unmoved += 4 * _PAGE_BYTES
             if is_large:
@@ -346,33 +348,36 @@ class SQLiteStore(Runs):
                 group.wake_first()
         return True
 
-    def _append_fast(self, writer: sqlite3.Connection, append: Append) -> bool:
+    def _append_fast(self, append: Append) -> bool:
         """Whether `append` is an ordinary one and was written. If not nothing is, and `_append` tells what it is."""
         token, records, release, tags, _ = append
         if len(records) != 1 or release is not None or tags is not None:
             return False
-        return self._insert_current(writer, token, records[0])
+        return self._insert_current(token, records[0])
 
-    def _insert_current(self, writer: sqlite3.Connection, token: Token, record: Record) -> bool:
-        """Insert the next record of a run, which is sealed, in one statement.
+    def _insert_current(self, token: Token, record: Record) -> bool:
+        """Insert the next record of a run, which is sealed, in one statement. Call with the lock, and while it is open.
 
         False, and nothing is inserted, unless the token is current, the number is the next, and no cancel is open.
         """
         run_id, epoch, nonce, process = token
         if process != this_process().key or not nonce:
             return False
+        assert self._inserter is not None
+        execute = self._inserter.execute
         number = self._run_numbers.get(run_id)
         if number is None:
-            found = patiently(writer.execute, "SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            found = patiently(execute, "SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if found is None:
                 return False
             number = self._run_numbers[run_id] = found[0]
         sequence, kind, node_id, visit, size, header, payload, packing = record
         text = None if header is None else (header + b"}").decode()
+        # The sqlite3 module asks bytes, but no bytearray, how they would like to be bound: a short copy costs less than that.
+        state = bytearray(payload) if payload is not None and size < SMALLEST else payload
         place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
-        values = (*place, node_id, visit, size, packing, text, payload)
-        cursor = patiently(writer.execute, _FAST_APPEND, values)
-        if cursor.rowcount == 1:
+        values = (*place, node_id, visit, size, packing, text, state)
+        if patiently(execute, _FAST_APPEND, values).rowcount == 1:
             return True
         self._run_numbers.pop(run_id, None)
         return False
