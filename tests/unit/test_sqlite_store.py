@@ -16,7 +16,7 @@ import pytest
 from milepost.errors import OptionError, StoreClosedError, StoreError, StoreVersionError
 from milepost.record import Record, make_record
 from milepost.store import Append, Claim, NewRun, Release, Token
-from milepost.stores import sqlite_schema
+from milepost.stores import sqlite, sqlite_schema
 from milepost.stores.sqlite import SQLiteStore
 
 TIME = "2025-12-20T15:30:00.000000Z"
@@ -342,6 +342,26 @@ def test_a_leader_that_is_stopped_leaves_the_others_going(store: SQLiteStore, mo
         thread.join()
     assert ["stopped", "written", "written", "written"] == sorted(outcomes)
     assert 3 == sum(len(store.read(token.run_id)) - 1 for token in tokens)
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2)])
+def test_who_is_interrupted_as_a_transaction_begins_leaves_none_open(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
+) -> None:
+    token = begin(store)
+    group = [Append(token, (checkpoint("r", number),)) for number in numbers]
+
+    def interrupted(act: Any, *args: Any) -> None:
+        act(*args)
+        raise KeyboardInterrupt
+
+    for write_all in (lambda: store.save("s", "a", b"1"), lambda: store.append(group)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(sqlite, "patiently", interrupted)
+            write_all()
+    assert not store._writer.in_transaction  # type: ignore[union-attr]
+    store.save("s", "a", b"2")
+    assert b"2" == store.load("s", "a")
 
 
 def test_a_lone_append_is_one_statement(store: SQLiteStore) -> None:

@@ -226,8 +226,8 @@ class SQLiteStore(Runs):
         try:
             with self._failing_as(op), self._read_lock:
                 reader = self._open_reader()
-                reader.execute("BEGIN")
                 try:
+                    reader.execute("BEGIN")
                     yield SQLTransaction(reader)
                 finally:
                     if reader.in_transaction:
@@ -291,8 +291,8 @@ class SQLiteStore(Runs):
     def _commit_together(self, appends: Sequence[Append], told: builtins.list[Verdict]) -> None:
         """Write `appends` in one commit; `told` gets the verdicts if and only if it took place."""
         writer = self._open()
-        patiently(writer.execute, "BEGIN IMMEDIATE")
         try:
+            patiently(writer.execute, "BEGIN IMMEDIATE")
             tx = self._guard(SQLTransaction(writer))
             told += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
             writer.execute("COMMIT")
@@ -438,8 +438,8 @@ class SQLiteStore(Runs):
 @contextmanager
 def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
     """A write transaction, undone if its block raises."""
-    patiently(connection.execute, "BEGIN IMMEDIATE")
     try:
+        patiently(connection.execute, "BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     except BaseException:
