@@ -211,8 +211,8 @@ class Journal:
         assert self.token is not None
         cancel = None
         generation = self._generation
-        if records:
-            self._given = max(self._given, records[-1].sequence)
+        if records and records[-1].sequence > self._given:
+            self._given = records[-1].sequence
         try:
             verdict = yield Write(self.store, Append(self.token, records, release, tags, statements))
         except StatementError:

@@ -128,7 +128,7 @@ class Seals:
     def seal_of(self, content: bytes) -> bytes:
         """The seal of any bytes: `sha256:<hex>`, or with a key `hmac-sha256:<key id>:<hex>`."""
         if self._first is None:
-            return b"sha256:%s" % hashlib.sha256(content).hexdigest().encode()
+            return b"sha256:" + hashlib.sha256(content).hexdigest().encode()
         return self._prefix + self._first.of(content).encode()
 
     def seal(self, header: bytes) -> bytes:
