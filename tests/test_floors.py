@@ -33,6 +33,8 @@ FLOORS: dict[str, tuple[int, int]] = {
     "ways": (1, 0),
     "record": (1, 0),
     "inventory": (1, 1),
+    "agreement": (1, 0),
+    "digests": (1, 1),
     "origins": (1, 0),
     "seals": (1, 1),
     "checkpoint": (1, 2),

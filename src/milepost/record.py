@@ -287,10 +287,12 @@ def make_checkpoint(
     branch: str = "",
     trunk: int | None = None,
     updates: bytes | None = None,
+    digest: str | None = None,
 ) -> Record:
     """`make_record` for the one kind that is written after every node, and therefore the fast one.
 
-    `fork` are the branches that follow; `branch` and `trunk` say of a node inside something else where that is.
+    `fork` are the branches that follow; `branch` and `trunk` say of a node inside something else where that is. `digest` may
+    be given where it is known already.
     """
     size = len(state)
     payload, packing, encoding, compressed = _packed(state, size, compressing)
@@ -313,7 +315,7 @@ def make_checkpoint(
         msgspec.UNSET if updates is None else msgspec.Raw(updates),
         missed or msgspec.UNSET,
         tags or msgspec.UNSET,
-        digest_of(state),
+        digest or digest_of(state),
         compressed,
         encoding,
         size if packing else msgspec.UNSET,
@@ -392,20 +394,7 @@ def packed(record: Record) -> Record:
 
 def digest_of(state: bytes) -> str:
     """The digest of an encoded, uncompressed state."""
-    global _digested
-    if len(state) < _LARGE:
-        return "sha256:" + hashlib.sha256(state).hexdigest()
-    known, digest = _digested
-    if known != state:
-        digest = "sha256:" + hashlib.sha256(state).hexdigest()
-        _digested = (state, digest)
-    return digest
-
-
-_LARGE = 32 * 1024
-"""Bytes of a state above which it is cheaper to see that it is the one before than to digest it again."""
-_digested = (b"", "")
-"""The large state that was digested last: many nodes leave it as it was."""
+    return "sha256:" + hashlib.sha256(state).hexdigest()
 
 
 def compress(data: bytes) -> bytes:

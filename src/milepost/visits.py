@@ -14,6 +14,7 @@ import msgspec
 
 from milepost.attempts import Spent, cause_of
 from milepost.context import Context
+from milepost.digests import Digests
 from milepost.effects import OVERDUE_GRACE, AttemptTimedOut, Emit, Routine
 from milepost.errors import (
     MilepostError,
@@ -73,6 +74,7 @@ class Visits:
 
     __slots__ = (
         "at",
+        "digests",
         "flow",
         "followed_at",
         "given",
@@ -108,6 +110,8 @@ class Visits:
         self.tally = Tally() if tally is None else tally
         self.prev_node_id = ""
         self.followed_at = run.followed_at
+        self.digests = Digests()
+        """Of the states that this walker records."""
         self.sequence = 0
         """The number of the newest record that this walker follows."""
         self.trunk: int | None = None
@@ -336,6 +340,7 @@ class Visits:
         self.followed_at = format_time(options.clock.time())
         fork = self.flow.splits.get(self.at[0])
         prev_node_id = self.prefix + self.prev_node_id if self.prev_node_id else ""
+        data, digest = self.digests.of(data)
         return make_checkpoint(
             journal.run_id,
             journal.next_number(),
@@ -356,6 +361,7 @@ class Visits:
             self.label,
             self.trunk,
             told,
+            digest,
         )
 
     def place(self) -> dict[str, Any]:

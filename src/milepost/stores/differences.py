@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from milepost.agreement import agreeing, agreeing_back
 from milepost.errors import DeserializeStateError
 from milepost.fence import Row
 from milepost.record import DIFFERENCE, UNPACKED, ZSTD, Record
@@ -48,11 +49,12 @@ _MOST_READ = 4096
 """Edits that are taken from a payload, each of which may move the whole state."""
 _ANCHOR = 24
 """Bytes that must agree for two places to be taken for the same."""
+_CLOSE = 256
+"""How far the same place is looked for first."""
 _NEAR = 16 * 1024
-"""How far the same place is looked for, at least."""
+"""How far it is looked for then, at least."""
 _FARTHEST = 64 * 1024
 """The longest text that may be gone for what follows it to be found again."""
-_CHUNK = 64 * 1024
 _MOST_BRANCHES = 64
 """Of a run whose newest records are remembered."""
 _MOST_BYTES = 64 * 1024 * 1024
@@ -137,7 +139,7 @@ def _branch_of(header: bytes) -> bytes:
 
 def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
     """The edits that make `new` of `old`: where, how many bytes go, which text comes. None: too much differs."""
-    found = _edits(old, new)
+    found = [] if old is new else _edits(old, new)
     if found is None:
         return None
     try:
@@ -148,12 +150,12 @@ def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
 
 def _edits(old: bytes, new: bytes) -> list[Edit] | None:
     most = len(new) // 2
-    tail = _agreeing_back(old, len(old), new, len(new), min(len(old), len(new)))
+    tail = agreeing_back(old, len(old), new, len(new), min(len(old), len(new)))
     old_end, new_end = len(old) - tail, len(new) - tail
     edits: list[Edit] = []
     i = j = spent = 0
     while True:
-        same = _agreeing(old, i, old_end, new, j, new_end)
+        same = agreeing(old, i, old_end, new, j, new_end)
         i, j = i + same, j + same
         if i == old_end and j == new_end:
             return edits
@@ -171,45 +173,17 @@ def _edits(old: bytes, new: bytes) -> list[Edit] | None:
         i, j = at, start
 
 
-def _agreeing(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int) -> int:
-    """How many bytes agree from two places on."""
-    return _extent(
-        lambda same, step: new.startswith(old[i + same : i + same + step], j + same), min(old_end - i, new_end - j)
-    )
-
-
-def _agreeing_back(old: bytes, old_end: int, new: bytes, new_end: int, most: int) -> int:
-    """How many bytes agree before two places, at most so many."""
-    return _extent(
-        lambda same, step: new.endswith(old[old_end - same - step : old_end - same], 0, new_end - same), most
-    )
-
-
-def _extent(agrees: Callable[[int, int], bool], most: int) -> int:
-    """The largest number up to `most` for which all agrees; `agrees(n, k)`: whether the `k` after the first `n` do."""
-    same, step = 0, 64
-    while same < most:
-        step = min(step, most - same)
-        if agrees(same, step):
-            same += step
-            step = min(2 * step, _CHUNK)
-        elif step == 1:
-            break
-        else:
-            step //= 2
-            most = min(most, same + 2 * step + 1)
-    return same
-
-
 def _found_again(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int) -> tuple[int, int] | None:
     """The nearest places after two that differ from which both texts agree again, if they are found."""
-    skip = 0
-    while i + skip + _ANCHOR <= old_end and skip <= _FARTHEST:
-        found = new.find(old[i + skip : i + skip + _ANCHOR], j, min(new_end, j + skip + _NEAR))
-        if found >= 0:
-            back = _agreeing_back(old, i + skip, new, found, min(skip, found - j))
-            return i + skip - back, found - back
-        skip = max(8, 2 * skip)
+    # Most changes are small: to look far for what is gone costs more than to look nearby for all that may come next.
+    for near, farthest in ((_CLOSE, _CLOSE), (_NEAR, _FARTHEST)):
+        skip = 0
+        while i + skip + _ANCHOR <= old_end and skip <= farthest:
+            found = new.find(old[i + skip : i + skip + _ANCHOR], j, min(new_end, j + skip + near))
+            if found >= 0:
+                back = agreeing_back(old, i + skip, new, found, min(skip, found - j))
+                return i + skip - back, found - back
+            skip = max(8, 2 * skip)
     # Much may have come in here.
     found = new.find(old[i : i + _ANCHOR], j, new_end) if i + _ANCHOR <= old_end else -1
     return (i, found) if found >= 0 else None

@@ -1,0 +1,59 @@
+"""The digests of states that follow each other are those of each of them alone, whatever they have in common."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from milepost.agreement import agreeing, agreeing_back
+from milepost.digests import Digests
+from milepost.record import digest_of
+
+LARGE = bytes(random.Random(7).randrange(32, 127) for _ in range(200_000))
+
+edits = st.tuples(st.floats(0, 1), st.integers(0, 50_000), st.binary(max_size=3), st.booleans())
+
+
+@given(st.lists(edits, max_size=12))
+@example([(1.0, 0, b"x", True)] * 12)
+def test_each_state_has_the_digest_that_it_has_alone(changes: list[tuple[float, int, bytes, bool]]) -> None:
+    digests = Digests()
+    states = [LARGE]
+    for place, count, text, is_long in changes:
+        last = states[-1]
+        at = int(place * len(last))
+        states.append(last[:at] + text * (20_000 if is_long else 1) + last[at + count :])
+    for state in [*states, *reversed(states), b"", *states]:
+        assert (state, digest_of(state)) == digests.of(state)
+
+
+def test_a_state_with_the_same_bytes_is_given_as_the_one_before() -> None:
+    digests = Digests()
+    first, _ = digests.of(LARGE)
+    again = bytes(bytearray(LARGE))
+    assert first is LARGE
+    assert first is digests.of(again)[0]
+    digests.forget()
+    assert again is digests.of(again)[0]
+
+
+@given(st.data())
+def test_how_far_texts_agree(data: st.DataObject) -> None:
+    old = data.draw(st.binary(max_size=4)) * data.draw(st.integers(0, 2000))
+    changed = data.draw(st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), max_size=3))
+    text = bytearray(old + data.draw(st.binary(max_size=4)))
+    for place, byte in changed:
+        text[place : place + 1] = bytes([byte])
+    new = bytes(text)
+    i, j = data.draw(st.integers(0, len(old))), data.draw(st.integers(0, len(new)))
+    pairs = list(zip(old[i:], new[j:], strict=False))
+    assert _first_unlike(pairs) == agreeing(old, i, len(old), new, j, len(new))
+    most = data.draw(st.integers(0, min(i, j)))
+    pairs = list(zip(old[i - most : i][::-1], new[j - most : j][::-1], strict=True))
+    assert _first_unlike(pairs) == agreeing_back(old, i, new, j, most)
+
+
+def _first_unlike(pairs: list[tuple[int, int]]) -> int:
+    return next((at for at, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
