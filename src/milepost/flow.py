@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from milepost.codec.succession import Encoder, Succession
 from milepost.executors import ExecutorLike
 from milepost.retry import Retry
 
@@ -156,7 +157,7 @@ Walk = Generator[Unit | Fork, str, None]
 the node to go on at (or END)."""
 
 
-class Codec(Protocol):
+class Codec(Encoder, Protocol):
     """A flow's state to bytes and back, exactly or not at all. `milepost.codec.Codec` is the implementation."""
 
     @property
@@ -164,8 +165,8 @@ class Codec(Protocol):
         """Declared fields that cannot be recorded: path and sentence."""
         ...
 
-    def encode(self, value: Any, *, root: str = "state") -> bytes:
-        """Encode; `SerializeStateError` or `StateTypeError` where the value cannot come back the same."""
+    def in_succession(self) -> Succession:
+        """What encodes values one after another, for one thread at a time."""
         ...
 
     def decode(self, data: bytes, *, root: str = "state") -> Any:

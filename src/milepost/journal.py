@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from milepost.codec.succession import Encoder
 from milepost.effects import Ask, Drop, Held, Routine, Write
 from milepost.errors import (
     CheckpointWriteError,
@@ -128,7 +129,7 @@ class Journal:
         self._given += 1
         return self._given
 
-    def encode(self, state: Any, codec: Codec, root: str = "state") -> bytes | SerializeStateError:
+    def encode(self, state: Any, codec: Encoder, root: str = "state") -> bytes | SerializeStateError:
         """Encode a state, or what `root` names.
 
         That it cannot be saved is an answer; that it is no such state (`StateTypeError`) is raised.

@@ -75,6 +75,7 @@ class Visits:
     __slots__ = (
         "at",
         "digests",
+        "encoder",
         "flow",
         "followed_at",
         "given",
@@ -110,6 +111,7 @@ class Visits:
         self.tally = Tally() if tally is None else tally
         self.prev_node_id = ""
         self.followed_at = run.followed_at
+        self.encoder = flow.codec.in_succession()
         self.digests = Digests()
         """Of the states that this walker records."""
         self.sequence = 0
@@ -154,7 +156,12 @@ class Visits:
 
     def encode(self, state: Any) -> bytes | SerializeStateError:
         """Encode a state of the graph, or what an item gave; see `Journal.encode`."""
-        return self.journal.encode(state, self.flow.codec, "state" if self.item_codec is None else "output")
+        return self.journal.encode(state, self.encoder, "state" if self.item_codec is None else "output")
+
+    def forget(self) -> None:
+        """Let go of what the states that follow might have in common with the newest one: none follows."""
+        self.encoder.forget()
+        self.digests.forget()
 
     @property
     def _given_codec(self) -> Codec:

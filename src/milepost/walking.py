@@ -167,28 +167,31 @@ class Walker(Visits):
         walk = self.flow.walk(node_id, until, is_split=is_split)
         is_first = self.is_resuming or self.run.stood_at(self.prefix[:-1])
         next_node: Any = None
-        while True:
-            try:
-                what = walk.send(next_node)
-            except StopIteration:
-                return state
-            self.state = state
-            if isinstance(what, Fork):
-                before = self.iteration
-                state = yield from split(self, what, state)
-                next_node = what.join
-                is_first = is_first and before == self.iteration
-                continue
-            self._may_enter(what.id, is_first)
-            # What a node is made of counts for itself.
-            self.is_open = what.work is None
-            self.tally.open += self.is_open
-            try:
-                state, next_node = yield from self._visit(what, state)
-            finally:
-                if self.is_open:
-                    self._close()
-            self.is_resuming = is_first = False
+        try:
+            while True:
+                try:
+                    what = walk.send(next_node)
+                except StopIteration:
+                    return state
+                self.state = state
+                if isinstance(what, Fork):
+                    before = self.iteration
+                    state = yield from split(self, what, state)
+                    next_node = what.join
+                    is_first = is_first and before == self.iteration
+                    continue
+                self._may_enter(what.id, is_first)
+                # What a node is made of counts for itself.
+                self.is_open = what.work is None
+                self.tally.open += self.is_open
+                try:
+                    state, next_node = yield from self._visit(what, state)
+                finally:
+                    if self.is_open:
+                        self._close()
+                self.is_resuming = is_first = False
+        finally:
+            self.forget()
 
     def _may_enter(self, node_id: str, is_first: bool) -> None:
         """Raise what keeps the run from entering `node_id`; the one that a resume begins with is no news."""

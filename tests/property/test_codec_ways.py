@@ -1,5 +1,6 @@
 """The codec's fast ways agree with the plain one, which looks at each value by itself: same bytes, values and refusals."""
 
+import copy
 import gc
 import json
 import math
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
-from milepost.codec import Codec, canonical
+from milepost.codec import Codec, canonical, succession
 from milepost.codec.plan import Plan
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
 
@@ -365,6 +366,204 @@ def test_values_of_no_declared_type_are_written_and_read_alike(value: Any) -> No
     fast = outcome(canonical, value, (Level, Checked))
     with one_by_one():
         assert outcome(canonical, value, (Level, Checked)) == fast
+
+
+# -- one after another ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """Parts are kept from the first byte on, and have few elements."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, few in (("_LARGE", 0), ("_PART", 40), ("_LONGEST_REST", 1)):
+            patch.setattr(succession, name, few)
+        yield
+
+
+def changeable(value: Any) -> Iterator[Any]:
+    """Everything in a value that can be changed in place."""
+    inner: list[Any] = []
+    if isinstance(value, dict):
+        inner = [*value.values()]
+    elif isinstance(value, list | tuple):
+        inner = [*value]
+    elif fields := fields_of(value):
+        inner = [getattr(value, name) for name in fields if hasattr(value, name)]
+    if not isinstance(value, tuple) and (inner or isinstance(value, list | dict)):
+        yield value
+    for item in inner:
+        yield from changeable(item)
+
+
+def fields_of(value: Any) -> list[str]:
+    for names in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
+        if hasattr(type(value), names):
+            return [*getattr(type(value), names)]
+    return [field.name for field in getattr(type(value), "__attrs_attrs__", ())]
+
+
+def disturb(data: st.DataObject, value: Any, values: st.SearchStrategy[Any]) -> None:
+    """Change something in a value in place, often to what has no place there."""
+    place = data.draw(st.sampled_from([*changeable(value)]))
+    item = data.draw(odd_values | values)
+    if isinstance(place, list):
+        deed = data.draw(st.sampled_from(["put", "append", "pop", "reverse"]))
+        if deed == "append" or not place:
+            place.append(item)
+        elif deed == "put":
+            place[data.draw(st.integers(0, len(place) - 1))] = item
+        else:
+            getattr(place, deed)()
+    elif isinstance(place, dict):
+        name = data.draw(st.sampled_from([*place, "other"]))
+        if data.draw(st.booleans()):
+            place[name] = item
+        else:
+            place[name] = place.pop(name, 0)
+    else:
+        put(place, data.draw(st.sampled_from(fields_of(place))), item)
+
+
+@thorough
+@given(st.data(), types | st.just((Any, untyped_values)), st.booleans())
+def test_values_that_follow_each_other_are_written_as_each_of_them_alone(
+    data: st.DataObject, typed: Typed, is_tuple: bool
+) -> None:
+    """Whatever is put in, taken out, replaced, changed in place deep inside and changed back."""
+    type_, values = typed
+    many: Any = tuple[type_, ...] if is_tuple else list[type_]  # type: ignore[valid-type]
+    cls = make_dataclass("Holder", [("n", int), ("items", many), ("more", list[type_])])  # type: ignore[valid-type]
+    codec: Codec[Any] = Codec(cls, types=[Level, Checked])
+    column = data.draw(st.lists(values, min_size=1, max_size=8)) * data.draw(st.sampled_from([1, 5]))
+    items: list[Any] = column if not is_tuple else [*column]
+    more = data.draw(st.lists(values, max_size=4))
+    follower = codec.in_succession()
+    with small_parts():
+        for n in range(data.draw(st.integers(2, 8))):
+            deed = data.draw(st.sampled_from(["leave", "append", "drop", "replace", "disturb"]))
+            at = data.draw(st.integers(0, max(len(items) - 1, 0)))
+            match deed:
+                case "append":
+                    items += data.draw(st.lists(values, min_size=1, max_size=3))
+                case "drop":
+                    del items[at:]
+                case "replace":
+                    items[at : at + 1] = [data.draw(values)]
+                case "disturb":
+                    disturb(data, items, values)
+            value = cls(n, tuple(items) if is_tuple else items, more)
+            assert outcome(codec.encode, value) == outcome(follower.encode, value)
+            assert outcome(codec.encode, value) == outcome(follower.encode, value)
+
+
+def rearrange(data: st.DataObject, value: Any) -> None:
+    """Move something within a value in place, so that most of what it is made of stays."""
+    places = [*changeable(value)]
+    place = data.draw(st.sampled_from(places))
+    fields = fields_of(place)
+    if isinstance(place, list):
+        others = [other for other in places if isinstance(other, list)]
+        if place:
+            data.draw(st.sampled_from(others)).insert(0, place.pop())
+    elif isinstance(place, dict):
+        if place:
+            name = data.draw(st.sampled_from([*place]))
+            place[data.draw(st.sampled_from([name, "a", "b", "x"]))] = place.pop(name)
+    elif isinstance(place, pydantic.BaseModel) and data.draw(st.booleans()):
+        place.__pydantic_fields_set__.discard(data.draw(st.sampled_from(fields)))
+    elif hasattr(place, "__dict__") and data.draw(st.booleans()):
+        place.__dict__[data.draw(st.sampled_from([*fields, "more"]))] = place.__dict__.pop(fields[0], "x")
+    else:
+        mine, other = (data.draw(st.sampled_from(fields)) for _ in "ab")
+        before = getattr(place, mine, "x")
+        put(put(place, mine, getattr(place, other, "x")), other, before)
+
+
+FEW_LEAVES: list[Typed] = [
+    (str, st.just("x")),
+    (int, st.sampled_from([1, 2**70])),
+    (Level, st.just(Level.LOW)),
+    (Any, st.recursive(st.sampled_from(["x", None, 1]), lambda inner: st.lists(inner) | st.dictionaries(text, inner))),
+]
+few_types = st.recursive(st.sampled_from(FEW_LEAVES), combine, max_leaves=5)
+
+
+@thorough
+@given(st.data(), few_types)
+def test_the_same_leaves_say_that_the_same_is_written(data: st.DataObject, typed: Typed) -> None:
+    """However what they are in was changed: nearly all values here are made of the same few objects."""
+    type_, values = typed
+    codec: Codec[Any] = Codec(list[type_])  # type: ignore[valid-type]
+    item = codec._plan.item  # type: ignore[attr-defined]
+    column = data.draw(st.lists(values, min_size=1, max_size=4))
+    written = outcome(codec.encode, column)
+    leaves = item.leaves(column, 1)
+    if not isinstance(written, bytes) or leaves is None:
+        return
+    for _ in range(data.draw(st.integers(1, 4))):
+        before = [[*each] for each in leaves]
+        rearrange(data, column)
+        again = item.leaves(column, 1)
+        if again is not None and succession._are_same(before, again):
+            assert written == outcome(codec.encode, column)
+
+
+class Said(TypedDict):
+    a: str
+    b: str
+
+
+class Note(pydantic.BaseModel):
+    a: str = "x"
+
+
+def unset(note: Note) -> None:
+    note.__pydantic_fields_set__.discard("a")
+
+
+CHANGES: list[tuple[Any, Any, Callable[[Any], Any]]] = [
+    (Said, {"a": "x", "b": "x"}, lambda row: row.update(a=row.pop("a"))),
+    (Note, Note(a="x"), unset),
+    (Any, ["x", ["x"]], lambda row: row.__setitem__(0, "y")),
+    (Any, {"a": "x", "b": "x"}, lambda row: row.update(a=row.pop("a"))),
+    (Any, [["x"], []], lambda row: row.reverse()),
+    (dict[str, str | None], {"a": "x", "b": None}, lambda row: row.update(a=None, b="x")),
+    (list[list[int] | None], [[1], None], lambda row: row.reverse()),
+    (list[int], [1], lambda row: row.__setitem__(0, True)),
+    (list[float], [0.0], lambda row: row.__setitem__(0, -0.0)),
+    (Checked, Checked(1, datetime(2026, 1, 1)), lambda row: vars(row).update(c=1)),
+]
+
+
+@pytest.mark.parametrize(("type_", "value", "change"), CHANGES)
+def test_a_small_change_in_place_is_seen(type_: Any, value: Any, change: Callable[[Any], Any]) -> None:
+    rows = [copy.deepcopy(value) for _ in range(2000)]
+    codec: Codec[Any] = Codec(list[type_])  # type: ignore[valid-type]
+    follower = codec.in_succession()
+    with small_parts():
+        for row in (0, 1500):
+            assert [codec.encode(rows)] * 3 == [follower.encode(rows) for _ in "abc"]
+            assert all(each.kept > each.written == 0 for each in follower._lists or ())
+            change(rows[row])
+            assert outcome(codec.encode, rows) == outcome(follower.encode, rows)
+            rows[row] = copy.deepcopy(value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_element_that_was_changed_in_place_is_never_missed(family: str) -> None:
+    cls = record_of(family, {"a": str, "b": list[str], "c": dict[str, int] | None})
+    rows = [cls(a=f"{n} " * 100, b=["x"], c={"y": n}) for n in range(1000)]
+    codec: Codec[Any] = Codec(list[cls])  # type: ignore[valid-type]
+    follower = codec.in_succession()
+    for row in (0, 1, 500, 999):
+        for name, item in (("a", "other"), ("b", ["x", "y"]), ("c", None)):
+            rows[row] = put(rows[row], name, item)
+            assert codec.encode(rows) == follower.encode(rows)
+        inner = rows[row]["b"] if family == "TypedDict" else rows[row].b
+        inner[0] = "z"
+        assert codec.encode(rows) == follower.encode(rows)
+    assert codec.encode(rows) == follower.encode(rows)
+    assert sum(each.kept for each in follower._lists or ()) > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

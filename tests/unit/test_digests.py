@@ -1,13 +1,19 @@
-"""The digests of states that follow each other are those of each of them alone, whatever they have in common."""
+"""The digests of states that follow each other are those of each of them alone, and are let go of with their run."""
 
 from __future__ import annotations
 
+import gc
 import random
+from contextlib import suppress
 
+import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from milepost import END, Graph, MemoryStore, NodeError
 from milepost.agreement import agreeing, agreeing_back
+from milepost.codec.succession import Succession
 from milepost.digests import Digests
 from milepost.record import digest_of
 
@@ -57,3 +63,33 @@ def test_how_far_texts_agree(data: st.DataObject) -> None:
 
 def _first_unlike(pairs: list[tuple[int, int]]) -> int:
     return next((at for at, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
+
+
+class Log(msgspec.Struct, frozen=True):
+    """A state that grows."""
+
+    n: int = 0
+    items: tuple[str, ...] = ()
+
+
+def grow(state: Log) -> Log:
+    if state.n == 60:
+        raise ValueError("too much")
+    return Log(state.n + 1, (*state.items, f"{state.n} " * 500))
+
+
+@pytest.mark.parametrize("last", [50, 70])
+def test_nothing_of_large_states_is_kept_for_others_that_follow_once_a_run_has_ended(last: int) -> None:
+    graph: Graph[Log] = Graph(Log)
+    graph.add_node("grow", grow).set_entry("grow")
+    graph.add_conditional_edge("grow", lambda state: "grow" if state.n < last else END, ["grow", END])
+    gc.disable()  # what cycles hold counts too
+    try:
+        with suppress(NodeError):
+            graph.compile().run(Log(), store=MemoryStore(), run_id="r")
+        left = [each for each in gc.get_objects() if isinstance(each, Digests | Succession)]
+    finally:
+        gc.enable()
+    assert left
+    assert not any(each._state for each in left if isinstance(each, Digests))
+    assert not any(part.parts for each in left if isinstance(each, Succession) for part in each._lists or ())

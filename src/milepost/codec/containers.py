@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from .plan import (
+    DEEPEST,
     MAX_DEPTH,
     Plan,
     Refusal,
@@ -26,7 +27,7 @@ from .plan import (
     too_deep,
 )
 
-__all__ = ["ListPlan", "SequencePlan", "encode_sorted"]
+__all__ = ["ListPlan", "SequencePlan", "encode_sorted", "leaves_of_items"]
 
 encode_sorted: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 
@@ -76,6 +77,9 @@ class ListPlan(Plan):
             refusal.steps.append(f"[{place}]")
             raise
         return values if dumped is flat else list(chunks(dumped, values))
+
+    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        return leaves_of_items(list, self.item, values, depth)
 
     def load(self, raw: Any, bare: bool) -> Any:
         if type(raw) is not list:
@@ -163,6 +167,9 @@ class SequencePlan(Tagged):
             raise
         return values if dumped is flat else list(chunks(dumped, values))  # msgspec writes a tuple as an array
 
+    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        return leaves_of_items(tuple, self.item, values, depth) if self.cls is tuple else None
+
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
         if self.cls is not tuple or {*map(type, raws)} != {list}:
             return super().load_all(raws, bare)
@@ -185,6 +192,14 @@ def dump_items(item: Plan, values: list[Any], depth: int) -> list[Any]:
     except Refusal as refusal:
         refusal.steps.append(f"[{refusal.row}]")
         raise
+
+
+def leaves_of_items(cls: type, item: Plan, values: list[Any], depth: int) -> list[list[Any]] | None:
+    """Give the leaves of a column of containers of a class, which keep their elements in order."""
+    if depth > DEEPEST or not {*map(type, values)} <= {cls}:
+        return None
+    inner = item.leaves(list(chain.from_iterable(values)), depth + 1)
+    return None if inner is None else [list(map(len, values)), *inner]
 
 
 def load_items(item: Plan, raws: list[Any], bare: bool) -> list[Any]:

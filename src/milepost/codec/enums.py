@@ -14,6 +14,7 @@ from typing import Any
 
 from .containers import encode_sorted
 from .plan import MARK, NotCarried, Plan, Refusal, describe, json_kind, qualified, read_mark
+from .scalars import SCALARS
 
 __all__ = ["EnumPlan", "LiteralPlan"]
 
@@ -27,6 +28,7 @@ class EnumPlan(Plan):
         self.cls = cls
         self.types = (cls,)
         self.expected = qualified(cls)
+        self.is_leaf = not issubclass(cls, Flag)
         self._untyped, self._name_of = untyped, name_of
 
     @cached_property
@@ -119,6 +121,7 @@ class LiteralPlan(Plan):
     def __init__(self, values: tuple[Any, ...], untyped: Plan) -> None:
         self.values = values
         self.types = tuple({type(value) for value in values})
+        self.is_leaf = {*self.types} <= SCALARS
         self.expected = f"Literal[{', '.join(map(repr, values))}]"
         self._untyped = untyped
 

@@ -9,6 +9,7 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
+from .containers import leaves_of_items
 from .family import columns_of, have_keys, rows_of, written_rows
 from .plan import (
     MARK,
@@ -139,6 +140,13 @@ class DictPlan(Tagged):
         if dumped is flat:
             return values
         return [dict(zip(v, part, strict=True)) for v, part in zip(values, chunks(dumped, values), strict=True)]
+
+    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        inner = leaves_of_items(dict, self.key, values, depth) if self.cls is dict else None
+        if inner is None:
+            return None
+        others = self.value.leaves(list(chain.from_iterable(map(dict.values, values))), depth + 1)
+        return None if others is None else inner + others
 
     def _all_by_name(
         self,

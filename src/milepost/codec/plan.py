@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "DEEPEST",
     "MARK",
     "MAX_DEPTH",
     "Contradicted",
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 MARK = "$mp"  # the key that makes a JSON object a tagged value
+DEEPEST = 8  # containers within containers of which leaves are told
 MAX_DEPTH = 128  # containers within containers; keeps both directions far from the interpreter's recursion limit
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
@@ -108,6 +110,7 @@ class Plan:
     twin: Any = Any  # the type that msgspec's typed decoder reads instead; it counts if the same bytes come out again
     revives = True  # `revive_all` makes the values of what was read as twins
     keeps_json = False  # JSON of the declared kind without a mark is the value itself
+    is_leaf = False  # nobody can change a value, and what is written of it follows from it alone
 
     def dump(self, value: Any, depth: int) -> Any:
         """Write `value` for a place whose declared type is this one."""
@@ -163,6 +166,14 @@ class Plan:
     def revive_all(self, twins: list[Any]) -> list[Any]:
         """Make the values of a column of twins. The column itself comes back if twins are the values."""
         return self.load_all(twins, True) if self.revives else twins
+
+    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        """Give what a column that was written is made of, as columns of what nobody can change; None: it can't be told.
+
+        While those are the very same objects in the same places, the same is written. A number that says how many there
+        are of something stands for itself. Beyond `DEEPEST` nothing is told.
+        """
+        return [values] if self.is_leaf else None
 
     def contradicted(self, value: Any) -> Contradicted:
         """Make the refusal of a value that is not of the declared type."""

@@ -14,6 +14,7 @@ import msgspec
 from .families import EXTRA, FIELDS_SET, PRIVATE
 from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of, twin_of
 from .plan import (
+    DEEPEST,
     MARK,
     MAX_DEPTH,
     Contradicted,
@@ -210,6 +211,24 @@ class RecordPlan(Plan):
         if self.family.is_native and all(map(is_, dumped, columns)):
             return values
         return self._rows(values, dumped, depth)
+
+    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        if not values:
+            return []
+        if self._recursive or self.family.refusal or depth > DEEPEST or {*map(type, values)} != {*self.types}:
+            return None
+        columns = self.family.read_columns(values)
+        if columns is None or not self.family.have_no_sides(values):
+            return None
+        if self.family.is_mapping and not have_keys(values, self.family.names):
+            return None
+        found: list[list[Any]] = []
+        for plan, column in zip(self.plans.values(), columns, strict=True):
+            inner = plan.leaves(column, depth + 1)
+            if inner is None:
+                return None
+            found += inner
+        return found
 
     def _rows(self, values: list[Any], dumped: list[list[Any]], depth: int) -> list[Any]:
         """Make what is written of `values` from the columns of their fields."""

@@ -10,7 +10,7 @@ import base64
 import pathlib
 import re
 from collections.abc import Callable
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
@@ -23,6 +23,7 @@ __all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan"
 
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what fits 64 bits, signed or not
 _NATIVE = frozenset({bytes, bytearray, date, Decimal, UUID})  # msgspec writes the same text of them
+_UNCHANGEABLE = frozenset({bytes, complex, date, timedelta, Decimal})  # what is written in C, and has no attributes
 _NON_FINITE = frozenset({"nan", "inf", "-inf"})
 # Python refuses to turn longer ints into decimal text (sys.set_int_max_str_digits allows 640 digits at least)
 _DECIMAL_BITS = 2000
@@ -36,6 +37,7 @@ class NonePlan(Plan):
     plain = True
     twin = type(None)
     revives = False
+    is_leaf = True
     expected = "None"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -63,6 +65,7 @@ class BoolPlan(Plan):
     plain = True
     twin = bool
     revives = False
+    is_leaf = True
     expected = "bool"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -91,6 +94,7 @@ class IntPlan(Plan):
     plain = True
     twin = int
     revives = False
+    is_leaf = True
     expected = "int"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -130,6 +134,7 @@ class FloatPlan(Plan):
     plain = True
     twin = float
     revives = False
+    is_leaf = True
     expected = "float"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -165,6 +170,7 @@ class StrPlan(Plan):
     plain = True
     twin = str
     revives = False
+    is_leaf = True
     expected = "str"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -195,6 +201,7 @@ class TextPlan(Texts):
         self.expected = qualified(cls)
         self.revives = cls not in _NATIVE
         self.twin = Any if self.revives else cls
+        self.is_leaf = cls in _UNCHANGEABLE
         self._cls, self._write, self._read = cls, write, read
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:

@@ -31,6 +31,7 @@ from .plan import (
 )
 from .records import RecordPlan
 from .resolve import Resolver
+from .succession import Succession
 
 __all__ = ["Codec", "canonical"]
 
@@ -108,6 +109,10 @@ class Codec(Generic[T]):
                 path=root,
                 type_name=qualified(type(value)),
             ) from exc
+
+    def in_succession(self) -> Succession:
+        """Give what encodes values one after another, and writes only once what they have in common."""
+        return Succession(self._plan, self)
 
     def decode(self, data: bytes, *, root: str = "state") -> T:
         """Read what `encode` wrote, or JSON that a person wrote in the same form.

@@ -31,6 +31,8 @@ _DURATION = re.compile(r"P(-?[0-9]+)DT([0-9]+)\.([0-9]{6})S", re.ASCII)
 class ClockPlan(Texts):
     """The plan of `datetime` or `time`, which differ in nothing that matters here."""
 
+    is_leaf = True  # zones other than the standard library's are refused
+
     def __init__(self, cls: type[datetime] | type[time]) -> None:
         self.tag = cls.__name__
         self.types = (cls,)

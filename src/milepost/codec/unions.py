@@ -78,6 +78,13 @@ class OptionalPlan(Plan):
         rest = iter(dumped)
         return [None if value is None else next(rest) for value in values]
 
+    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        if self.inner.is_leaf:
+            return [values]
+        some = [value for value in values if value is not None]
+        inner = self.inner.leaves(some, depth)
+        return None if inner is None else [[value is None for value in values], *inner]
+
     def load(self, raw: Any, bare: bool) -> Any:
         try:
             return None if raw is None else self.inner.load(raw, bare)
@@ -133,6 +140,11 @@ class UnionPlan(Plan):
         if not all(member.types for member in self.members):
             return ()
         return tuple({cls for member in self.members for cls in member.types})
+
+    @cached_property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """Whether all members are."""
+        return all(member.is_leaf for member in self.members)
 
     @cached_property
     def _by_class(self) -> dict[type, list[Plan]]:

@@ -37,6 +37,7 @@ __all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "is_plain
 
 _PLAIN = SCALARS | {list, dict}
 FEW = 16  # elements of a container that are looked at one by one
+MANY = 1 << 16  # elements of a column of which leaves are told: one that holds itself has more and more
 DEEP = 32  # containers within containers; below them too, because that takes less of the stack
 
 
@@ -120,6 +121,21 @@ class UntypedPlan(Plan):
         if classes <= SCALARS and are_exact(values):
             return values
         return each_class(partial(self._dump_class, depth), values)
+
+    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        classes = {*map(type, values)}
+        if classes <= SCALARS:
+            return [values]
+        if not classes <= _PLAIN or len(values) > MANY:
+            return None
+        found = [[value if type(value) in SCALARS else type(value) for value in values]]
+        for cls in classes - SCALARS:
+            same = values if len(classes) == 1 else [value for value in values if type(value) is cls]
+            inner = self._by_type[cls].leaves(same, depth)
+            if inner is None:
+                return None
+            found += inner
+        return found
 
     def _dump_class(self, depth: int, cls: type, values: list[Any]) -> list[Any]:
         """Write a column of one class. Where a value stands twice in it, they are written one by one.
