@@ -103,7 +103,7 @@ class IntPlan(Plan):
         return value if MIN_INT <= value <= MAX_INT else {MARK: "int", "v": int_text(value)}
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {int} and min(values) >= MIN_INT and max(values) <= MAX_INT:
+        if {*map(type, values)} == {int} and are_64_bits(values):
             return values
         return super().dump_all(values, depth)
 
@@ -179,7 +179,7 @@ class StrPlan(Plan):
         return value if value.isascii() else checked_text(value)
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {str} and is_text("".join(values)):
+        if {*map(type, values)} == {str} and are_texts(values):
             return values
         return super().dump_all(values, depth)
 
@@ -311,14 +311,34 @@ def are_exact(values: list[Any]) -> bool:
     numbers = [v for v in values if type(v) is int]
     return (
         are_finite([v for v in values if type(v) is float])
-        and (not numbers or (min(numbers) >= MIN_INT and max(numbers) <= MAX_INT))
-        and is_text("".join([v for v in values if type(v) is str]))
+        and (not numbers or are_64_bits(numbers))
+        and are_texts([v for v in values if type(v) is str])
     )
+
+
+def are_64_bits(values: list[int]) -> bool:
+    """Whether all values are numbers in JSON."""
+    return min(values) >= MIN_INT and max(values) <= MAX_INT
+
+
+def are_texts(values: list[str]) -> bool:
+    """Whether UTF-8 can hold all texts."""
+    return is_text("".join(values))
 
 
 def are_finite(values: list[float]) -> bool:
     """Whether no value is nan or infinite."""
     return isfinite(sum(values)) or all(map(isfinite, values))  # the sum of finite values may be infinite
+
+
+ARE_JSON: dict[type, Callable[[list[Any]], bool]] = {
+    bool: lambda values: True,
+    int: are_64_bits,
+    float: are_finite,
+    str: are_texts,
+    type(None): lambda values: True,
+}
+"""For each class of `SCALARS`, whether values that are all of it are JSON as they are."""
 
 
 def int_text(value: int) -> str:

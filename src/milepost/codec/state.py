@@ -166,7 +166,7 @@ class Codec(Generic[T]):
             if self._plan.keeps_json:
                 return twin
             again = encode_json(twin)
-            if again == data or again == data.replace(b'+00:00"', b'Z"'):
+            if again == data or again == b'Z"'.join(data.split(b'+00:00"')):  # faster than `replace`
                 return self._plan.revive_all([twin])[0] if self._plan.revives else twin
             return _SLOW
         except Exception:  # a default factory of a user may fail; the other way says what is wrong

@@ -30,7 +30,7 @@ from .plan import (
     too_deep,
 )
 from .registry import Registration, find_by_tag, find_by_type
-from .scalars import MAX_INT, MIN_INT, PATHS, SCALARS, PathPlan, are_exact, checked_text, is_text, scalar_plans
+from .scalars import ARE_JSON, MAX_INT, MIN_INT, PATHS, SCALARS, PathPlan, are_exact, checked_text, is_text, scalar_plans
 from .times import time_plans
 
 __all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "is_plain_json", "refuse_unknown"]
@@ -117,7 +117,9 @@ class UntypedPlan(Plan):
             return super().dump_all(values, depth)
         classes = {*map(type, values)}
         if len(classes) == 1:
-            return self._dump_class(depth, type(values[0]), values)
+            cls = type(values[0])
+            are_json = ARE_JSON.get(cls)
+            return values if are_json is not None and are_json(values) else self._dump_class(depth, cls, values)
         if classes <= SCALARS and are_exact(values):
             return values
         return each_class(partial(self._dump_class, depth), values)
