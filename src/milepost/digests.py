@@ -10,9 +10,11 @@ from milepost.record import digest_of
 __all__ = ["Digests"]
 
 _LARGE = 32 * 1024
-"""Bytes of a state from which on it is compared with the one before, and how far apart the places are that are kept."""
+"""Bytes of a state from which on it is compared with the one before."""
+_APART = 8 * 1024
+"""Bytes between two places from which a digest can go on."""
 _MOST = 32
-"""Places that are kept."""
+"""Of such places."""
 
 
 class Digests:
@@ -48,7 +50,7 @@ class Digests:
             begun.pop()
         at, digest = begun[-1] if begun else (0, hashlib.sha256())
         view, digest = memoryview(state), digest.copy()
-        if same - at >= _LARGE:
+        if same - at >= _APART:
             digest.update(view[at:same])
             at = same
             begun.append((same, digest.copy()))
