@@ -27,7 +27,9 @@ _LARGEST = 64 * 1024 * 1024
 _PART = 32 * 1024
 """Bytes of a part, about."""
 _SAMPLE = 16
-"""Elements from which it is told how many make a part."""
+"""Elements from which it is told whether the others are likely to stay the same, and how many make a part."""
+_FEW = 2
+"""Parts that are written anew without one that was kept before no other is tried."""
 _LONGEST_REST = 63
 """Values that are written without parts after several that had little in common."""
 
@@ -67,7 +69,7 @@ class Succession:
         """Keep nothing."""
         self._size = 0
         for each in self._lists or ():
-            each.parts.clear()
+            each.forget()
 
     def _encode(self, value: Any) -> bytes | None:
         """What is written of a value, part by part; None where that is not worth while, or where it may be refused."""
@@ -80,17 +82,15 @@ class Succession:
         if not self._lists:
             return None
         is_new = not any(each.parts for each in self._lists)
-        for each in self._lists:
-            each.kept = each.written = 0
         try:
             data = encode_json(self._plan.dump(value, 0))
         except (Refusal, UnicodeEncodeError, RecursionError):
             self.forget()
             return None
-        kept, written = (sum(getattr(each, of) for each in self._lists) for of in ("kept", "written"))
+        kept, written = sum(each.kept for each in self._lists), sum(each.written for each in self._lists)
         if kept > written:
             self._pause = 0
-        elif not (is_new and written):
+        elif not is_new:
             self._pause = self._rest = min(2 * self._pause + 1, _LONGEST_REST)
             self.forget()
         return data
@@ -111,45 +111,56 @@ class _InParts(Plan):
         self.expected = plan.expected
         self._plan = plan
         self._count = 0
+        """How many elements make a part."""
+        self._first: list[list[Any]] | None = None
+        """The leaves of the first elements."""
         self.parts: list[_Part] = []
         self.kept = self.written = 0
         """How many parts of the last value were kept, and how many were written."""
 
+    def forget(self) -> None:
+        """Keep nothing."""
+        self.parts.clear()
+        self._first = None
+
     def dump(self, value: Any, depth: int) -> Any:
-        plan, count = self._plan, self._count
-        if type(value) not in plan.types:
-            raise plan.contradicted(value)
-        if not self.parts:
-            count = self._count = self._count_for(value, depth)
-        if len(value) < 2 * count or not count:
-            self.parts.clear()
-            return plan.dump(value, depth)
-        out: list[Any] = []
+        self.kept = self.written = 0
+        if type(value) not in self._plan.types:
+            raise self._plan.contradicted(value)
+        if not self.parts and not self._is_worth_while(value, depth):
+            return self._plan.dump(value, depth)
+        item, count = self._plan.item, self._count
         end = len(value) - len(value) % count
+        out: list[Any] = []
+        most = _FEW if self.parts else end
         for number, start in enumerate(range(0, end, count)):
-            items = list(value[start : start + count])
-            leaves = plan.item.leaves(items, depth + 1)
-            if leaves is None:
-                self.parts.clear()
-                return plan.dump(value, depth)
+            elements = list(value[start : start + count])
+            leaves = item.leaves(elements, depth + 1)
+            if leaves is None or self.written > self.kept + most:
+                self.forget()
+                return self._plan.dump(value, depth)
             if number < len(self.parts) and _are_same(self.parts[number].leaves, leaves):
                 self.kept += 1
             else:
-                json = msgspec.Raw(encode_json(plan.item.dump_all(items, depth + 1))[1:-1])
+                json = msgspec.Raw(encode_json(item.dump_all(elements, depth + 1))[1:-1])
                 self.parts[number : number + 1] = [_Part(leaves, json)]
                 self.written += 1
             out.append(self.parts[number].json)
         del self.parts[end // count :]
         if end < len(value):
-            out += plan.item.dump_all(list(value[end:]), depth + 1)
+            out += item.dump_all(list(value[end:]), depth + 1)
         return out
 
-    def _count_for(self, value: Any, depth: int) -> int:
-        """How many elements make a part; 0 for a list that has none."""
-        sample = list(value[:_SAMPLE])
-        if not sample:
-            return 0
-        return max(_PART * len(sample) // len(encode_json(self._plan.item.dump_all(sample, depth + 1))), 1)
+    def _is_worth_while(self, value: Any, depth: int) -> bool:
+        """Whether the first elements are those of the value before, and the list is long enough."""
+        first = list(value[:_SAMPLE])
+        leaves = self._plan.item.leaves(first, depth + 1) if first else None
+        before, self._first = self._first, leaves
+        if leaves is None or before is None or not _are_same(before, leaves):
+            return False
+        size = len(encode_json(self._plan.item.dump_all(first, depth + 1)))
+        self._count = max(_PART * len(first) // size, 1)
+        return len(value) >= 2 * self._count
 
 
 def _are_same(before: list[list[Any]], now: list[list[Any]]) -> bool:

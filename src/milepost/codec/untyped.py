@@ -30,7 +30,18 @@ from .plan import (
     too_deep,
 )
 from .registry import Registration, find_by_tag, find_by_type
-from .scalars import ARE_JSON, MAX_INT, MIN_INT, PATHS, SCALARS, PathPlan, are_exact, checked_text, is_text, scalar_plans
+from .scalars import (
+    ARE_JSON,
+    MAX_INT,
+    MIN_INT,
+    PATHS,
+    SCALARS,
+    PathPlan,
+    are_exact,
+    checked_text,
+    is_text,
+    scalar_plans,
+)
 from .times import time_plans
 
 __all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "is_plain_json", "refuse_unknown"]
