@@ -22,7 +22,7 @@ __all__ = ["Encoder", "Succession"]
 
 _LARGE = 32 * 1024
 """Bytes of a value from which on parts are kept of what follows it."""
-_LARGEST = 64 * 1024 * 1024
+_LARGEST = 16 * 1024 * 1024
 """Bytes above which none are."""
 _PART = 32 * 1024
 """Bytes of a part, about."""
