@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from contextlib import suppress
+from typing import Any, TypedDict
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from milepost import END, Graph, MemoryStore, NodeError
 from milepost.agreement import agreeing, agreeing_back
 from milepost.codec.succession import Succession
 from milepost.digests import Digests
-from milepost.record import digest_of
+from milepost.record import CHECKPOINT, digest_of
 
 LARGE = bytes(random.Random(7).randrange(32, 127) for _ in range(200_000))
 
@@ -93,3 +94,40 @@ def test_nothing_of_large_states_is_kept_for_others_that_follow_once_a_run_has_e
     assert left
     assert not any(each._state for each in left if isinstance(each, Digests))
     assert not any(part.parts for each in left if isinstance(each, Succession) for part in each._lists or ())
+
+
+class Chat(TypedDict):
+    """A state that nodes change in place."""
+
+    turn: int
+    messages: list[dict[str, Any]]
+
+
+def test_what_nodes_change_in_place_is_recorded() -> None:
+    chance = random.Random(5)
+    expected: list[bytes] = []
+
+    def work(state: Chat) -> Chat:
+        messages = state["messages"]
+        state["turn"] += 1
+        messages.append({"role": "user", "content": f"{state['turn']} " * 200, "calls": []})
+        if state["turn"] > 100:
+            deed, message = state["turn"] % 4, chance.choice(messages)
+            if deed == 1:
+                message["content"] += "!"
+            elif deed == 2:
+                message["calls"].append({"name": "look"})
+            elif deed == 3:
+                message["content"] = message.pop("content")
+        expected.append(graph.codec.encode(state))
+        return state
+
+    builder: Graph[Chat] = Graph(Chat)
+    builder.add_node("work", work).set_entry("work")
+    builder.add_conditional_edge("work", lambda state: "work" if state["turn"] < 200 else END, ["work", END])
+    graph = builder.compile()
+    store = MemoryStore()
+    graph.run({"turn": 0, "messages": []}, store=store, run_id="r", max_iterations=None)
+    records = store.read("r", kinds=(CHECKPOINT,))
+    assert expected == [record.state() for record in records]
+    assert [digest_of(state) for state in expected] == [record.fields()["digest"] for record in records]
