@@ -188,7 +188,7 @@ def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routin
             walker.is_untold |= any(end.is_untold for end in ends.values())
         return walker.flow.merged(fork, before, ends, walker.given)
     except Exception as exc:
-        yield from _merge_failed(walker, context, exc)
+        yield from _merge_failed(walker, fork, context, exc)
         raise
 
 
@@ -210,7 +210,7 @@ def _asked(
     return merged
 
 
-def _merge_failed(walker: Walker, context: Context[Any], exc: Exception) -> Routine[None]:
+def _merge_failed(walker: Walker, fork: Fork, context: Context[Any], exc: Exception) -> Routine[None]:
     """Record that a merge failed, and raise the error of that; what the branches did is kept."""
     run, node_id = walker.run, context.node_id
     advice = "; what the branches did is kept: mend the merge, then resume" if walker.store is not None else ""
@@ -222,7 +222,7 @@ def _merge_failed(walker: Walker, context: Context[Any], exc: Exception) -> Rout
     elif isinstance(exc, StateTypeError) and exc.run_id is None:
         error = exc
         error.op = "merge"
-        error.args = (f"merge= of node {node_id!r} of run {run.run_id!r}: {exc.args[0]}{advice}",)
+        error.args = (f"{fork.merge_option} of node {node_id!r} of run {run.run_id!r}: {exc.args[0]}{advice}",)
         complete(error, run_id=run.run_id)
     else:
         error = NodeError(

@@ -10,10 +10,12 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn, get_origin
 
 from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError
 from milepost.flow import END, START, Function
+from milepost.retry import Retry, as_seconds
 from milepost.store import check_id
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "read_function",
     "read_merge",
     "read_targets",
+    "read_tries",
     "refuse",
 ]
 
@@ -120,15 +123,26 @@ def read_callable(fn: Any, what: str, where: str, count: int) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(body)
 
 
-def read_merge(merge: Any, node_id: str) -> Function | Mapping[str, Any]:
+def read_merge(merge: Any, what: str, node_id: str) -> Function | Mapping[str, Any]:
     """What is to become of the states of branches: a function, or a reducer for each of some fields."""
     if not isinstance(merge, Mapping):
-        return Function(merge, read_callable(merge, f"merge= of node {node_id!r}", node_id, 2))
+        return Function(merge, read_callable(merge, what, node_id, 2))
     for name, reducer in merge.items():
         if not callable(reducer):
             text = f"the reducer of field {name!r} at {node_id!r} is {reducer!r}: give a function of two arguments"
             refuse("bad_reducer", node_id, text)
     return dict(merge)
+
+
+def read_tries(retry: Any, timeout: float | timedelta | None, what: str) -> tuple[Retry | None, float | None]:
+    """How often a function is tried, and for how many seconds each time; `OptionError` for what says neither."""
+    if retry is not None and not isinstance(retry, Retry):
+        raise OptionError(f"retry of {what} must be a Retry or None, not {retry!r}", option="retry")
+    seconds = None if timeout is None else as_seconds(timeout, "timeout")
+    if seconds == 0:
+        text = f"timeout of {what} must be more than 0 seconds: leave it out for no limit"
+        raise OptionError(text, option="timeout")
+    return retry, seconds
 
 
 def positive(value: Any, name: str) -> int | None:

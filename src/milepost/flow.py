@@ -120,11 +120,17 @@ class Unit(msgspec.Struct, frozen=True):
     """What is done before `fn` is called; None: nothing, and `fn` is the node."""
     executor: ExecutorLike | None = None
 
+    @property
+    def merge_option(self) -> str:
+        """The argument of its builder that says what becomes of branches which meet here."""
+        return "merge_branches=" if isinstance(self.work, MapWork) else "merge="
+
 
 class Fork(msgspec.Struct, frozen=True):
     """One fork: `branches` are their first nodes in the order of the edges, `inside` the nodes of each.
 
-    `merge` is a function `(state, {branch: state})`; None: the flow's `merged` does it, field by field.
+    `merge` is a function `(state, {branch: state})`; None: the flow's `merged` does it, field by field. `merge_option` is
+    where the join's builder takes either.
     """
 
     node_id: str
@@ -134,6 +140,7 @@ class Fork(msgspec.Struct, frozen=True):
     merge: Function | None = None
     max_parallel: int | None = None
     fail_fast: bool = False
+    merge_option: str = "merge="
 
     @property
     def nodes(self) -> frozenset[str]:

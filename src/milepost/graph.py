@@ -27,6 +27,7 @@ from milepost.declarations import (
     read_function,
     read_merge,
     read_targets,
+    read_tries,
     refuse,
 )
 from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError
@@ -56,6 +57,9 @@ OtherT = TypeVar("OtherT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 PayloadT = TypeVar("PayloadT")
+
+Merge = Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer]
+"""What becomes of branches that meet: `(state before the fork, {branch: state}) -> state`, or reducers for some fields."""
 
 _logger = logging.getLogger("milepost")
 
@@ -114,7 +118,7 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
-        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        merge: Merge[StateT] | None = None,
         max_parallel: int | None = None,
         fail_fast: bool = False,
         executor: ExecutorLike | None = None,
@@ -127,7 +131,7 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
-        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        merge: Merge[StateT] | None = None,
         max_parallel: int | None = None,
         fail_fast: bool = False,
         executor: ExecutorLike | None = None,
@@ -140,7 +144,7 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
-        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        merge: Merge[StateT] | None = None,
         max_parallel: int | None = None,
         fail_fast: bool = False,
         executor: ExecutorLike | None = None,
@@ -153,7 +157,7 @@ class Graph(Generic[StateT]):
         *,
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
-        merge: Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer] | None = None,
+        merge: Merge[StateT] | None = None,
         max_parallel: int | None = None,
         fail_fast: bool = False,
         executor: ExecutorLike | None = None,
@@ -185,16 +189,9 @@ class Graph(Generic[StateT]):
         """
         node_id = self._new_id(id)
         signature = read_function(fn, f"node {node_id!r}", node_id, self._state_type)
-        if retry is not None and not isinstance(retry, Retry):
-            raise OptionError(f"retry of node {node_id!r} must be a Retry or None, not {retry!r}", option="retry")
-        seconds = None if timeout is None else as_seconds(timeout, "timeout")
-        if seconds == 0:
-            text = f"timeout of node {node_id!r} must be more than 0 seconds: leave it out for no limit"
-            raise OptionError(text, option="timeout")
+        tried = read_tries(retry, timeout, f"node {node_id!r}")
         checked_executor(executor, f"node {node_id!r}", is_async=signature.is_async)
-        self._units[node_id] = Unit(node_id, fn, *signature, retry, seconds, executor=executor)
-        if merge is not None:
-            self._merges[node_id] = read_merge(merge, node_id)
+        self._add(Unit(node_id, fn, *signature, *tried, executor=executor), merge)
         self._limits[node_id] = positive(max_parallel, "max_parallel"), bool(fail_fast)
         return self
 
@@ -208,6 +205,9 @@ class Graph(Generic[StateT]):
         merge: Callable[[StateT, list[ResultT]], object],
         max_parallel: int | None = None,
         executor: ExecutorLike | None = None,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        merge_branches: Merge[StateT] | None = None,
     ) -> Self: ...
     @overload
     def add_map(
@@ -219,6 +219,9 @@ class Graph(Generic[StateT]):
         merge: Callable[[StateT, list[ResultT]], object],
         max_parallel: int | None = None,
         executor: ExecutorLike | None = None,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        merge_branches: Merge[StateT] | None = None,
     ) -> Self: ...
     @overload
     def add_map(
@@ -230,6 +233,9 @@ class Graph(Generic[StateT]):
         merge: Callable[[StateT, list[ResultT]], object],
         max_parallel: int | None = None,
         executor: ExecutorLike | None = None,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        merge_branches: Merge[StateT] | None = None,
     ) -> Self: ...
     @overload
     def add_map(
@@ -241,6 +247,9 @@ class Graph(Generic[StateT]):
         merge: Callable[[StateT, list[ResultT]], object],
         max_parallel: int | None = None,
         executor: ExecutorLike | None = None,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        merge_branches: Merge[StateT] | None = None,
     ) -> Self: ...
     @overload
     def add_map(
@@ -251,6 +260,7 @@ class Graph(Generic[StateT]):
         *,
         merge: Callable[[StateT, list[ItemT]], object],
         max_parallel: int | None = None,
+        merge_branches: Merge[StateT] | None = None,
     ) -> Self: ...
     def add_map(
         self,
@@ -261,6 +271,9 @@ class Graph(Generic[StateT]):
         merge: Any,
         max_parallel: int | None = None,
         executor: ExecutorLike | None = None,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        merge_branches: Any = None,
     ) -> Self:
         """Add a node that does `fn` for every item that `over(state)` gives, at once, and merges what came of them.
 
@@ -268,24 +281,29 @@ class Graph(Generic[StateT]):
         final state is the result. `merge(state, results)` gives the new state; the results are in the order of the items.
         The items are recorded before the first is begun, and each result when it is there, under `id/0`, `id/1` and so on:
         after a crash only those that are missing are done. `max_parallel` bounds how many are open at once. `executor` is
-        where a sync function runs, or a factory of that; None: the run's. When an item fails the others go on, and then
-        `BranchError` has all errors.
+        where a sync function runs, or a factory of that; None: the run's. `retry` is the policy for the failed attempts of
+        an item, None: the run's, and `timeout` (seconds) ends an attempt of one; a graph has those of its own nodes. When an
+        item fails for good the others go on, and then `BranchError` has all errors.
+
+        `merge_branches` is what `merge` of `add_node` is, for a map where the branches of a fork meet.
 
         Raises `GraphError` for an id that is bad or taken and for functions that cannot be called so; `OptionError` for a
-        wrong limit.
+        wrong limit, policy or timeout, and for what a graph is to say of its own nodes.
         """
         node_id = self._new_id(id)
         codecs = FunctionCodecs((self._state_type, *self._types), self._types)
         each: Unit | CompiledGraph[Any]
         if isinstance(fn, CompiledGraph):
             each, items, results = fn, fn.codec, fn.codec
-            if executor is not None:
-                text = f"map {node_id!r} is of a graph, whose own nodes say where they run: give them the executor"
-                raise OptionError(text, option="executor")
+            for name, value in (("executor", executor), ("retry", retry), ("timeout", timeout)):
+                if value is not None:
+                    text = f"map {node_id!r} is of a graph, whose own nodes say where and how they run: give them the {name}"
+                    raise OptionError(text, option=name)
         else:
             signature = read_function(fn, f"the function of map {node_id!r}", node_id, object)
+            tried = read_tries(retry, timeout, f"map {node_id!r}")
             checked_executor(executor, f"map {node_id!r}", is_async=signature.is_async)
-            each = Unit(node_id, fn, *signature, executor=executor)
+            each = Unit(node_id, fn, *signature, *tried, executor=executor)
             items, results = codecs.pair(fn, 1 if signature.takes_context else 0)
         work = MapWork(
             self._function(over, f"over= of map {node_id!r}", node_id, 1),
@@ -295,11 +313,10 @@ class Graph(Generic[StateT]):
             positive(max_parallel, "max_parallel"),
         )
         function = self._function(merge, f"merge= of map {node_id!r}", node_id, 2)
-        self._units[node_id] = Unit(node_id, function.fn, False, function.is_async, work=work)
-        return self
+        return self._add(Unit(node_id, function.fn, False, function.is_async, work=work), merge_branches)
 
     @overload
-    def add_subgraph(self, id: str, compiled: CompiledGraph[StateT]) -> Self: ...
+    def add_subgraph(self, id: str, compiled: CompiledGraph[StateT], *, merge: Merge[StateT] | None = None) -> Self: ...
     @overload
     def add_subgraph(
         self,
@@ -308,12 +325,15 @@ class Graph(Generic[StateT]):
         *,
         into: Callable[[StateT], OtherT] | Callable[[StateT], Awaitable[OtherT]],
         out: Callable[[StateT, OtherT], object],
+        merge: Merge[StateT] | None = None,
     ) -> Self: ...
-    def add_subgraph(self, id: str, compiled: CompiledGraph[Any], *, into: Any = None, out: Any = None) -> Self:
+    def add_subgraph(
+        self, id: str, compiled: CompiledGraph[Any], *, into: Any = None, out: Any = None, merge: Any = None
+    ) -> Self:
         """Add a node that walks another graph, whose nodes are recorded in the same journal as `id/node`.
 
         Where that has another state, `into(state)` makes it and `out(state, substate)` gives the state after the node; both
-        or neither.
+        or neither. `merge` as in `add_node`, where the branches of a fork meet.
 
         Raises `GraphError` for an id that is bad or taken, for what is no compiled graph, and for one of the two functions
         without the other, or where the states are of different types and they are missing.
@@ -332,13 +352,10 @@ class Graph(Generic[StateT]):
             )
             refuse("bad_conversion", node_id, text)
         if into is None:
-            work = GraphWork(compiled)
-            self._units[node_id] = Unit(node_id, _as_it_is, False, False, work=work)
-            return self
+            return self._add(Unit(node_id, _as_it_is, False, False, work=GraphWork(compiled)), merge)
         work = GraphWork(compiled, self._function(into, f"into= of sub-graph {node_id!r}", node_id, 1))
         function = self._function(out, f"out= of sub-graph {node_id!r}", node_id, 2)
-        self._units[node_id] = Unit(node_id, function.fn, False, function.is_async, work=work)
-        return self
+        return self._add(Unit(node_id, function.fn, False, function.is_async, work=work), merge)
 
     @overload
     def add_wait(
@@ -351,6 +368,7 @@ class Graph(Generic[StateT]):
         timeout: float | timedelta | None = None,
         prompt: object = "",
         early: bool = True,
+        merge: Merge[StateT] | None = None,
     ) -> Self: ...
     @overload
     def add_wait(
@@ -363,6 +381,7 @@ class Graph(Generic[StateT]):
         timeout: float | timedelta | None = None,
         prompt: object = "",
         early: bool = True,
+        merge: Merge[StateT] | None = None,
     ) -> Self: ...
     def add_wait(
         self,
@@ -374,13 +393,14 @@ class Graph(Generic[StateT]):
         timeout: float | timedelta | None = None,
         prompt: object = "",
         early: bool = True,
+        merge: Any = None,
     ) -> Self:
         """Add a node that parks the run until `signal` arrives, or `timeout` seconds have passed.
 
         Then `apply(state, reply)` gives the new state; the `Reply` has the payload, or says that the time was over. `prompt`,
         a value or a function of the state, is recorded with the wait for whoever answers. `payload` is the type of the
         answer: one that is no such thing is refused, and the run waits on. With `early=False` a signal that was sent before
-        the run waited here does not count.
+        the run waited here does not count. `merge` as in `add_node`, where the branches of a fork meet.
 
         Raises `GraphError` for an id that is bad or taken, a signal without a name and a function that cannot be called so.
         """
@@ -391,8 +411,7 @@ class Graph(Generic[StateT]):
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         work = WaitWork(signal, seconds, None, asked, payload, bool(early))
         function = self._function(apply, f"apply= of wait {node_id!r}", node_id, 2)
-        self._units[node_id] = Unit(node_id, function.fn, False, function.is_async, work=work)
-        return self
+        return self._add(Unit(node_id, function.fn, False, function.is_async, work=work), merge)
 
     def add_timer(
         self,
@@ -400,18 +419,25 @@ class Graph(Generic[StateT]):
         *,
         duration: float | timedelta | None = None,
         until: Callable[[StateT], datetime] | Callable[[StateT], Awaitable[datetime]] | None = None,
+        merge: Merge[StateT] | None = None,
     ) -> Self:
         """Add a node that parks the run for `duration` (seconds), or until the time that `until(state)` gives.
 
-        The time is an aware datetime, and recorded: a resume does not ask again. Raises `GraphError` for an id that is bad or
-        taken, and unless just one of the two is given.
+        The time is an aware datetime, and recorded: a resume does not ask again. `merge` as in `add_node`, where the branches
+        of a fork meet. Raises `GraphError` for an id that is bad or taken, and unless just one of the two is given.
         """
         node_id = self._new_id(id)
         if (duration is None) == (until is None):
             refuse("bad_timer", node_id, f"timer {node_id!r} needs one of duration= and until=")
         function = None if until is None else self._function(until, f"until= of timer {node_id!r}", node_id, 1)
         seconds = None if duration is None else as_seconds(duration, "duration")
-        self._units[node_id] = Unit(node_id, _before, False, False, work=WaitWork(None, seconds, function))
+        return self._add(Unit(node_id, _before, False, False, work=WaitWork(None, seconds, function)), merge)
+
+    def _add(self, unit: Unit, merge: Any) -> Self:
+        """Add a node; `merge` is what becomes of branches that meet there, None where it says nothing of that."""
+        if merge is not None:
+            self._merges[unit.id] = read_merge(merge, f"{unit.merge_option} of node {unit.id!r}", unit.id)
+        self._units[unit.id] = unit
         return self
 
     def _new_id(self, id: str) -> str:
@@ -533,11 +559,11 @@ class Graph(Generic[StateT]):
         for join in joins:
             if isinstance(self._merges.get(join), Function):
                 continue
-            reducers = self._reducers_at(join)
+            reducers, option = self._reducers_at(join), self._units[join].merge_option
             if not reducers:
                 text = (
-                    f"branches meet at {join!r}, and nothing says what becomes of their states: give it merge=, or give fields "
-                    f"reducers"
+                    f"branches meet at {join!r}, and nothing says what becomes of their states: give it {option}, or give "
+                    f"fields reducers"
                 )
                 yield GraphProblem("join_without_merge", join, text)
             for field, reducer in reducers.items():
@@ -546,13 +572,14 @@ class Graph(Generic[StateT]):
                     text = (
                         f"field {field!r} has the reducer {name}, which cannot be used where branches meet at {join!r}: in a "
                         f"graph of whole states what a branch adds can be told for those in milepost.reducers only; use one of "
-                        f"them, give {join!r} a merge= function, or make the graph partial=True"
+                        f"them, give {join!r} a function as {option}, or make the graph partial=True"
                     )
                     yield GraphProblem("reducer_unusable", join, text)
         for node in self._merges:
             if node not in joins and not topology.problems():
+                option = self._units[node].merge_option
                 text = (
-                    f"{node!r} has merge=, and no branches meet there: remove it, or let a fork's branches lead to it"
+                    f"{node!r} has {option}, and no branches meet there: remove it, or let a fork's branches lead to it"
                 )
                 yield GraphProblem("merge_without_join", node, text)
 
@@ -564,6 +591,7 @@ class Graph(Generic[StateT]):
             found[node] = msgspec.structs.replace(
                 fork,
                 merge=merge if isinstance(merge, Function) else None,
+                merge_option=self._units[fork.join].merge_option,
                 max_parallel=max_parallel,
                 fail_fast=fail_fast,
             )

@@ -175,7 +175,7 @@ class Merging:
         told = why or ", and nothing says how to merge it"
         return MergeConflictError(
             f"field {name!r} was changed by branch{'es' if len(branches) > 1 else ''} {who} of the fork after "
-            f"{fork.node_id!r}{told}: give the field a reducer, or merge= to node {fork.join!r}",
+            f"{fork.node_id!r}{told}: give the field a reducer, or {fork.merge_option} to node {fork.join!r}",
             node_id=fork.join,
             field=name,
             branches=tuple(branches),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -32,7 +33,7 @@ from milepost import (
     reducers,
 )
 from milepost.context import Context
-from milepost.events import Progress
+from milepost.events import AttemptFailed, NodeOverdue, Progress
 
 
 @dataclass
@@ -297,7 +298,38 @@ def test_items_are_tried_by_the_policy_of_the_run(verbs, medium, jumping, log):
     assert ["0.1", "1.1", "1.2", "1.3", "2.1"] == log
 
 
-def test_attempts_of_an_item_are_counted_over_processes(verbs, medium, timed, clock, log):
+def test_items_are_tried_by_the_policy_of_the_map_and_nothing_else_is(verbs, store, log):
+    keys: set[str] = set()
+
+    def work(ctx: Context, item: int) -> int:
+        if item == 1:
+            log.append(f"{item}.{ctx.attempt}")
+            keys.add(ctx.idempotency_key)
+            if ctx.attempt < 3:
+                raise OSError("not yet")
+        return item
+
+    def merge(state: Cart, results: list[int]) -> Cart:
+        log.append("merge")
+        if log.count("merge") == 1:
+            raise OSError("not yet")
+        return collected(state, results)
+
+    graph = mapped(verbs, work, merge=merge, retry=Retry(max_attempts=3, backoff=0.01, jitter=False))
+    seen: list[Any] = []
+    with pytest.raises(NodeError, match="node 'm' of run 'r' failed: OSError: not yet"):
+        verbs.stream(graph, Cart([0, 1, 2]), store=store, run_id="r", retry=Retry(max_attempts=1), seen=seen)
+    told = [(event.node_id, event.attempt, event.retry_in) for event in seen if isinstance(event, AttemptFailed)]
+    assert [("m/1", 1, 0.01), ("m/1", 2, 0.02), ("m", 1, None)] == told
+    failed = [(record.node_id, record.fields()["attempt"]) for record in store.read("r", kinds=("failure",))]
+    assert [("m/1", 1), ("m/1", 2), ("m", 1)] == failed
+    assert [0, 1, 2] == verbs.retry(graph, store, "r").out
+    assert ["1.1", "1.2", "1.3", "merge", "merge"] == log
+    assert 1 == len(keys)
+
+
+@pytest.mark.parametrize("whose", ["run", "map"])
+def test_attempts_of_an_item_are_counted_over_processes(verbs, medium, timed, clock, log, whose):
     deadly = [True]
 
     def work(ctx: Context, item: int) -> int:
@@ -306,24 +338,26 @@ def test_attempts_of_an_item_are_counted_over_processes(verbs, medium, timed, cl
             raise verbs.Killed
         raise OSError("never")
 
-    graph = mapped(verbs, work)
-    policy = Retry(max_attempts=3, backoff=0)
-    crash(verbs, graph, timed, "r", Cart([7]), clock=clock, retry=policy)
+    policy = {"retry": Retry(max_attempts=3, backoff=0)}
+    graph = mapped(verbs, work, **(policy if whose == "map" else {}))
+    options = policy if whose == "run" else {}
+    crash(verbs, graph, timed, "r", Cart([7]), clock=clock, **options)
     deadly[0] = False
     with pytest.raises(BranchError) as caught:
-        verbs.resume(graph, timed, "r", clock=clock, retry=policy)
+        verbs.resume(graph, timed, "r", clock=clock, **options)
     # The second was cut short, which is no failure of the policy's; where no lease ends nobody knows of it.
     assert (["7.1", "7.2", "7.3", "7.4"] if medium.has_lease_end else ["7.1", "7.2", "7.2", "7.3"]) == log
     with pytest.raises(RunNotResumableError, match="'m/0' has used up its 3 attempts"):
-        verbs.resume(graph, timed, "r", clock=clock, retry=policy)
+        verbs.resume(graph, timed, "r", clock=clock, **options)
     assert ["m/0"] == [*caught.value.errors]
     before, last = len(log), int(log[-1][2:])
     with pytest.raises(BranchError):
-        verbs.retry(graph, timed, "r", clock=clock, retry=policy)
+        verbs.retry(graph, timed, "r", clock=clock, **options)
     assert [f"7.{last + n}" for n in (1, 2, 3)] == log[before:]
 
 
-def test_the_timeout_of_the_run_is_for_each_item(store):
+@pytest.mark.parametrize("whose", ["run", "map"])
+def test_a_timeout_is_for_each_item(store, whose):
     import asyncio
 
     async def work(item: int) -> int:
@@ -331,12 +365,58 @@ def test_the_timeout_of_the_run_is_for_each_item(store):
             await asyncio.sleep(30)
         return item
 
-    graph = Graph(Cart).add_map("m", lambda state: state.items, work, merge=collected)
+    timeout = {"timeout": 0.05}
+    graph = Graph(Cart).add_map(
+        "m", lambda state: state.items, work, merge=collected, **(timeout if whose == "map" else {})
+    )
     graph = graph.add_edge("m", END).set_entry("m").compile("maps")
+    options = timeout if whose == "run" else {}
     with pytest.raises(BranchError) as caught:
-        asyncio.run(graph.arun(Cart([0, 1, 2]), store=store, run_id="r", timeout=0.05))
+        asyncio.run(graph.arun(Cart([0, 1, 2]), store=store, run_id="r", **options))
     assert {"m/1": NodeTimeoutError} == {key: type(error) for key, error in caught.value.errors.items()}
     assert {"m/0", "m/2"} == set(done(store))
+
+
+def test_an_item_in_a_thread_that_takes_too_long_is_tried_again_when_it_has_ended(store, log):
+    late, ended = threading.Event(), threading.Event()
+
+    def work(ctx: Context, item: int) -> int:
+        if item == 1 and ctx.attempt == 1:
+            late.wait(20)
+            ended.set()
+        elif item == 1:
+            log.append("began beside it" if not ended.is_set() else "began")
+        return item
+
+    graph = Graph(Cart).add_map(
+        "m", lambda state: state.items, work, merge=collected, timeout=0.05, retry=Retry(2, backoff=0)
+    )
+    graph = graph.add_edge("m", END).set_entry("m").compile("maps")
+    events = graph.stream(Cart([0, 1]), store=store, run_id="r")
+    for event in events:
+        if isinstance(event, NodeOverdue):
+            assert "m/1" == event.node_id
+            late.set()
+    assert ["began"] == log
+    assert [0, 1] == graph.resume(store, "r").out
+
+
+@pytest.mark.parametrize("option", ["executor", "retry", "timeout"])
+def test_a_map_of_a_graph_leaves_to_its_nodes_how_they_are_tried(verbs, option):
+    value = {"executor": ThreadPoolExecutor, "retry": Retry(2), "timeout": 3}[option]
+    inner = Graph(int).add_node("x", verbs.node(int)).add_edge("x", END).set_entry("x").compile("inner")
+    with pytest.raises(OptionError, match=f"map 'm' is of a graph.*give them the {option}") as caught:
+        mapped(verbs, inner, **{option: value})
+    assert option == caught.value.option
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"retry": 3}, "retry of map 'm' must be a Retry"), ({"timeout": 0}, "timeout of map 'm' must be more")],
+)
+def test_a_wrong_policy_of_a_map_is_refused(verbs, given, text):
+    with pytest.raises(OptionError, match=text):
+        mapped(verbs, str, **given)
 
 
 # -- failures --------------------------------------------------------------------------------------------------

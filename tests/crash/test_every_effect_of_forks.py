@@ -251,6 +251,73 @@ def waiting() -> Subject:
     return Subject(graph.add_edge("j", END).set_entry("f").compile("waits"), Basket(), options)
 
 
+def united(base: Basket, branches: dict[str, Basket]) -> Basket:
+    """What the nodes of all branches have seen, after what was seen before."""
+    seen = [name for state in branches.values() for name in state.seen[len(base.seen) :]]
+    return Basket(base.n, base.turns, [*base.seen, *seen], base.sums + len(seen))
+
+
+def branching(join: str) -> Graph[Basket]:
+    """A loop over two branches that meet at a node which is yet to be added."""
+    graph = Graph(Basket).add_node("f", turning).add_node("a", adding("a")).add_node("b", adding("b"))
+    graph.add_edge("f", "a").add_edge("f", "b").add_edge("a", join).add_edge("b", join)
+    graph.add_conditional_edge(join, lambda state: "f" if state.turns < 2 else END, ["f", END])
+    return graph.set_entry("f")
+
+
+def joined_at_a_map() -> Subject:
+    def merge(state: Basket, results: list[int]) -> Basket:
+        return Basket(sum(results), state.turns, state.seen, state.sums)
+
+    graph = branching("m").add_map(
+        "m", lambda state: [len(state.seen), state.turns], double, merge=merge, merge_branches=united
+    )
+    return Subject(graph.compile("at a map"), Basket())
+
+
+def joined_at_a_graph() -> Subject:
+    graph = branching("g").add_subgraph("g", item_graph(), merge=united)
+    return Subject(graph.compile("at a graph"), Basket())
+
+
+def joined_at_a_wait() -> Subject:
+    def taken(state: Basket, reply: Reply[int]) -> Basket:
+        state.seen.append(f"{reply.payload} {reply.timed_out}")
+        return state
+
+    graph = branching("w").add_wait(
+        "w", "go", apply=taken, payload=int, prompt=lambda state: state.seen, timeout=60, merge=united
+    )
+    return Subject(graph.compile("at a wait"), Basket(), {"signals": {"go": 5}})
+
+
+def joined_at_a_timer() -> Subject:
+    graph = branching("t").add_timer("t", duration=60, merge={"sums": total})
+    return Subject(graph.compile("at a timer"), Basket())
+
+
+def tried_items() -> Subject:
+    """Items that fail, each at its first attempt, and are tried again by the policy of the map."""
+    failed: set[int] = set()
+
+    def once(item: int) -> int:
+        if item not in failed:
+            failed.add(item)
+            raise OSError("not yet")
+        return 2 * item
+
+    graph = Graph(Basket).add_map(
+        "m",
+        lambda state: [1, 2],
+        once,
+        merge=lambda state, results: Basket(sum(results)),
+        retry=Retry(max_attempts=2, backoff=2.0),
+        timeout=60,
+    )
+    options = {"before": failed.clear}
+    return Subject(graph.add_edge("m", END).set_entry("m").compile("tried"), Basket(), options)
+
+
 def timed_out() -> Subject:
     """A wait with a timeout in a loop: nothing ever comes."""
     graph = Graph(Basket).add_node("s", turning)
@@ -278,7 +345,8 @@ def stopped_before() -> Subject:
 
 SUBJECTS = [
     fork, merged, nested, routed, partial, retried, failing, failing_merge, mapped, mapped_graph, sub_graph, waiting, timed_out,
-    resumed_in_a_branch, resumed_from_a_fork, stopped_before,
+    joined_at_a_map, joined_at_a_graph, joined_at_a_wait, joined_at_a_timer, tried_items, resumed_in_a_branch,
+    resumed_from_a_fork, stopped_before,
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any, assert_type
 from milepost.context import Context
 from milepost.graph import CompiledGraph, Graph
 from milepost.results import Reply
+from milepost.retry import Retry
 
 
 @dataclass
@@ -210,7 +211,11 @@ graph.add_map("m", cents, orders, merge=take_orders)  # type: ignore[arg-type]  
 graph.add_map("m", orders_of, orders, merge=take_texts)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
 graph.add_map("m", cents, show)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 graph.add_map("m", cents, show, merge=take_texts, max_parallel="2")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+graph.add_map("m", cents, show, merge=take_texts, retry=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+graph.add_map("m", orders_of, orders, merge=take_orders, retry=Retry())  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+graph.add_map("m", cents, show, merge=take_texts, merge_branches=merge_list)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
+graph.add_subgraph("s", orders, merge=merge_list)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
 graph.add_subgraph("s", invoices)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 graph.add_subgraph("s", invoices, into=to_invoice)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 graph.add_subgraph("s", invoices, into=keep, out=of_subs)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -226,6 +231,8 @@ graph.add_wait("w", "go", apply=decide_alone)  # type: ignore[arg-type]  # pyrig
 graph.add_wait("w", "go")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 graph.add_wait("w", 7, apply=decide)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 graph.add_wait("w", "go", apply=decide, timeout="3 days")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+graph.add_wait("w", "go", apply=decide, merge=merge_list)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+graph.add_timer("t", duration=1, merge=merge_list)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 graph.add_timer("t", until=due_of_invoice)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 graph.add_timer("t", until=due_day)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 graph.add_timer("t", until=datetime.max)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

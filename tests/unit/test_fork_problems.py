@@ -100,9 +100,39 @@ def test_a_join_needs_a_merge() -> None:
     assert [("join_without_merge", "j")] == problems(graph)
 
 
+def test_a_join_of_any_kind_is_told_what_to_be_given() -> None:
+    def told(graph: Graph[dict[str, Any]]) -> str:
+        for node in "fab":
+            graph.add_node(node, lambda state: state)
+        for source, target in ("fa", "fb", "aj", "bj"):
+            graph.add_edge(source, target)
+        with pytest.raises(GraphError, match="branches meet at 'j'") as caught:
+            graph.add_edge("j", END).set_entry("f").compile()
+        return str(caught.value)
+
+    assert "give it merge=, " in told(Graph(dict).add_timer("j", duration=1))
+    mapped = Graph(dict).add_map("j", lambda state: [1], str, merge=lambda state, results: state)
+    assert "give it merge_branches=, " in told(mapped)
+
+
 def test_a_merge_at_a_node_where_no_branches_meet_is_refused() -> None:
     graph = Graph(State).add_node("a", same, merge=lambda base, branches: base).add_edge("a", END).set_entry("a")
     assert [("merge_without_join", "a")] == problems(graph)
+    graph = Graph(State).add_timer("t", duration=1, merge={"n": total}).add_edge("t", END).set_entry("t")
+    assert [("merge_without_join", "t")] == problems(graph)
+
+
+def test_a_merge_that_cannot_be_called_so_is_refused_by_the_name_of_its_argument() -> None:
+    with pytest.raises(GraphError, match="merge= of node 't' cannot be called with 2 arguments"):
+        Graph(State).add_timer("t", duration=1, merge=lambda base: base)  # type: ignore[arg-type, misc]
+    with pytest.raises(GraphError, match="merge_branches= of node 'm' cannot be called with 2 arguments"):
+        Graph(State).add_map(
+            "m",
+            lambda state: [1],
+            str,
+            merge=lambda state, results: state,
+            merge_branches=lambda base: base,  # type: ignore[arg-type, misc]
+        )
 
 
 def test_a_reducer_that_tells_no_difference_is_refused_for_whole_states() -> None:
