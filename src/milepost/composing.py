@@ -204,6 +204,8 @@ class Composing:
                     described(step_id, kind, now),
                 )
         frame, floor = self._child_frame(), self._floor()
+        if run.options.stop_before:
+            run.later.update({*ids} - (run.recorded.begun_with(ids, floor) if begun is not None else set()))
         own = Modifiers(retry=self.mods.retry, timeout=self.mods.timeout, compare_args=self.mods.compare_args)
         routines = {}
         for item_id, item in zip(ids, work.items, strict=True):

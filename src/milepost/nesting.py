@@ -26,7 +26,7 @@ from milepost.lanes import in_lanes
 from milepost.record import ITEMS
 
 if TYPE_CHECKING:
-    from milepost.visits import Commit, Made
+    from milepost.visits import Commit, Made, Tally
     from milepost.walking import Walker
 
 __all__ = ["perform"]
@@ -106,11 +106,14 @@ class _Item(msgspec.Struct, frozen=True):
 def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any) -> Routine[list[Any]]:
     """Do every item; the results in the order of the items."""
     run, node_id, visit = walker.run, walker.prefix + unit.id, spent.visit
-    items = _recorded_items(walker, node_id, visit)
+    items, has_begun = _recorded_items(walker, node_id, visit), True
     if items is None:
         given = yield from _asked(walker, unit, spent, state, _listing(work.over), _listed)
-        items = yield from _begun(walker, unit, work, visit, given)
+        items, has_begun = (yield from _begun(walker, unit, work, visit, given)), False
     mapping = _Mapping(walker, unit, work, visit, len(items))
+    if walker.options.stop_before and walker.since is not None:
+        ids = [f"{node_id}/{index}" for index in range(len(items))]
+        mapping.next_ids = walker.since.begun_with(ids, walker.sequence) if has_begun else set()
     routines = {f"{node_id}/{index}": mapping.do(index, item) for index, item in enumerate(items)}
     limits = [limit for limit in (work.max_parallel, walker.options.max_parallel) if limit is not None]
     needs_threads = not run.is_awaited and _executor_of(walker, work) is None
@@ -207,7 +210,9 @@ class _ItemUnit:
 class _Mapping:
     """One visit of a map, while its items are being done."""
 
-    __slots__ = ("done", "flow", "label", "node_id", "stop", "stops", "tally", "total", "visit", "walker", "work")
+    __slots__ = (
+        *("done", "flow", "label", "next_ids", "node_id", "stop", "stops", "tally", "total", "visit", "walker", "work"),
+    )
 
     def __init__(self, walker: Walker, unit: Unit, work: MapWork, visit: int, total: int) -> None:
         self.walker = walker
@@ -215,6 +220,8 @@ class _Mapping:
         self.visit = visit
         self.total = total
         self.done = 0
+        self.next_ids: set[str] | None = None
+        """With which items a resume begins, where that counts."""
         self.node_id = walker.prefix + unit.id
         self.label = label_of(walker, unit.id, visit, "")
         self.stop = Stop(is_fast=False)
@@ -247,15 +254,21 @@ class _Mapping:
         return result
 
     def _item(self, index: int, item: Any) -> Routine[Any]:
-        walker, each, label = self.walker, self.work.each, f"{self.label}{index}"
+        walker, each = self.walker, self.work.each
         if isinstance(each, Unit):
-            inner = walker.inner(self.flow, f"{self.node_id}/", label, self.tally)
-            inner.stops = self.stops
+            inner = self._inner(index, self.flow, f"{self.node_id}/", self.tally)
             return inner.do_item(cast("Unit", _ItemUnit(index, each)), self.visit, item, self.work.items)
-        inner = walker.inner(each, f"{self.node_id}/{index}/", label, walker.item_tally())
-        inner.stops = self.stops
+        inner = self._inner(index, each, f"{self.node_id}/{index}/", walker.item_tally())
         state = item if walker.store is None else each.codec.decode(item, root="item")
         return inner.go(state, item if walker.store is not None else None, each.entry)
+
+    def _inner(self, index: int, flow: GraphFlow, prefix: str, tally: Tally) -> Walker:
+        """A walker of one item."""
+        inner = self.walker.inner(flow, prefix, f"{self.label}{index}", tally)
+        inner.stops = self.stops
+        if self.next_ids is not None:
+            inner.is_next = inner.is_next and f"{self.node_id}/{index}" in self.next_ids
+        return inner
 
 
 # -- graphs inside -----------------------------------------------------------------------------------------

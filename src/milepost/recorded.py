@@ -7,7 +7,7 @@ somebody asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -347,6 +347,18 @@ class Recorded:
     def knows(self, node_id: str) -> bool:
         """Whether any record tells of a visit of a node."""
         return node_id in self.visits
+
+    def begun_with(self, ids: Sequence[str], after: int) -> set[str]:
+        """With which items of a map a resume begins: those of which there are records after `after`, and the first other."""
+        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused)
+        begun = set()
+        for item in ids:
+            inside = (item, *self.below(item))
+            found = [entries[step_id] for step_id in inside for entries in held if step_id in entries]
+            found += [self.failures[step_id][-1] for step_id in inside if step_id in self.failures]
+            if any(entry.sequence > after for entry in found):
+                begun.add(item)
+        return begun.union([item for item in ids if item not in begun][:1])
 
     def updates(self, label: str, parent: str = "") -> list[bytes]:
         """What the nodes of a branch, those of finished forks in it included, returned for fields with a reducer."""

@@ -120,6 +120,7 @@ class StepRun(Run):
         "failed_step",
         "given",
         "is_live",
+        "later",
         "main",
         "open_waits",
         "pending",
@@ -159,6 +160,8 @@ class StepRun(Run):
         """The steps at which replays have come to their ends."""
         self.stood: set[str] = set()
         """The steps at which the run stood when it was taken, to go on."""
+        self.later: set[str] = set()
+        """Items of maps that the run did not stand at, though it stood at others of their map."""
         self.taken_at = -1
         """The sequence of the record that says that it was taken."""
         self.undos: dict[str, undoing.Undo] = {}
@@ -401,7 +404,7 @@ class StepRun(Run):
 
     def stood_at(self, node_id: str) -> bool:
         """Whether the replay of a run that goes on came to its end at this step, or in it."""
-        if self.info is None:
+        if self.info is None or node_id in self.later:
             return False
         if self.journal.sequence == self.taken_at:
             self.stood.add(node_id)  # nothing has come of the run since: that is what was next

@@ -79,6 +79,7 @@ class Visits:
         "flow",
         "followed_at",
         "given",
+        "is_next",
         "is_open",
         "is_resuming",
         "is_untold",
@@ -130,6 +131,8 @@ class Visits:
         """What is recorded of that which the run was in when it stopped."""
         self.is_resuming = False
         """Whether the next node may have been entered before."""
+        self.is_next = True
+        """Whether that node is one that the resume begins with."""
         self.item_codec: Codec | None = None
         """Of what an item is given, which is no state."""
         self.stops: tuple[Stop, ...] = ()

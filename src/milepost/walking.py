@@ -52,7 +52,7 @@ class Walker(Visits):
         walker.followed_at, walker.sequence = self.followed_at, self.sequence
         walker.trunk = self.sequence if self.is_root and not self.run.is_replayed else self.trunk
         walker.since, walker.is_resuming = self.since, self.is_resuming
-        walker.stops = self.stops
+        walker.stops, walker.is_next = self.stops, self.is_next
         return walker
 
     def item_tally(self) -> Tally:
@@ -76,7 +76,7 @@ class Walker(Visits):
         self.spent.visit = visit
         self.given = item if self.store is not None else None
         self.state = item if self.store is None else self.fresh(item)
-        self._may_enter(unit.id, self.is_resuming)
+        self._may_enter(unit.id, self.is_resuming and self.is_next)
         result, _ = yield from self._visit(unit, self.state)
         return result
 
@@ -165,7 +165,7 @@ class Walker(Visits):
         """Execute the graph from `node_id` on, up to `until`; the state there. `is_split`: that node is done already."""
         state = self.fresh(state) if self.options.isolate else state
         walk = self.flow.walk(node_id, until, is_split=is_split)
-        is_first = self.is_resuming or self.run.stood_at(self.prefix[:-1])
+        is_first = self.is_next and (self.is_resuming or self.run.stood_at(self.prefix[:-1]))
         next_node: Any = None
         try:
             while True:

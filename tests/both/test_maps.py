@@ -795,6 +795,49 @@ def test_a_map_may_be_stopped_before_an_item(verbs, store, log):
     assert ["i0", "i1", "i2"] == sorted(log)
 
 
+def test_a_map_that_is_gone_on_with_stops_before_the_items_that_it_does_not_go_on_with(verbs, timed, clock, log):
+    deadly = {1}
+
+    def work(item: int) -> int:
+        log.append(f"i{item}")
+        if item in deadly:
+            raise verbs.Killed
+        return item
+
+    graph = mapped(verbs, work, max_parallel=1)
+    crash(verbs, graph, timed, "r", Cart([0, 1, 2, 3]), clock=clock)
+    deadly.clear()
+    with pytest.raises(RunStopped, match="before node 'm/2'"):
+        verbs.resume(graph, timed, "r", clock=clock, stop_before=["m/1", "m/2"])
+    assert ["i0", "i1", "i1", "i3"] == log
+    assert [0, 1, 2, 3] == verbs.resume(graph, timed, "r", clock=clock, stop_before=["m/1", "m/2"]).out
+    assert ["i0", "i1", "i1", "i3", "i2"] == log
+
+
+def test_a_map_that_had_not_begun_stops_before_its_first_item(verbs, store, log):
+    graph = mapped(verbs, lambda item: log.append(f"i{item}") or item, max_parallel=1)
+    with pytest.raises(RunStopped, match="before node 'm'"):
+        verbs.run(graph, Cart([0, 1]), store=store, run_id="r", stop_before=["m", "m/0"])
+    with pytest.raises(RunStopped, match="before node 'm/0'"):
+        verbs.resume(graph, store, "r", stop_before=["m", "m/0"])
+    assert [0, 1] == verbs.resume(graph, store, "r", stop_before=["m", "m/0"]).out
+    assert ["i1", "i0"] == log
+
+
+def test_an_item_that_has_begun_is_gone_on_with_and_others_stop(verbs, store, log):
+    inner = Graph(int).add_node("x", verbs.node(lambda n: log.append(f"x{n}") or n))
+    inner = inner.add_node("y", verbs.node(lambda n: log.append(f"y{n}") or n)).add_edge("x", "y").add_edge("y", END)
+    graph = mapped(verbs, inner.set_entry("x").compile("inner"), max_parallel=1)
+    with pytest.raises(RunStopped):
+        verbs.run(graph, Cart([0, 1]), store=store, run_id="r", stop_before=["m/0/x", "m/1/y"])
+    assert ["x1"] == log
+    with pytest.raises(RunStopped, match="before node 'm/0/y'"):
+        verbs.resume(graph, store, "r", stop_before=["m/0/x", "m/0/y", "m/1/x", "m/1/y"])
+    assert ["x1", "x0", "y1"] == log
+    assert [0, 1] == verbs.resume(graph, store, "r", stop_before=["m/0/y"]).out
+    assert ["x1", "x0", "y1", "y0"] == log
+
+
 def test_a_map_that_is_run_again_does_its_items_again(verbs, store, log):
     graph = mapped(verbs, lambda item: log.append(f"i{item}") or item, max_parallel=1)
     verbs.run(graph, Cart([0, 1]), store=store, run_id="r")

@@ -959,6 +959,22 @@ def test_a_run_that_goes_on_stops_inside_a_later_step_at_its_first_node_too(verb
     assert ["top"] == log
 
 
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_map_that_is_gone_on_with_stops_before_the_items_that_it_does_not_go_on_with(verbs, store, work, log, most):
+    @workflow("w")
+    def wf():
+        return (yield step("s").map(work(lambda n: n, "item"), [0, 1, 2], max_parallel=most))
+
+    with pytest.raises(RunStopped, match=r"'s/[01]'"):
+        verbs.run(wf, store=store, run_id="r", stop_before=["s/0", "s/1"])
+    assert ["item"] == log
+    with pytest.raises(RunStopped, match="'s/1'"):
+        verbs.resume(wf, store, "r", stop_before=["s/0", "s/1"])
+    assert ["item"] * 2 == log
+    assert [0, 1, 2] == verbs.resume(wf, store, "r", stop_before=["s/0", "s/1"])
+    assert ["item"] * 3 == log
+
+
 def test_a_graph_inside_that_failed_is_a_recorded_outcome_that_a_resume_goes_on_with(verbs, store, work, log):
     graph = Graph(dict).add_node("n", work(lambda s: 1 / 0, "n")).set_entry("n").add_edge("n", END).compile("g")
 
