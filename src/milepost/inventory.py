@@ -57,7 +57,8 @@ class RunInfo:
     sequence: int
     """Of the newest record."""
     next_node: str | None
-    """Of the newest checkpoint."""
+    """Where the newest checkpoint leads, as a whole id: what it is inside of, where it is the last in that. Where a
+    fork is open that is its join, or where one of the branches goes on; what a run waits for is in `waiting_for`."""
     size: int
     """Of the newest checkpoint's state, in bytes."""
     owner: str

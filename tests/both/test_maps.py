@@ -838,6 +838,27 @@ def test_an_item_that_has_begun_is_gone_on_with_and_others_stop(verbs, store, lo
     assert ["x1", "x0", "y1", "y0"] == log
 
 
+def test_a_run_that_is_inside_of_something_tells_where_it_goes_on_by_whole_ids(verbs, store):
+    """`next_node`: where the newest checkpoint leads, as a whole id: what it is inside of, where it is the last in that."""
+    inner = Graph(int).add_node("x", verbs.node(int)).add_node("y", verbs.node(int)).add_edge("x", "y")
+    inner = inner.add_edge("y", END).set_entry("x").compile("inner")
+    graph = Graph(Cart).add_subgraph("g", inner, into=lambda state: 7, out=lambda state, n: Cart([n]))
+    graph.add_map("n", lambda state: [0, 1], inner, merge=collected, max_parallel=1)
+    graph.add_map("m", lambda state: [0, 1], verbs.node(int), merge=collected, max_parallel=1)
+    graph = graph.add_edge("g", "n").add_edge("n", "m").add_edge("m", END).set_entry("g").compile("inside")
+
+    def next_node(stop_after: str, run: Any = verbs.resume, *given: Any, **options: Any) -> str | None:
+        with pytest.raises(RunStopped):
+            run(graph, *(given or (store, "r")), stop_after=stop_after, **options)
+        return store.get_run("r").info.next_node
+
+    assert "g/y" == next_node("g/x", verbs.run, Cart(), store=store, run_id="r")
+    assert ["g", "n"] == [next_node("g/y"), next_node("g")]
+    assert ["n/1", "m"] == [next_node("n/0/x"), next_node("m/0")]
+    verbs.resume(graph, store, "r")
+    assert END == store.get_run("r").info.next_node
+
+
 def test_a_map_that_is_run_again_does_its_items_again(verbs, store, log):
     graph = mapped(verbs, lambda item: log.append(f"i{item}") or item, max_parallel=1)
     verbs.run(graph, Cart([0, 1]), store=store, run_id="r")

@@ -16,6 +16,7 @@ import msgspec
 
 from milepost.errors import CheckpointCorruptError, StatementError
 from milepost.fence import Row
+from milepost.flow import END
 from milepost.record import Record, digest_of, parse_time
 from milepost.store import Ranges, Signal, Statement
 
@@ -67,11 +68,16 @@ class Entry(NamedTuple):
         )
 
     def next_node(self) -> str | None:
-        """Where the run goes on, if that is recorded and readable."""
+        """Where this leads, if that is recorded and readable: a whole id, and END at the end of the run's own graph only."""
         if self.note is not None:
             return self.note.next_node
         target = self._known().get("next_node")
-        return target if isinstance(target, str) else None
+        if not isinstance(target, str):
+            return None
+        around = self.record.node_id.rpartition("/")[0]
+        if not around:
+            return target
+        return around if target == END else f"{around}/{target}"
 
     def _known(self) -> Mapping[str, Any]:
         try:
