@@ -8,6 +8,7 @@ was given as such is its owner's, and never touched.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import weakref
@@ -18,9 +19,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from milepost.executors import ExecutorLike
+from milepost.failures import describe
 from milepost.threads import threads
 
 __all__ = ["Pools", "Taken", "is_broken", "pools"]
+
+logger = logging.getLogger("milepost")
 
 
 def is_broken(error: BaseException) -> bool:
@@ -169,9 +173,12 @@ class Pools:
         # No public name tells the processes, and none ends them before Python 3.14.
         self._leaving.update((getattr(pool, "_processes", None) or {}).values())
         try:
-            pool.shutdown(wait=False, cancel_futures=True)
-        except TypeError:  # executors of other libraries may know `wait` only
-            pool.shutdown(wait=False)
+            try:
+                pool.shutdown(wait=False, cancel_futures=True)
+            except TypeError:  # executors of other libraries may know `wait` only
+                pool.shutdown(wait=False)
+        except Exception as exc:  # what it works with, the client of a cluster say, may have been closed before
+            logger.info("a pool (%s) could not be shut down: %s", type(pool).__name__, describe(exc))
 
 
 def _key(factory: Callable[[], Executor]) -> Any:

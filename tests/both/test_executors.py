@@ -714,6 +714,23 @@ def test_ctrl_c_interrupts_the_run_and_neither_waits_for_the_call_nor_leaves_it(
         assert "interrupted" == store.get_run("r1").info.status
 
 
+def test_a_pool_that_cannot_be_shut_down_keeps_no_other_one_open(caplog):
+    class Gone(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            raise OSError("the cluster has gone")
+
+    own, made = Pools(), [Gone(1), ThreadPoolExecutor(1), Gone(1)]
+    for pool in made:
+        assert 3 == own.submit(lambda pool=pool: pool, lambda: 3).future.result(20)
+    with caplog.at_level("INFO", logger="milepost"):
+        own.close()
+    assert 2 == caplog.text.count("a pool (Gone) could not be shut down: OSError: the cluster has gone")
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        made[1].submit(int)
+    for pool in made:
+        ThreadPoolExecutor.shutdown(pool)
+
+
 def test_the_last_engine_that_binds_a_factory_shuts_its_pool_down(job):
     factory = Counting()
     graph = one(executed.here)
