@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from milepost.executors import ExecutorLike
 from milepost.failures import describe
-from milepost.threads import threads
+from milepost.threads import Threads, threads
 
 __all__ = ["Pools", "Taken", "is_broken", "pools"]
 
@@ -79,6 +79,9 @@ class Pools:
         self._made: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._leaving: weakref.WeakSet[Any] = weakref.WeakSet()
         """Processes of pools that were shut down while a call may still have run in them."""
+        self._makers = Threads(lasting=True)
+        """Where factories are called: the system may end processes with the thread that started them, and a local cluster of
+        Ray has itself ended so."""
 
     def submit(self, executor: ExecutorLike, task: Callable[[], Any]) -> Taken:
         """Hand `task` to the executor.
@@ -159,7 +162,9 @@ class Pools:
             return pool, slot.number
 
     def _make(self, factory: Callable[[], Executor]) -> Executor:
-        pool = factory()
+        making = self._makers.submit(factory)
+        making.done.wait()
+        pool = making.get()
         if not isinstance(pool, Executor):
             name = getattr(factory, "__qualname__", None) or repr(factory)
             raise TypeError(f"executor={name} gave {pool!r}: it must give a concurrent.futures.Executor")

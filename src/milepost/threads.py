@@ -88,9 +88,10 @@ class Kept:
 
 
 class Threads:
-    """A set of threads that grows with the work and shrinks when there is none."""
+    """A set of threads that grows with the work and shrinks when there is none; those that are `lasting` never end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lasting: bool = False) -> None:
+        self._idle = None if lasting else IDLE
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Promise, Callable[[Promise], None] | None]]
         self._work = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -113,7 +114,7 @@ class Threads:
     def _run(self) -> None:
         while True:
             try:
-                fn, promise, then = self._work.get(timeout=IDLE)
+                fn, promise, then = self._work.get(timeout=self._idle)
             except queue.Empty:
                 with self._lock:
                     if self._free == 0:

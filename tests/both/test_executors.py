@@ -731,6 +731,21 @@ def test_a_pool_that_cannot_be_shut_down_keeps_no_other_one_open(caplog):
         ThreadPoolExecutor.shutdown(pool)
 
 
+def test_the_thread_that_called_a_factory_stays_for_what_it_has_started(monkeypatch):
+    monkeypatch.setattr("milepost.threads.IDLE", 0.01)
+    made: list[threading.Thread] = []
+
+    def factory() -> Executor:
+        made.append(threading.current_thread())
+        return ThreadPoolExecutor(1)
+
+    own = Pools()
+    assert 3 == own.submit(factory, lambda: 3).future.result(20)
+    made[0].join(0.3)
+    assert made[0].is_alive()
+    own.close()
+
+
 def test_the_last_engine_that_binds_a_factory_shuts_its_pool_down(job):
     factory = Counting()
     graph = one(executed.here)

@@ -126,6 +126,13 @@ def test_show_tells_what_a_run_waits_for(shop: Shop) -> None:
     assert "waits for signal 'approval' at 'w#1'; milepost signal w approval [JSON] sends it" == why
 
 
+def test_runs_tells_where_a_run_waits(shop: Shop) -> None:
+    waits = (Wait("trip/visa#1", "stamped"), Wait("rest#2", None))
+    with SQLiteStore("s.db") as store:
+        store.release(make_run(store, "w"), Release("waiting", waiting_for=waits, signals=0))
+    assert "trip/visa, rest " in shop.call("runs", "--store", "sqlite:///s.db").out
+
+
 def test_show_tells_that_no_worker_takes_a_flow(shop: Shop) -> None:
     with SQLiteStore("s.db", clock=FakeClock()) as store:
         store.release(make_run(store, "old"), Release("ready"))

@@ -114,11 +114,18 @@ def _run_row(info: RunInfo) -> tuple[object, ...]:
         info.run_id,
         info.flow,
         info.status,
-        shown_next(info.next_node),
+        _where(info),
         info.sequence + 1,
         ago(info.updated_at),
         short(in_options(info.reason), 60),
     )
+
+
+def _where(info: RunInfo) -> str:
+    """Where a run goes on: where it waits, if it does."""
+    if info.status != "waiting" or not info.waiting_for:
+        return shown_next(info.next_node)
+    return ", ".join(wait.wait_id.rpartition("#")[0] for wait in info.waiting_for)
 
 
 @command("history", click.argument("run_id", metavar="RUN"))
