@@ -53,6 +53,9 @@ class Guarded(Transaction):
     def put_row(self, row: Row) -> None:
         self._tx.put_row(row if self._keeper is None else self._keeper.keep_row(row))
 
+    def take(self, row: Row, record: Record) -> None:
+        self._tx.take(row if self._keeper is None else self._keeper.keep_row(row), record)
+
     def page(
         self,
         *,

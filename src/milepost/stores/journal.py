@@ -66,6 +66,8 @@ class Journal(Store):
     can_encrypt = True
     keeps_differences = False
     """Whether the medium takes what changed in place of a state: one that keeps no more than what it is given need not."""
+    has_one_writer = True
+    """Whether a write keeps all others waiting, and not only those of the same runs."""
 
     def __init__(self, **options: Unpack[StoreOptions]) -> None:
         super().__init__(**options)
@@ -204,10 +206,10 @@ class Journal(Store):
         )
         if ruling.row is None:
             return Claimed(ruling.outcome, None, self._view(tx, row, state))
-        tx.put_row(ruling.row)
         if ruling.outcome != "claimed":
+            tx.put_row(ruling.row)
             return Claimed(ruling.outcome, None, self._view(tx, ruling.row, "free"))
-        tx.insert(row.run_id, (self._sealed(row.run_id, wish.record),))
+        tx.take(ruling.row, self._sealed(row.run_id, wish.record))
         token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
         if self._bases is not None:
             self._bases.hand_over(row, token)
@@ -225,10 +227,10 @@ class Journal(Store):
         if limit < 1 or not flows:
             return []
         gone = functools.cache(is_gone)
-        # Most polls find nothing: look first, without keeping others from writing.
-        with self._reading("claim_due") as tx:
-            if not self._due(tx, flows, 1, skip, gone):
-                return []
+        if self.has_one_writer:  # most polls find nothing: look first, without keeping others from writing
+            with self._reading("claim_due") as tx:
+                if not self._due(tx, flows, 1, skip, gone):
+                    return []
 
         def body(tx: Transaction) -> builtins.list[tuple[Token, RunRow]]:
             taken = []

@@ -54,6 +54,7 @@ class PostgresMedium(Runs):
 
     runs_statements = True
     keeps_differences = True
+    has_one_writer = False
 
     def __init__(self, dsn_or_pool: Any, schema: str, *, is_prepared: bool, **options: Unpack[StoreOptions]) -> None:
         self.place = "PostgreSQL"

@@ -20,7 +20,7 @@ from milepost.stores.postgres_driver import psycopg, sql
 
 __all__ = ["SCHEMA", "VERSION", "Status", "check_schema", "migrate", "prepare", "statements", "status"]
 
-VERSION = 2
+VERSION = 3
 SCHEMA = "milepost"
 
 _OLDEST_SERVER = 13

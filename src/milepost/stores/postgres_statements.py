@@ -16,15 +16,16 @@ __all__ = [
     "BY_NODE",
     "BY_NUMBER",
     "DUE",
+    "DUE_LOCKED",
     "ENTRY_COLUMNS",
     "FACTS",
-    "FACTS_OF_MANY",
     "INSERT_RECORD",
     "INSERT_RECORDS",
     "INSERT_ROW",
     "NEWEST",
     "NEWEST_COLUMNS",
     "NODE_IDS",
+    "OWNED",
     "PUT_PAYLOAD",
     "RECORD_COLUMNS",
     "RESTED",
@@ -32,7 +33,7 @@ __all__ = [
     "ROW_NAMES",
     "ROW_WIDTH",
     "RUNNING",
-    "TAGGED",
+    "TAKE",
     "TALLY",
     "UPDATE_ROW",
     "Tables",
@@ -68,6 +69,17 @@ FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s
 AS given (sequence, kind, node_id, visit, size, packing, header, payload)
 """  # noqa: S608
 
+# A row with the record that tells of its change; neither, if the newest number is not the one that was expected.
+TAKE = f"""
+WITH taken AS (
+    UPDATE {{runs}} SET ({_ROW_NAMES}) = ({", ".join(["%s"] * 24)}) WHERE id = %s AND coalesce(
+        (SELECT max(sequence) FROM {{records}} WHERE run = %s AND sequence >= %s), 0
+    ) = %s RETURNING id
+)
+INSERT INTO {{records}} (run, sequence, kind, node_id, visit, size, packing, header, payload)
+SELECT id, %s, %s, %s, %s, %s, %s, %s, %s FROM taken
+"""  # noqa: S608
+
 PUT_PAYLOAD = "UPDATE {records} SET packing = %s, header = %s, payload = %s WHERE run = %s AND sequence = %s"
 
 BY_NUMBER = "FROM {records} WHERE run = %s AND sequence BETWEEN %s AND %s"
@@ -84,7 +96,6 @@ LEFT JOIN LATERAL (
 """  # noqa: S608
 NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
 FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
-FACTS_OF_MANY = f"SELECT id, {NEWEST_COLUMNS} FROM unnest(%s::bigint[]) AS runs (id) {NEWEST}"  # noqa: S608
 
 # One step of the index from each node to the next, however many records a node has. PostgreSQL has no loose index scan.
 # Source: https://wiki.postgresql.org/wiki/Loose_indexscan
@@ -99,9 +110,6 @@ WITH RECURSIVE nodes (id) AS (
 )
 SELECT id FROM nodes WHERE id IS NOT NULL
 """
-
-# Run by run as they are asked for: OFFSET keeps the planner from joining all of them, for it cannot know how many match.
-TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = found.run OFFSET 0) AS runs"
 
 TALLY = """
 SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint, min(updated_at)
@@ -119,33 +127,46 @@ SELECT rested_at, run_id FROM {runs} WHERE status = %s AND (rested_at, run_id) >
 """
 RUNNING = RESTED.replace("rested_at", "updated_at")
 
+# Whatever a poll asks for stands behind a SELECT: the planner then knows as little of it at one time as at another, and makes
+# one plan, where it would make one for each poll, which takes longer than the poll.
+_FLOW = "flow = (SELECT %(flow)s::text)"
+_NOW = "(SELECT %(now)s::float8)"
+_IS_WANTED = "id <> ALL ((SELECT %(passed)s)::bigint[]) AND run_id <> ALL ((SELECT %(skip)s)::text[])"
+
 # A run with an owner is due only if that has ended: its time is over, the clock went back, its verb in this process has ended
 # without a release, or its process is gone. The last is not for the server to know, so this machine's owners are told.
 _IS_OVER = (
-    "(owner = '' OR run_id = ANY(%(abandoned)s::text[]) OR lease_until <= %(now)s OR lease_until > %(now)s + lease)"
+    "(owner = '' OR run_id = ANY ((SELECT %(abandoned)s)::text[]) "
+    f"OR lease_until <= {_NOW} OR lease_until > {_NOW} + lease)"
 )
-_MAYBE_OVER = f"({_IS_OVER} OR starts_with(owner, %(machine)s))"
-_OWNER_TO_ASK = f"CASE WHEN {_IS_OVER} THEN '' ELSE owner END"
-_IS_WANTED = "id <> ALL(%(passed)s::bigint[]) AND run_id <> ALL(%(skip)s::text[])"
-DUE = f"""
-(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at IS NULL
-    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
-UNION ALL
-(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'ready' AND wake_at <= %(now)s
-    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
-UNION ALL
-(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'waiting' AND wake_at <= %(now)s
-    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
-UNION ALL
-(SELECT id, epoch, '' AS owner FROM {{runs}} WHERE flow = %(flow)s AND status = 'interrupted' AND worked
-    AND {_IS_WANTED} ORDER BY id LIMIT %(limit)s)
-UNION ALL
-SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND status = 'running' AND {_MAYBE_OVER}
-    AND {_IS_WANTED}
-UNION ALL
-SELECT id, epoch, {_OWNER_TO_ASK} FROM {{runs}} WHERE flow = %(flow)s AND cancel IS NOT NULL AND {_MAYBE_OVER}
-    AND {_IS_WANTED}
+OWNED = f"""
+SELECT CASE WHEN {_IS_OVER} THEN '' ELSE owner END AS owner_to_ask, array_agg(id), array_agg(epoch) FROM {{runs}}
+WHERE {_FLOW} AND status = 'running' AND ({_IS_OVER} OR starts_with(owner, (SELECT %(machine)s::text)))
+GROUP BY owner_to_ask
 """  # noqa: S608
+
+# Runs that nobody owns, and those of `over` that have the epochs given. `{locked}` has each locked as it is read, so that a
+# poll passes over those that others are about to take. What comes with it of its records may be older than its lock.
+_DUE = f"""
+SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
+    SELECT * FROM (
+        SELECT * FROM {{runs}} WHERE {_FLOW} AND queued IS NOT NULL AND {_IS_WANTED}
+        ORDER BY queued LIMIT (SELECT %(limit)s::bigint) {{locked}}
+    ) AS queued
+    UNION ALL
+    SELECT * FROM (
+        SELECT * FROM {{runs}} WHERE {_FLOW} AND status IN ('ready', 'waiting') AND wake_at <= {_NOW} AND {_IS_WANTED}
+        ORDER BY wake_at LIMIT (SELECT %(limit)s::bigint) {{locked}}
+    ) AS timed
+    UNION ALL
+    SELECT * FROM (
+        SELECT runs.* FROM unnest((SELECT %(over)s)::bigint[], (SELECT %(epochs)s)::bigint[]) AS over (number, epoch)
+        JOIN {{runs}} AS runs ON runs.id = over.number AND runs.epoch = over.epoch WHERE {_IS_WANTED} {{locked}}
+    ) AS over
+) AS runs {NEWEST}
+"""  # noqa: S608
+DUE = _DUE.replace("{locked}", "")
+DUE_LOCKED = _DUE.replace("{locked}", "FOR UPDATE OF runs SKIP LOCKED")
 
 
 class Tables:

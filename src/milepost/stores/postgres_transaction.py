@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from hashlib import sha256
+from itertools import chain
 from typing import Any, get_args
 
 from milepost.errors import StoreError
@@ -21,26 +20,28 @@ from milepost.stores import postgres_user_statements
 from milepost.stores.columns import entry_of, json_text, record_of, record_values, row_of
 from milepost.stores.postgres_driver import psycopg
 from milepost.stores.postgres_links import Link, Preparing, is_lost_statement
+from milepost.stores.postgres_pages import page_of
 from milepost.stores.postgres_statements import (
     BY_NODE,
     BY_NUMBER,
     DUE,
+    DUE_LOCKED,
     ENTRY_COLUMNS,
     FACTS,
-    FACTS_OF_MANY,
     INSERT_RECORD,
     INSERT_RECORDS,
     INSERT_ROW,
     NEWEST,
     NEWEST_COLUMNS,
     NODE_IDS,
+    OWNED,
     PUT_PAYLOAD,
     RECORD_COLUMNS,
     RESTED,
     ROW_COLUMNS,
     ROW_WIDTH,
     RUNNING,
-    TAGGED,
+    TAKE,
     TALLY,
     UPDATE_ROW,
     Tables,
@@ -152,6 +153,14 @@ class PostgresTransaction(Transaction):
     def put_row(self, row: Row) -> None:
         self._execute(UPDATE_ROW, (*columns_of_row(row), self.number(row.run_id)))
 
+    def take(self, row: Row, record: Record) -> None:
+        number, before = self.number(row.run_id), record.sequence - 1
+        values = (*columns_of_row(row), number, number, before, before, *record_values(record))
+        if not self._execute(TAKE, values).rowcount:
+            raise Overtaken
+        if row.run_id in self._facts:
+            self._facts[row.run_id] = _with_records(*self._facts[row.run_id], (record,), None)
+
     def page(
         self,
         *,
@@ -163,44 +172,20 @@ class PostgresTransaction(Transaction):
         limit: int,
         after: str | None,
     ) -> builtins.list[Row]:
-        table, number = "{runs} AS runs", "id"
-        terms: builtins.list[str] = []
-        values: builtins.list[Any] = []
-        for tag in tags.items():
-            if (
-                not terms
-            ):  # one tag is found by its index, in the order of runs; what else is asked is looked at in these
-                table, number = TAGGED, "found.run"
-                terms.append("found.tag = %s")
-                values.append(sha256("=".join(tag).encode("utf-8", "replace")).digest()[:8])
-            terms.append("runs.tags ->> %s = %s")
-            values += tag
-        for term, value in (
-            (f"{number} < (SELECT id FROM {{runs}} WHERE run_id = %s)", after),  # noqa: S608
-            ("flow = %s", flow),
-            ("updated_at < %s", updated_before),
-            ("updated_at > %s", updated_after),
-        ):
-            if value is not None:
-                terms.append(term)
-                values.append(value)
-        if any(isinstance(value, str) and "\0" in value for value in values):
-            return []
-        # A part for each status, merged as they come: each is read by index, as far as it is asked for. Without a limit of
-        # their own the server would sort them all.
         wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
-        parts = [terms if status is None else [*terms, "status = %s"] for status in wanted]
-        where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
-        selects = [f"(SELECT runs.* FROM {table} {part} ORDER BY {number} DESC LIMIT %s)" for part in where]  # noqa: S608
-        if not selects:
+        # A part for each status, for each is read by index alone. Without a limit of their own the server would sort them all.
+        parts = [
+            page_of(flow, status, tags, updated_before, updated_after, limit=limit, after=after) for status in wanted
+        ]
+        values = [value for _, bound in parts for value in bound]
+        if not parts or any(isinstance(value, str) and "\0" in value for value in values):
             return []
         query = f"""
             SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
-                SELECT * FROM ({" UNION ALL ".join(selects)}) AS found ORDER BY id DESC LIMIT %s
+                SELECT * FROM ({" UNION ALL ".join(query for query, _ in parts)}) AS found ORDER BY id DESC LIMIT %s
             ) AS runs {NEWEST} ORDER BY id DESC
         """  # noqa: S608
-        bound = [value for status in wanted for value in (*values, *([] if status is None else [status]), limit)]
-        return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
+        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int
@@ -215,38 +200,39 @@ class PostgresTransaction(Transaction):
         left_out = [
             run_id for run_id in skip if "\0" not in run_id and run_id.encode("utf-8", "replace").decode() == run_id
         ]
+        known = {"flow": flow, "now": now, "limit": limit, "skip": left_out}
+        over = self._over(known)
         passed: builtins.list[int] = []
-        whole: builtins.list[Row] = []
-        machine = this_process().name.rpartition(":")[0].rpartition(":")[0] + ":"
+        whole: dict[int, Row] = {}
         while True:
-            known = {"flow": flow, "now": now, "limit": limit, "machine": machine, "passed": passed}
-            found = self._fetch(DUE, {**known, "skip": left_out, "abandoned": self._abandoned()})
-            free = {owner for owner in {owner for _, _, owner in found} if not owner or is_gone(owner)}
-            epochs = {number: epoch for number, epoch, owner in found if owner in free}
-            rows = self._due_rows(epochs)
-            whole += rows
-            # What others have taken meanwhile, or are about to take, is theirs: behind it there may be more.
-            if not self._is_write or len(rows) == len(epochs) or len(whole) >= limit:
-                return sorted(whole, key=lambda row: self._numbers[row.run_id])
-            passed += epochs
+            given = {**known, "over": [*over], "epochs": [*over.values()], "passed": passed}
+            found = self._fetch(DUE_LOCKED if self._is_write else DUE, given)
+            rows = {values[ROW_WIDTH - 1]: self._whole_row(values) for values in found}
+            whole |= {number: row for number, row in rows.items() if row is not None}
+            # Behind damaged ones there may be more.
+            if None not in rows.values() or len(whole) >= limit:
+                break
+            passed += rows
+        for number in over.keys() & whole.keys():  # an owner may have written after its records were read
+            self._facts.pop(whole[number].run_id, None)
+        return [whole[number] for number in sorted(whole)]
 
-    def _due_rows(self, epochs: Mapping[int, int]) -> builtins.list[Row]:
-        """The rows with these numbers and epochs; in a write, those that nobody has locked."""
-        if not epochs:
-            return []
-        query = f"""
-            SELECT {ROW_COLUMNS} FROM {{runs}} JOIN unnest(%s::bigint[], %s::bigint[]) AS due (id, epoch) USING (id, epoch)
-            {"ORDER BY run_id FOR UPDATE OF runs SKIP LOCKED" if self._is_write else ""}
-        """  # noqa: S608
-        whole: builtins.list[Row] = []
-        for found in self._fetch(query, (builtins.list(epochs), builtins.list(epochs.values()))):
-            with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
-                whole.append(self._row(found))
-        if self._is_write:  # whoever takes them needs that of each
-            names = {self._numbers[row.run_id]: row.run_id for row in whole}
-            for number, *facts in self._fetch(FACTS_OF_MANY, (builtins.list(names),)):
-                self._facts[names[number]] = _facts_of(facts)
-        return whole
+    def _over(self, known: Mapping[str, Any]) -> dict[int, int]:
+        """The numbers and epochs of runs whose owners have ended without a word; of many the oldest."""
+        machine = this_process().name.rpartition(":")[0].rpartition(":")[0] + ":"
+        abandoned = self._abandoned()
+        found = self._fetch(OWNED, {**known, "machine": machine, "abandoned": abandoned})
+        groups = [zip(*group, strict=True) for owner, *group in found if not owner or is_gone(owner)]
+        # Not all of these are due: others may have taken what was abandoned, and some are to be left out.
+        most = known["limit"] + len(abandoned) + len(known["skip"])
+        return dict(sorted(chain.from_iterable(groups))[:most])
+
+    def _whole_row(self, values: Sequence[Any]) -> Row | None:
+        """The row; None if it is damaged: the other runs go on, and whoever asks for this one is told."""
+        try:
+            return self._row(values)
+        except StoreError:
+            return None
 
     def tally(self) -> builtins.list[Tally]:
         return [Tally(*values) for values in self._fetch(TALLY, ())]

@@ -222,8 +222,8 @@ class SQLTransaction(Transaction):
             ("runs_by_flow_and_status", "status = 'running' LIMIT -1", (flow,)),
             ("runs_cancel", "cancel IS NOT NULL LIMIT -1", (flow,)),
             ("runs_ready", "status = 'ready' AND wake_at IS NULL ORDER BY id LIMIT ?", (flow, limit)),
-            ("runs_timed", "status = 'ready' AND wake_at <= ? ORDER BY id LIMIT ?", (flow, now, limit)),
-            ("runs_timed", "status = 'waiting' AND wake_at <= ? ORDER BY id LIMIT ?", (flow, now, limit)),
+            ("runs_timed", "status = 'ready' AND wake_at <= ? ORDER BY wake_at LIMIT ?", (flow, now, limit)),
+            ("runs_timed", "status = 'waiting' AND wake_at <= ? ORDER BY wake_at LIMIT ?", (flow, now, limit)),
             ("runs_drained", "status = 'interrupted' AND worked ORDER BY id LIMIT ?", (flow, limit)),
         ):
             for found in self._fetch(f"{_SELECT_ROW} INDEXED BY {index} WHERE flow = ? AND {term}", values):

@@ -147,6 +147,11 @@ class Transaction(abc.ABC):
     def put_row(self, row: Row) -> None:
         """Replace the row of a run that has one."""
 
+    def take(self, row: Row, record: Record) -> None:
+        """Replace a row, and add the record that tells of it, whose number is the next one."""
+        self.put_row(row)
+        self.insert(row.run_id, (record,))
+
     @abc.abstractmethod
     def page(
         self,
@@ -188,8 +193,8 @@ class Transaction(abc.ABC):
 
     @abc.abstractmethod
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
-        """Rows of `flow` that may be due, oldest first: all running ones and those with an open cancel, and
-        at least the oldest `limit` of each other kind that is due. Runs in `skip` may be left out, and do not count."""
+        """Rows of `flow` that may be due, oldest first: at least the oldest `limit` of each kind that is due, of those whose
+        time has come the ones whose time came first. Runs in `skip` may be left out, and do not count."""
 
     @abc.abstractmethod
     def tally(self) -> builtins.list[Tally]:

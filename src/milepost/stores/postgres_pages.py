@@ -1,0 +1,58 @@
+"""What a page of runs asks a PostgreSQL database.
+
+Each part of a page is asked for in an order that one index alone has. That of `id` alone several have, and by a wrong one the
+server would walk over all that it does not give: it cannot know where among all runs those of a flow or a status stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+__all__ = ["page_of"]
+
+# Run by run as they are asked for: OFFSET keeps the planner from joining all of them, for it cannot know how many match.
+_TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = found.run OFFSET 0) AS runs"
+_LAST = "9223372036854775807"
+_BELOW = "coalesce((SELECT id - 1 FROM {runs} WHERE run_id = %s), 0)"
+
+
+def page_of(
+    flow: str | None,
+    status: str | None,
+    tags: Mapping[str, str],
+    updated_before: float | None,
+    updated_after: float | None,
+    *,
+    limit: int,
+    after: str | None,
+) -> tuple[str, list[Any]]:
+    """The newest `limit` runs that match all that is given, from the one below `after` on, and the values bound in that."""
+    named = {name: value for name, value in (("flow", flow), ("status", status)) if value is not None}
+    terms: list[str] = []
+    values: list[Any] = []
+    if tags:  # one is found by its index, in the order of runs; what else is asked is looked at in these
+        table, order = _TAGGED, ["found.run"]
+        terms.append("found.tag = %s")
+        values.append(sha256("=".join(next(iter(tags.items()))).encode("utf-8", "replace")).digest()[:8])
+        terms += [f"{name} = %s" for name in named]
+        values += named.values()
+        given: list[str] = []
+    else:
+        table, order = "{runs} AS runs", [*named, "id"]
+        given = [*named.values()]
+    begin = ", ".join([*["%s"] * len(given), "0"])
+    end = ", ".join([*["%s"] * len(given), _LAST if after is None else _BELOW])
+    terms.append(f"({', '.join(order)}) BETWEEN ({begin}) AND ({end})")
+    values += [*given, *given, *([] if after is None else [after])]
+    for tag in tags.items():
+        terms.append("runs.tags ->> %s = %s")
+        values += tag
+    for term, value in (("updated_at < %s", updated_before), ("updated_at > %s", updated_after)):
+        if value is not None:
+            terms.append(term)
+            values.append(value)
+    newest_first = ", ".join(f"{column} DESC" for column in order)
+    query = f"(SELECT runs.* FROM {table} WHERE {' AND '.join(terms)} ORDER BY {newest_first} LIMIT %s)"  # noqa: S608
+    return query, [*values, limit]
