@@ -26,6 +26,7 @@ __all__ = [
     "NEWEST_COLUMNS",
     "NODE_IDS",
     "OWNED",
+    "OWNER_NAMES",
     "PUT_PAYLOAD",
     "RECORD_COLUMNS",
     "RESTED",
@@ -69,10 +70,14 @@ FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s
 AS given (sequence, kind, node_id, visit, size, packing, header, payload)
 """  # noqa: S608
 
-# A row with the record that tells of its change; neither, if the newest number is not the one that was expected.
+# A row with a new owner and the record that tells of that; neither, if the newest number is not the one that was expected. The
+# tags stay as they are, or a trigger would look at them.
+OWNER_NAMES = tuple(
+    name for name in ROW_NAMES if name not in {"run_id", "flow", "created_at", "signals", "tags", "pruned"}
+)
 TAKE = f"""
 WITH taken AS (
-    UPDATE {{runs}} SET ({_ROW_NAMES}) = ({", ".join(["%s"] * 24)}) WHERE id = %s AND coalesce(
+    UPDATE {{runs}} SET ({", ".join(OWNER_NAMES)}) = ({", ".join(["%s"] * len(OWNER_NAMES))}) WHERE id = %s AND coalesce(
         (SELECT max(sequence) FROM {{records}} WHERE run = %s AND sequence >= %s), 0
     ) = %s RETURNING id
 )
@@ -139,19 +144,26 @@ _IS_OVER = (
     "(owner = '' OR run_id = ANY ((SELECT %(abandoned)s)::text[]) "
     f"OR lease_until <= {_NOW} OR lease_until > {_NOW} + lease)"
 )
+_MACHINE = "(SELECT %(machine)s::text)"
 OWNED = f"""
 SELECT CASE WHEN {_IS_OVER} THEN '' ELSE owner END AS owner_to_ask, array_agg(id), array_agg(epoch) FROM {{runs}}
-WHERE {_FLOW} AND status = 'running' AND ({_IS_OVER} OR starts_with(owner, (SELECT %(machine)s::text)))
+WHERE {_FLOW} AND status = 'running' AND ({_IS_OVER} OR (owner > {_MACHINE} || ':' AND owner < {_MACHINE} || ';'))
 GROUP BY owner_to_ask
 """  # noqa: S608
+
+# As the index runs_queued has it.
+_IS_QUEUED = """owner = '' AND (
+    (status = 'ready' AND wake_at IS NULL) OR (status = 'interrupted' AND worked)
+    OR (cancel IS NOT NULL AND status NOT IN ('finished', 'cancelled'))
+)"""
 
 # Runs that nobody owns, and those of `over` that have the epochs given. `{locked}` has each locked as it is read, so that a
 # poll passes over those that others are about to take. What comes with it of its records may be older than its lock.
 _DUE = f"""
 SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
     SELECT * FROM (
-        SELECT * FROM {{runs}} WHERE {_FLOW} AND queued IS NOT NULL AND {_IS_WANTED}
-        ORDER BY queued LIMIT (SELECT %(limit)s::bigint) {{locked}}
+        SELECT * FROM {{runs}} WHERE {_FLOW} AND {_IS_QUEUED} AND {_IS_WANTED}
+        ORDER BY id NULLS FIRST LIMIT (SELECT %(limit)s::bigint) {{locked}}
     ) AS queued
     UNION ALL
     SELECT * FROM (

@@ -35,10 +35,12 @@ from milepost.stores.postgres_statements import (
     NEWEST_COLUMNS,
     NODE_IDS,
     OWNED,
+    OWNER_NAMES,
     PUT_PAYLOAD,
     RECORD_COLUMNS,
     RESTED,
     ROW_COLUMNS,
+    ROW_NAMES,
     ROW_WIDTH,
     RUNNING,
     TAKE,
@@ -155,7 +157,9 @@ class PostgresTransaction(Transaction):
 
     def take(self, row: Row, record: Record) -> None:
         number, before = self.number(row.run_id), record.sequence - 1
-        values = (*columns_of_row(row), number, number, before, before, *record_values(record))
+        columns = dict(zip(ROW_NAMES, columns_of_row(row), strict=True))
+        owner = [columns[name] for name in OWNER_NAMES]
+        values = (*owner, number, number, before, before, *record_values(record))
         if not self._execute(TAKE, values).rowcount:
             raise Overtaken
         if row.run_id in self._facts:
@@ -219,7 +223,7 @@ class PostgresTransaction(Transaction):
 
     def _over(self, known: Mapping[str, Any]) -> dict[int, int]:
         """The numbers and epochs of runs whose owners have ended without a word; of many the oldest."""
-        machine = this_process().name.rpartition(":")[0].rpartition(":")[0] + ":"
+        machine = this_process().name.rpartition(":")[0].rpartition(":")[0]
         abandoned = self._abandoned()
         found = self._fetch(OWNED, {**known, "machine": machine, "abandoned": abandoned})
         groups = [zip(*group, strict=True) for owner, *group in found if not owner or is_gone(owner)]

@@ -148,7 +148,7 @@ class Transaction(abc.ABC):
         """Replace the row of a run that has one."""
 
     def take(self, row: Row, record: Record) -> None:
-        """Replace a row, and add the record that tells of it, whose number is the next one."""
+        """Replace a row by what it is with a new owner, and add the record that tells of it, whose number is the next one."""
         self.put_row(row)
         self.insert(row.run_id, (record,))
 
