@@ -60,11 +60,14 @@ def describe_owner(name: str) -> str:
 
 def _host() -> str:
     """The boot and pid namespace that this process lives in, or "" where the system does not tell."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
-    except OSError:
-        return ""
+    global _known_host
+    if not _known_host:
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            _known_host = f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
+        except OSError:
+            return ""
+    return _known_host
 
 
 def _start_time(pid: int) -> str:
@@ -98,11 +101,14 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
+_known_host = ""
+"""A process never leaves its namespace: to enter another one is for its children."""
 _current = Process()
 
 
 def _after_fork() -> None:
-    global _current
+    global _current, _known_host
+    _known_host = ""
     _current = Process()
 
 

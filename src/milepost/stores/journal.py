@@ -26,7 +26,7 @@ from milepost.errors import (
 )
 from milepost.fence import Held, Row
 from milepost.process import describe_owner, is_gone, this_process
-from milepost.record import Record, format_time, make_record, new_record, packed
+from milepost.record import START, Record, format_time, make_record, new_record, packed
 from milepost.store import (
     Append,
     Claim,
@@ -403,8 +403,11 @@ class Journal(Store):
             view = self._view(tx, row, held=held)
             newest = view.info.sequence
             point = tx.live_checkpoint(run_id, row.live, before=before)
-            if point is None and (before is None or before > 0):
-                point = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
+            tail: builtins.list[Record] | None = None
+            if point is None:
+                tail = tx.records(run_id, before=before)
+                if tail and (tail[0].sequence, tail[0].kind) == (0, START):
+                    point = tail.pop(0)
             after = -1 if point is None else point.sequence
             if isinstance(tx, Guarded) and self._bases is not None:
                 # Whoever goes on from here writes what changed since.
@@ -412,7 +415,8 @@ class Journal(Store):
                 if base is not None:
                     self._bases.know(run_id, row, base)
             point = None if point is None else self._proven(tx, run_id, point)
-            tail = [] if after == newest else tx.records(run_id, after=after, before=before)
+            if tail is None:
+                tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
             nodes = tx.live_nodes(run_id, row.live, after + 1) if with_nodes else ()
             return Latest(view, point, live_tail, newest, nodes, row.sequence)
