@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 
 from milepost.fence import Row
 from milepost.process import this_process
+from milepost.store import Append
 from milepost.stores import postgres_schema, sqlite_schema
 from milepost.stores.postgres import PostgresStore
 from milepost.stores.sqlite import SQLiteStore
 from milepost.stores.sqlite_transaction import SQLTransaction
-from milepost.stores.transaction import Transaction
+from milepost.stores.transaction import Overtaken, Transaction
+from milepost.testing.journals import begin, checkpoint
 from postgres_server import Database
 
 NOW = 1_767_225_600.0
@@ -213,6 +216,20 @@ def test_a_poll_of_postgres_locks_what_it_may_take_and_nothing_that_it_leaves_ou
         assert ready[4:] == [row.run_id for row in tx.candidates("common", NOW, 2, skip) if row.status == "ready"]
 
 
+@pytest.mark.parametrize("sequence", [1, 3])
+def test_a_claim_from_a_stale_look_at_the_journal_writes_nothing(postgres: str, sequence: int) -> None:
+    with PostgresStore(postgres) as store:
+        store.append([Append(begin(store, "r"), (checkpoint("r", 1),))])
+        with store._write("look") as tx:
+            found = tx.row("r")
+            assert found is not None
+            with pytest.raises(Overtaken):
+                tx.take(replace(found, status="waiting"), checkpoint("r", sequence))
+            assert ([0, 1], found) == ([record.sequence for record in tx.records("r")], tx.row("r"))
+            tx.take(replace(found, status="waiting"), checkpoint("r", 2))
+            assert (2, replace(found, status="waiting")) == (tx.newest("r"), tx.row("r"))
+
+
 def test_a_renewal_touches_no_index_of_postgres(postgres: str, database: Database) -> None:
     with PostgresStore(postgres) as store:
         with store._write("fill") as tx:
@@ -227,13 +244,17 @@ def test_a_renewal_touches_no_index_of_postgres(postgres: str, database: Databas
             assert (1, 1) == counted
 
 
-def test_postgres_tables_of_version_1_come_to_the_same(postgres: str, database: Database, schema: str) -> None:
+@pytest.mark.parametrize("version", range(1, postgres_schema.VERSION))
+def test_postgres_tables_of_older_versions_come_to_the_same(
+    postgres: str, database: Database, schema: str, version: int
+) -> None:
     both = (schema, f"{schema} made new")
     try:
-        tables = (files("milepost.stores") / "sql" / "0001.sql").read_text()
+        folder = files("milepost.stores") / "sql"
+        tables = "".join((folder / f"{number:04}.sql").read_text() for number in range(1, version + 1))
         database.query(
             f'BEGIN; CREATE SCHEMA "{schema}"; SET LOCAL search_path TO "{schema}"; {tables} '
-            "INSERT INTO migrations (version) VALUES (1); COMMIT"
+            f"INSERT INTO migrations (version) VALUES ({version}); COMMIT"
         )
         database.query(
             f'INSERT INTO "{schema}".runs (run_id, flow, status, reason, created_at, updated_at, epoch, nonce, owner, lease, '
@@ -244,6 +265,8 @@ def test_postgres_tables_of_version_1_come_to_the_same(postgres: str, database: 
             postgres_schema.migrate(postgres, schema=name)
         with PostgresStore(postgres, schema=schema) as store:
             assert ["old"] == [info.run_id for info in store.list_runs(tags={"a": "1"}, status="finished")]
+            begin(store, "new", status="ready")
+            assert ["new"] == [token.run_id for token, _ in store.claim_due(["orders"], 5)]
             assert ("old",) == store.prune(older_than=0).deleted
         indexes = [
             {
