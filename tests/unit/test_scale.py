@@ -7,12 +7,12 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from milepost.fence import Row
 from milepost.process import this_process

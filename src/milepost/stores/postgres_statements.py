@@ -5,8 +5,9 @@ Values are only ever bound, never put into a statement's text.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from milepost.fence import Row
 from milepost.stores.columns import row_values
