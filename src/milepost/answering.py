@@ -20,6 +20,7 @@ from milepost.errors import (
     StepError,
 )
 from milepost.failures import describe, message_of, place, shown, type_name
+from milepost.record import StepHead
 from milepost.recorded import Entry, Kept
 from milepost.results import (
     BranchResult,
@@ -34,7 +35,34 @@ from milepost.visiting import StepFailed, asked_with, refuse_async
 if TYPE_CHECKING:
     from milepost.stepping import Frame, StepRun
 
-__all__ = ["answered", "fallback"]
+__all__ = ["answered", "fallback", "matching"]
+
+
+def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepResult | None:
+    """The result of a call that is asked for as it was recorded, as nearly all are.
+
+    None: nothing like that is recorded, and what to make of that is for `answered` to say.
+    """
+    entry, work = run.recorded.done.get(step_id), step.work
+    if entry is None or type(work) is not Calls:
+        return None
+    told = entry.told
+    if not isinstance(told, StepHead) or told.outcome != "succeeded" or told.step_type != work.step_type:
+        return None
+    if told.args and step.modifiers.compare_args is not False and told.args != asked_with(run, step):
+        return None
+    kept = entry.kept()
+    if kept.outcome != "succeeded" or not kept.success:
+        return None
+    try:
+        output = run.flow.codec_of(work.fn).decode(bytes(kept.output), root="output")
+    except DeserializeStateError:
+        return None
+    result = kept.result(output, step.name, work.step_type)
+    if told.rollback:
+        register(run, step, step_id, entry.sequence, output, frame)
+    frame.has_replayed(result, entry.sequence, told.timestamp)
+    return result
 
 
 def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: Frame) -> Routine[StepResult]:

@@ -108,10 +108,7 @@ class NodeRun(Run):
         now = format_time(self.options.clock.time())
         if self.store is None:
             return self.journal.sequence, now
-        records = tuple(
-            self.journal.make(draft.kind, draft.step_id, draft.visit, state=draft.state, timestamp=now, **draft.fields)
-            for draft in drafts
-        )
+        records = tuple([self.journal.make_at(now, *draft) for draft in drafts])
         yield from self.journal.write(records, release)
         return (records[-1].sequence if records else self.journal.sequence), now
 

@@ -7,6 +7,7 @@ one place; `give_up` ends the hold. With no store nothing is written and nothing
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from milepost.codec.succession import Encoder
@@ -169,25 +170,20 @@ class Journal:
         **fields: Any,
     ) -> Record:
         """A record, with the next number."""
+        now = timestamp or format_time(self._options.clock.time())
+        return self.make_at(now, kind, node_id, visit, fields, state)
+
+    def make_at(
+        self, now: str, kind: str, node_id: str, visit: int, fields: Mapping[str, Any], state: bytes | None
+    ) -> Record:
+        """`make`, of fields that are kept as they are."""
+        self._given = number = self._given + 1
+        compressing = bool(self._options.compress)
         if kind == CHECKPOINT:
             assert state is not None
-            now = timestamp or format_time(self._options.clock.time())
-            compressing = bool(self._options.compress)
-            return make_step(
-                self.run_id, self.next_number(), now, node_id, visit, state, fields, self.epoch, compressing
-            )
-        fields["epoch"] = self.epoch
-        return make_record(
-            self.run_id,
-            self.next_number(),
-            timestamp or format_time(self._options.clock.time()),
-            kind,
-            node_id,
-            visit,
-            state,
-            fields,
-            bool(self._options.compress),
-        )
+            return make_step(self.run_id, number, now, node_id, visit, state, fields, self.epoch, compressing)
+        fields = {**fields, "epoch": self.epoch}
+        return make_record(self.run_id, number, now, kind, node_id, visit, state, fields, compressing)
 
     def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
         """A failure record; the error as text."""

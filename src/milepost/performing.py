@@ -34,10 +34,7 @@ from milepost.failures import describe, failure_fields, message_of, place, shown
 from milepost.journal import ask
 from milepost.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
 from milepost.recorded import Draft, Entry, Kept, parent_of
-from milepost.results import (
-    SkipMarker,
-    StepResult,
-)
+from milepost.results import SkipMarker, StepResult, step_result
 from milepost.steps import Calls, Maps, Modifiers, Step
 from milepost.store import Statement
 from milepost.undoing import register
@@ -51,6 +48,8 @@ __all__ = ["do"]
 logger = logging.getLogger("milepost")
 
 _encode = msgspec.json.Encoder().encode
+_UNSPENT = Spent()
+"""What the visit of a step has used up that nobody has asked for yet; never changed."""
 
 
 def do(
@@ -61,19 +60,14 @@ def do(
     `is_child`: part of a group, which is handed a failure instead of ending with it. A failure that was recorded up to
     `floor` counts no more, and the step is done again.
     """
-    entry = run.recorded.done.get(step_id)
-    if entry is not None and (entry.sequence > floor or entry.fields.get("outcome") != "failed"):
-        return (yield from answered(run, step, step_id, entry, frame))
-    if not run.is_live:
-        run.pending.append((step_id, step))
-    return (yield from _Doing(run, step, step_id, frame, is_child=is_child).do())
+    return _Doing(run, step, step_id, frame, is_child=is_child).do(floor)
 
 
 # -- doing it ----------------------------------------------------------------------------------------------
 
 
 class _Doing(Composing):
-    """One step that is not recorded yet, while it is being done."""
+    """One step while it is being done, if it is not recorded yet."""
 
     __slots__ = ("began", "done", "is_child", "tried")
 
@@ -85,17 +79,22 @@ class _Doing(Composing):
         self.is_child = is_child
         self.mods: Modifiers = step.modifiers
         self.arguments: Arguments = {}
-        self.spent = Spent()
+        self.spent = _UNSPENT
         self.floor = run.recorded.retried
         self.ends_at = frame.ends_at
         self.tried = 1
-        self.began = run.options.clock.monotonic()
+        self.began = 0.0
         self.done: StepResult | None = None
         """Its result, where that is recorded already: with the statements of the attempt that made it."""
 
-    def do(self) -> Routine[StepResult]:
-        """Do the step; `StepFailed` where its failure is not made anything else of here."""
+    def do(self, floor: int) -> Routine[StepResult]:
+        """Answer or do the step; `StepFailed` where its failure is not made anything else of here."""
         run = self.run
+        entry = run.recorded.done.get(self.step_id)
+        if entry is not None and (entry.sequence > floor or entry.fields.get("outcome") != "failed"):
+            return (yield from answered(run, self.step, self.step_id, entry, self.frame))
+        if not run.is_live:
+            run.pending.append((self.step_id, self.step))
         self.began = began = run.options.clock.monotonic()
         if run.store is not None:
             # Taken down before anything is called with them: a function may change what it is given.
@@ -104,7 +103,7 @@ class _Doing(Composing):
             skipped = yield from self._asked()
             if skipped is not None:
                 return (yield from self._complete(SkipMarker(skipped), "skipped", began))
-        given_up = self._given_up()
+        given_up = self._given_up() if run.recorded.failures else None
         if given_up is not None:
             failed = self._recorded_failure(given_up)
         else:
@@ -419,9 +418,9 @@ class _Doing(Composing):
         error = error_type = None
         if failed is not None and outcome != "recovered":
             error, error_type = failed.result.error, failed.result.error_type
-        result = StepResult(
+        result = step_result(
             step.name,
-            step.step_type,
+            step.work.step_type,
             is_good,
             output,
             round(duration * 1000) / 1000,
@@ -433,13 +432,16 @@ class _Doing(Composing):
         if self.frame.context._tags is not None:
             _carry_tags(run, self.frame.context)
         undoes = mods.rollback is not None and outcome in ("succeeded", "recovered")
-        drafts = () if failed is None or failed.draft is None else (failed.draft,)
-        sequence, now = yield from run.record(
-            (*drafts, self._draft(result, data, is_undoable=undoes)) if run.store is not None else (),
-            is_fatal=mods.checkpoint,
-            statements=statements,
-            tags=tags,
-        )
+        if run.store is None:
+            sequence, now = run.journal.next_number(), format_time(run.options.clock.time())
+        else:
+            draft = self._draft(result, data, is_undoable=undoes)
+            sequence, now = yield from run.record(
+                (draft,) if failed is None or failed.draft is None else (failed.draft, draft),
+                is_fatal=mods.checkpoint,
+                statements=statements,
+                tags=tags,
+            )
         run.recorded.visits[self.step_id] = self.spent.visit
         if undoes:
             register(run, step, self.step_id, sequence, output, self.frame)

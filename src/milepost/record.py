@@ -43,6 +43,7 @@ __all__ = [
     "VERBATIM",
     "WAIT",
     "Record",
+    "StepHead",
     "compress",
     "decompress",
     "digest_of",
@@ -53,6 +54,7 @@ __all__ = [
     "new_record",
     "packed",
     "parse_time",
+    "step_head",
 ]
 
 CHECKPOINT_VERSION = 1
@@ -383,6 +385,38 @@ def make_step(
         size if packing else msgspec.UNSET,
     )
     return new_record((sequence, CHECKPOINT, step_id, visit, size, _encode_json(header)[:-1], payload, packing))
+
+
+class StepHead(msgspec.Struct):
+    """What a replay asks of the header of a step's completion, read in a quarter of the time that all of it takes."""
+
+    run_id: str
+    node_id: str
+    sequence: int
+    timestamp: str
+    digest: str
+    step_type: str
+    outcome: str
+    version: int = CHECKPOINT_VERSION
+    kind: str = CHECKPOINT
+    visit: int = 1
+    args: dict[str, str] | None = None
+    rollback: bool | None = None
+    encoding: str | None = None
+    branch: str | None = None
+
+
+_decode_step = msgspec.json.Decoder(StepHead).decode
+
+
+def step_head(record: Record) -> StepHead | None:
+    """The head of a step's completion; None for any other record, and for what is none of this release."""
+    if record.kind != CHECKPOINT or record.header is None:
+        return None
+    try:
+        return _decode_step(record.header + b"}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def packed(record: Record) -> Record:

@@ -8,7 +8,7 @@ somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -27,12 +27,13 @@ from milepost.record import (
     START,
     WAIT,
     Record,
+    StepHead,
 )
 from milepost.store import Ranges
 from milepost.ways import turnings, way_to
 
 if TYPE_CHECKING:
-    from milepost.results import Outcome, StepResult, StepType
+    from milepost.results import StepResult, StepType
 
 __all__ = ["Draft", "Entry", "Kept", "Recorded", "parent_of"]
 
@@ -62,9 +63,10 @@ class Kept(msgspec.Struct):
 
     def result(self, output: Any, name: str | None = None, step_type: StepType | str | None = None) -> StepResult:
         """The result with its decoded output, and with name and kind as the code has them now where that is given."""
-        from milepost.results import StepResult
+        from milepost.results import StepResult, step_result
 
-        return StepResult(
+        make = step_result if self.success and self.duration_ms >= 0 else StepResult
+        return make(
             self.name if name is None else name,
             self.step_type if step_type is None else step_type,
             self.success,
@@ -72,7 +74,7 @@ class Kept(msgspec.Struct):
             self.duration_ms,
             self.error,
             self.error_type,
-            cast("Outcome", self.outcome),
+            self.outcome,  # type: ignore[arg-type]
             self.attempts,
         )
 
@@ -80,12 +82,20 @@ class Kept(msgspec.Struct):
 _decode = msgspec.json.Decoder(Kept).decode
 
 
-class Entry(NamedTuple):
-    """One record of a step, with its header's fields."""
+class Entry(msgspec.Struct, eq=False):
+    """One record of a step."""
 
     sequence: int
-    fields: Mapping[str, Any]
+    told: Mapping[str, Any] | StepHead
+    """What its header says: all, or what a replay asks for, until somebody asks for more."""
     record: Record
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields of its header."""
+        if isinstance(self.told, StepHead):
+            self.told = self.record.fields()
+        return self.told
 
     def kept(self) -> Kept:
         """The result in it; `CheckpointCorruptError` if there is none."""
@@ -119,7 +129,7 @@ class Recorded:
         records: Iterable[Record] = (),
         live: Ranges = (),
         rename: Mapping[str, str] | None = None,
-        parsed: Mapping[int, Mapping[str, Any]] | None = None,
+        parsed: Mapping[int, Mapping[str, Any] | StepHead] | None = None,
     ) -> None:
         self._rename = rename or {}
         self.start: Entry | None = None
@@ -154,7 +164,27 @@ class Recorded:
         self._children: dict[str, dict[str, None]] = {}
         known = parsed or {}
         for record in records:
-            self.add(record, is_live(record.sequence, live), known.get(record.sequence))
+            is_standing = not live or is_live(record.sequence, live)
+            told = known.get(record.sequence)
+            if is_standing and isinstance(told, StepHead):
+                self._complete(record, told)
+            else:
+                self.add(record, is_standing, None if isinstance(told, StepHead) else told)
+
+    def _complete(self, record: Record, head: StepHead) -> None:
+        """`add` for the one kind of which there are many."""
+        step_id = self._renamed(record.node_id) if self._rename else record.node_id
+        self.newest = record.sequence
+        self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
+        self._done(step_id, Entry(record.sequence, head, record), head.branch)
+        self._place(step_id)
+
+    def _done(self, step_id: str, entry: Entry, branch: str | None) -> None:
+        self.done[step_id] = entry
+        self.undone.pop(step_id, None)
+        if branch:
+            place = self._renamed_label(branch), parent_of(step_id)
+            self._trails.setdefault(place, []).append(entry)
 
     def add(self, record: Record, is_standing: bool = True, fields: Mapping[str, Any] | None = None) -> None:
         """Take in the next record; `fields` are its header's, where they are known already."""
@@ -180,11 +210,7 @@ class Recorded:
             return
         entry = Entry(record.sequence, fields, record)
         if kind == CHECKPOINT:
-            self.done[step_id] = entry
-            self.undone.pop(step_id, None)
-            if fields.get("branch"):
-                place = self._renamed_label(str(fields["branch"])), parent_of(step_id)
-                self._trails.setdefault(place, []).append(entry)
+            self._done(step_id, entry, fields.get("branch"))
         elif kind == START:
             self.start = entry
         elif kind == FAILURE:

@@ -50,12 +50,9 @@ def record(
     if run.store is None:
         return run.journal.next_number(), now
     before = run.unsaved
-    waiting, run.unsaved = (*before, *drafts), ()
+    waiting, run.unsaved = (*before, *drafts) if before else drafts, ()
     journal = run.journal
-    records = tuple(
-        journal.make(draft.kind, draft.step_id, draft.visit, state=draft.state, timestamp=now, **draft.fields)
-        for draft in waiting
-    )
+    records = tuple([journal.make_at(now, *draft) for draft in waiting])
     held = _tags(run)
     try:
         yield from journal.write(records, release, {**(held or {}), **tags} if tags else held, statements)
@@ -107,10 +104,10 @@ def record(
 
 
 def _tags(run: StepRun) -> dict[str, str] | None:
-    tags: dict[str, str] = {}
-    if run.root is not None and run.root.context._tags:
-        tags, run.root.context._tags = run.root.context._tags, None
-    return tags or None
+    if run.root is None or not run.root.context._tags:
+        return None
+    tags, run.root.context._tags = run.root.context._tags, None
+    return tags
 
 
 def finish(run: StepRun, output: Any) -> Routine[None]:

@@ -7,6 +7,7 @@ say, or damage, is found here, before anything is written.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from milepost.attempts import Spent
@@ -24,7 +25,7 @@ from milepost.failures import place
 from milepost.finding import check_live, cut_short
 from milepost.imported import as_recorded
 from milepost.journal import ask
-from milepost.record import OWNER, ROLLBACK, START, Record
+from milepost.record import OWNER, ROLLBACK, START, Record, StepHead
 from milepost.recorded import Entry, Recorded
 from milepost.reports import ResumeInfo
 from milepost.store import Latest, Ranges, RunRow
@@ -81,7 +82,8 @@ def find(run: StepRun, wish: Wish, latest: Latest) -> Routine[Found]:
     run.version = int(recorded.start.fields.get("flow_version") or 1)
     is_finished = latest.row.info.status == "finished" and wish.verb == "resume"
     differences = _differences(run, recorded.start)
-    point = max((entry.record for entry in recorded.done.values()), key=lambda r: r.sequence, default=records[0])
+    newest = max(recorded.done.values(), key=attrgetter("sequence"), default=None)
+    point = records[0] if newest is None else newest.record
     if is_finished:
         if run.wants_results:
             run.main = run.whole(inputs)
@@ -148,10 +150,10 @@ def _info(
 
 def read(
     run: StepRun, latest: Latest, remarks: list[str]
-) -> Routine[tuple[list[Record], list[Record], dict[int, Mapping[str, Any]]]]:
+) -> Routine[tuple[list[Record], list[Record], dict[int, Mapping[str, Any] | StepHead]]]:
     """All records, and those that may count: all or, with on_corrupt='previous', those before the first damaged one.
 
-    Those that are superseded are not looked at. Of the others the header's fields are given too, by number.
+    Those that are superseded are not looked at. What the headers of the others say is given too, by number.
     """
     assert run.store is not None
     is_lenient = run.options.on_corrupt == "previous"
@@ -162,13 +164,17 @@ def read(
         remarks.append(str(cut))
     yield from check_live(run, latest)
     records: list[Record] = yield from ask(run.store, "read", run.run_id, before=latest.newest + 1)
-    check = run.store.seals.checked_fields
-    parsed: dict[int, Mapping[str, Any]] = {}
+    seals, run_id, live = run.store.seals, run.run_id, latest.row.live
+    parsed: dict[int, Mapping[str, Any] | StepHead] = {}
     for place_, record in enumerate(records):
-        if not is_live(record.sequence, latest.row.live):
+        if live and not is_live(record.sequence, live):
             continue
         try:
-            _, fields = check(run.run_id, record)
+            head = seals.checked_step(run_id, record)
+            if head is not None:
+                parsed[record.sequence] = head
+                continue
+            _, fields = seals.checked_fields(run_id, record)
             if not record.is_foreign:
                 parsed[record.sequence] = fields
         except CheckpointCorruptError as exc:

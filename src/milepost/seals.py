@@ -19,9 +19,12 @@ from milepost.record import (
     CHECKPOINT_VERSION,
     ENCRYPTED,
     UNENCRYPTED,
+    UNPACKED,
     VERBATIM,
     Record,
+    StepHead,
     digest_of,
+    step_head,
 )
 
 __all__ = ["KEYED", "PLAIN", "UNSEALED", "Code", "Flaw", "Seals", "changed", "check_keys"]
@@ -32,6 +35,9 @@ KEYED = "hmac-sha256:"
 SHORTEST_KEY = 16
 _KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
+_SEALED = -len(b',"seal":"sha256:"') - 64
+"""Where in a header that is sealed without a key the seal begins."""
+_AS_ENCODED = frozenset({"", UNPACKED})
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -206,6 +212,35 @@ class Seals:
         if flaw is not None:
             raise _refusal(run_id, record, flaw)
         return is_proven, fields
+
+    def checked_step(self, run_id: str, record: Record) -> StepHead | None:
+        """What `check` looks at and a replay asks for, of a step's completion that `check` lets pass.
+
+        None for everything else, damaged or not: `checked_fields` says what that is.
+        """
+        head = step_head(record)
+        sequence, kind, node_id, visit, _, header, state, packing = record
+        if (
+            head is None
+            or head.version > CHECKPOINT_VERSION
+            or header is None
+            or not self._is_sealed(header)
+            or (head.run_id, head.node_id, head.sequence, head.kind, head.visit)
+            != (run_id, node_id, sequence, kind, visit)
+            or state is None
+            or packing not in _AS_ENCODED
+            or head.encoding == VERBATIM
+            or digest_of(state) != head.digest
+        ):
+            return None
+        return head
+
+    def _is_sealed(self, header: bytes) -> bool:
+        """Whether a header ends with the seal of the rest: with that of a key where this store has one."""
+        if self._first is None:
+            return header[_SEALED:] == b',"seal":"sha256:%s"' % hashlib.sha256(header[:_SEALED]).hexdigest().encode()
+        content, _, seal = header.rpartition(_BEFORE_SEAL)
+        return seal.endswith(b'"') and seal.startswith(_KEYED) and self.flaw_of(content, seal[:-1]) is None
 
     def locked(self, key_id: Any) -> Flaw:
         """What is wrong with something that could not be decrypted."""

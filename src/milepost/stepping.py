@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from milepost import parking, performing, recording, replaying, undoing
+from milepost.answering import matching
 from milepost.comparing import described, non_determinism
 from milepost.effects import Gather, HoldOver, Outcome, Ready, Routine
 from milepost.errors import (
@@ -312,8 +313,14 @@ class StepRun(Run):
                     self._check_used_up(frame, f"its end with {describe(exc)}")
                     raise self._broken(frame, exc) from exc
                 step = self._asked(frame, asked)
-                self._check_failed(frame, step)
-                result = yield from performing.do(self, step, frame.prefix + step.name, frame)
+                step_id = frame.prefix + step.name
+                result: StepResult | None = None
+                if not self.is_live:
+                    if frame.id:
+                        self._check_failed(frame, step, step_id)
+                    result = matching(self, step, step_id, frame)
+                if result is None:
+                    result = yield from performing.do(self, step, step_id, frame)
                 answer = result if step.modifiers.as_result else result.output
         except BaseException as exc:
             _close(body, exc)
@@ -349,11 +356,8 @@ class StepRun(Run):
         frame.position += 1
         return asked
 
-    def _check_failed(self, frame: Frame, step: Step[Any]) -> None:
+    def _check_failed(self, frame: Frame, step: Step[Any], step_id: str) -> None:
         """Raise the recorded failure of a step that ended the workflow that it is a step of, where that is a step itself."""
-        if self.is_live or not frame.id:
-            return
-        step_id = frame.prefix + step.name
         entry = self.recorded.standing_failure(step_id)
         if entry is None or (step.modifiers.on_error is not None and entry.fields.get("op") != "on_error"):
             return

@@ -313,7 +313,8 @@ class Named(_Definition, Generic[ElseT]):
     ) -> Step[R | ElseT]: ...
     def python(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `fn(*args, **kwargs)`, sync or async. Type checkers compare `args` with the parameters, not `kwargs`."""
-        _callable(fn, self.name, "python")
+        if not callable(fn):
+            _callable(fn, self.name, "python")
         if type(args) is not tuple and (isinstance(args, (str, bytes)) or not isinstance(args, Iterable)):
             raise TypeError(f"args of step {self.name!r} must be a tuple: python(f, args=({args!r},))")
         return Step(self.name, Calls(fn, tuple(args), dict(kwargs) if kwargs else {}), self.modifiers)

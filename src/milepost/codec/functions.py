@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from milepost.codec.state import Codec
@@ -39,19 +40,28 @@ class FunctionCodecs:
         self._known = tuple(known)
         self._types = tuple(types)
         self._made: dict[Any, FunctionCodec] = {}
+        self._seen: dict[int, tuple[weakref.ref[FunctionType], FunctionCodec]] = {}
+        """By `id`, functions that were asked for: `_key_of` takes as long as a small value."""
 
-    def of(self, fn: Callable[..., Any], position: int = 0) -> FunctionCodec:
-        """The codecs of `fn`, whose item is the parameter at `position`."""
+    def of(self, fn: Callable[..., Any]) -> FunctionCodec:
+        """The codecs of `fn`, whose item is its first parameter."""
+        seen = self._seen.get(id(fn))
+        if seen is not None and seen[0]() is fn:
+            return seen[1]
         try:
-            key = _key_of(fn), position
+            key = _key_of(fn)
             known = self._made.get(key)
         except (TypeError, NameError):
             # It cannot be hashed, or its annotations name what is there for type checkers only.
-            return self._make(fn, position)
+            return self._make(fn)
         if known is None:
             if len(self._made) > _MOST:
                 self._made.clear()
-            known = self._made[key] = self._make(fn, position)
+            known = self._made[key] = self._make(fn)
+        if type(fn) is FunctionType:
+            if len(self._seen) > _MOST:
+                self._seen.clear()
+            self._seen[id(fn)] = weakref.ref(fn), known
         return known
 
     def pair(self, fn: Callable[..., Any], position: int) -> tuple[Codec[Any], Codec[Any]]:
@@ -63,10 +73,10 @@ class FunctionCodecs:
         found = classes((*self._known, *hints.values()))
         return Codec(item, types=found), Codec(lenient(returned), types=found)
 
-    def _make(self, fn: Callable[..., Any], position: int) -> FunctionCodec:
+    def _make(self, fn: Callable[..., Any]) -> FunctionCodec:
         inner = fn.func if isinstance(fn, partial) else fn
         hints = hints_of(inner, self._types)
-        item = lenient(hints.get(_parameter(fn, position), Any))
+        item = lenient(hints.get(_parameter(fn, 0), Any))
         returned = inner if isinstance(inner, type) else hints.pop("return", Any)
         found = classes((*self._known, *hints.values()))
         items: Any = list[item]  # type: ignore[valid-type]

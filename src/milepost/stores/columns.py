@@ -14,7 +14,7 @@ import msgspec
 
 from milepost.errors import StoreError
 from milepost.fence import Row
-from milepost.record import Record, parse_time
+from milepost.record import Record, new_record, parse_time
 from milepost.store import Ranges
 from milepost.stores.transaction import Entry, Note
 
@@ -162,7 +162,7 @@ def record_of(values: Sequence[Any]) -> Record:
     if (*map(type, values),) not in _RECORD_SHAPES:
         return _damaged(values)
     sequence, kind, node_id, visit, size, header, packing, payload = values
-    return Record(sequence, kind, node_id, visit, size, _open_header(header), payload, packing)
+    return new_record((sequence, kind, node_id, visit, size, _open_header(header), payload, packing))
 
 
 def entry_of(values: Sequence[Any]) -> Entry:

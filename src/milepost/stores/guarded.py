@@ -122,6 +122,11 @@ class Guarded(Transaction):
         found = self._tx.records(
             run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
         )
+        if not newest and self._keeper is None:
+            return [
+                record if record.size < SMALLEST and record.packing != DIFFERENCE else self._opened(run_id, record)
+                for record in found
+            ]
         if not newest:
             return [self._opened(run_id, record) for record in found]
         # In order, in which each builds on the one before.

@@ -385,7 +385,7 @@ class Journal(Store):
             found = tx.records(
                 run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
             )
-            return [self._proven(tx, run_id, record) for record in found]
+            return [record if record.header is not None else self._proven(tx, run_id, record) for record in found]
 
     def _proven(self, tx: Transaction, run_id: str, record: Record) -> Record:
         """`record`; or, if it was saved from outside and was changed since, one with a header that no check lets pass."""
