@@ -27,6 +27,7 @@ from milepost.results import (
     ParallelResult,
     SkipMarker,
     StepResult,
+    step_result,
 )
 from milepost.steps import Calls, Chooses, Invokes, Maps, Spreads, Step, Waits, is_async
 from milepost.undoing import register
@@ -47,18 +48,20 @@ def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepR
     if entry is None or type(work) is not Calls:
         return None
     told = entry.told
-    if not isinstance(told, StepHead) or told.outcome != "succeeded" or told.step_type != work.step_type:
+    if type(told) is not StepHead or told.outcome != "succeeded" or told.step_type != work.step_type:
         return None
     if told.args and step.modifiers.compare_args is not False and told.args != asked_with(run, step):
         return None
-    kept = entry.kept()
-    if kept.outcome != "succeeded" or not kept.success:
+    made = entry.made()
+    if made is None:
         return None
     try:
-        output = run.flow.codec_of(work.fn).decode(bytes(kept.output), root="output")
+        output = run.flow.codec_of(work.fn).decode(bytes(made.output), root="output")
     except DeserializeStateError:
         return None
-    result = kept.result(output, step.name, work.step_type)
+    result = step_result(
+        step.name, work.step_type, True, output, made.duration_ms, None, None, "succeeded", made.attempts
+    )
     if told.rollback:
         register(run, step, step_id, entry.sequence, output, frame)
     frame.has_replayed(result, entry.sequence, told.timestamp)

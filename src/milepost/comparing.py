@@ -12,30 +12,44 @@ from milepost.codec import canonical
 from milepost.errors import NonDeterminismError, SerializeStateError, StateTypeError
 from milepost.failures import shown
 
-__all__ = ["Arguments", "arguments_of", "described", "differs", "hash_of", "non_determinism"]
+__all__ = ["Arguments", "arguments_of", "described", "differs", "hash_of", "non_determinism", "plain_arguments"]
 
 Arguments = dict[str, str]
 """A digest and a text of at most 200 characters, as records keep them; {} for what the codec cannot carry."""
 
 LONGEST = 200
 _PLAIN = frozenset({str, int, bool, type(None)})
+_UNCARRIED = (SerializeStateError, StateTypeError, UnicodeEncodeError, msgspec.MsgspecError, OverflowError)
 _encode = msgspec.json.Encoder().encode
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], types: Iterable[type] = ()) -> Arguments:
     """What a step is called with, to be compared: equal for equal values of equal types, in every process."""
+    plain = None if kwargs else plain_arguments(args)
+    if plain is not None:
+        return plain
+    known = tuple(types)
     try:
-        if not kwargs and _PLAIN.issuperset(map(type, args)):
-            # Texts and whole numbers, which most arguments are, can't be mistaken for each other.
-            data = _encode(args)
-        else:
-            # A list, then an object where there are keywords: no mapping as the last argument looks like that.
-            known = tuple(types)
-            data = canonical([*args], known) if args or not kwargs else b""
-            if kwargs:
-                data += canonical(dict(kwargs), known)
-    except (SerializeStateError, StateTypeError, UnicodeEncodeError, msgspec.MsgspecError, OverflowError):
+        # A list, then an object where there are keywords: no mapping as the last argument looks like that.
+        data = canonical([*args], known) if args or not kwargs else b""
+        if kwargs:
+            data += canonical(dict(kwargs), known)
+    except _UNCARRIED:
         return {}
+    return _told(data)
+
+
+def plain_arguments(args: tuple[Any, ...]) -> Arguments | None:
+    """`arguments_of` of texts and whole numbers, which most are and which need no types; None for anything else."""
+    if not _PLAIN.issuperset(map(type, args)):
+        return None
+    try:
+        return _told(_encode(args))  # these can't be mistaken for each other
+    except _UNCARRIED:
+        return {}
+
+
+def _told(data: bytes) -> Arguments:
     text = data.decode()
     if len(text) <= LONGEST:
         return {"text": text}

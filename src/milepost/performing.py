@@ -206,7 +206,7 @@ class _Doing(Composing):
         """Do the work until it succeeds: output and its JSON."""
         run, step, work = self.run, self.step, self.step.work
         policy = self.mods.retry or run.options.retry if isinstance(work, (Calls, Maps)) else self.mods.retry
-        if isinstance(work, Calls) and work.is_async:
+        if isinstance(work, Calls):
             refuse_async(run, work.fn, self.step_id)
         if self.mods.rollback is not None:
             refuse_async(run, self.mods.rollback, self.step_id)
@@ -514,7 +514,9 @@ def _caller(run: StepRun, step: Step[Any], work: Calls, is_retried: bool) -> Cal
         is_first = False
         fn = partial(work.fn, **kwargs) if kwargs else work.fn
         announce = started(run, step, context) if run.is_listening else None
-        return Call(fn, args, context, work.is_async, limit, announce, executor=work.executor or run.options.executor)
+        # Where the driver cannot await, it was refused already.
+        is_awaited = run.is_awaited and work.is_async
+        return Call(fn, args, context, is_awaited, limit, announce, executor=work.executor or run.options.executor)
 
     return prepare
 

@@ -8,7 +8,7 @@ somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -48,7 +48,7 @@ class Draft(NamedTuple):
     state: bytes | None = None
 
 
-class Kept(msgspec.Struct):
+class Kept(msgspec.Struct, gc=False):
     """A step's result as it stands in a record; the output stays JSON until its type is known."""
 
     name: str
@@ -63,10 +63,9 @@ class Kept(msgspec.Struct):
 
     def result(self, output: Any, name: str | None = None, step_type: StepType | str | None = None) -> StepResult:
         """The result with its decoded output, and with name and kind as the code has them now where that is given."""
-        from milepost.results import StepResult, step_result
+        from milepost.results import StepResult
 
-        make = step_result if self.success and self.duration_ms >= 0 else StepResult
-        return make(
+        return StepResult(
             self.name if name is None else name,
             self.step_type if step_type is None else step_type,
             self.success,
@@ -82,7 +81,19 @@ class Kept(msgspec.Struct):
 _decode = msgspec.json.Decoder(Kept).decode
 
 
-class Entry(msgspec.Struct, eq=False):
+class Made(msgspec.Struct, gc=False):
+    """What a replay asks of the result of a call that succeeded; the output stays JSON."""
+
+    success: bool
+    output: msgspec.Raw
+    duration_ms: Annotated[float, msgspec.Meta(ge=0)]
+    attempts: int
+
+
+_decode_made = msgspec.json.Decoder(Made).decode
+
+
+class Entry(msgspec.Struct, eq=False, gc=False):
     """One record of a step."""
 
     sequence: int
@@ -96,6 +107,14 @@ class Entry(msgspec.Struct, eq=False):
         if isinstance(self.told, StepHead):
             self.told = self.record.fields()
         return self.told
+
+    def made(self) -> Made | None:
+        """What a call made that succeeded; None if that is not what is in it, and `kept` says what is."""
+        try:
+            made = _decode_made(self.record.payload or b"")
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return made if made.success else None
 
     def kept(self) -> Kept:
         """The result in it; `CheckpointCorruptError` if there is none."""
@@ -175,13 +194,16 @@ class Recorded:
         """`add` for the one kind of which there are many."""
         step_id = self._renamed(record.node_id) if self._rename else record.node_id
         self.newest = record.sequence
-        self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
+        visits = self.visits
+        if step_id not in visits or visits[step_id] < record.visit:
+            visits[step_id] = record.visit
         self._done(step_id, Entry(record.sequence, head, record), head.branch)
         self._place(step_id)
 
     def _done(self, step_id: str, entry: Entry, branch: str | None) -> None:
         self.done[step_id] = entry
-        self.undone.pop(step_id, None)
+        if self.undone:
+            self.undone.pop(step_id, None)
         if branch:
             place = self._renamed_label(branch), parent_of(step_id)
             self._trails.setdefault(place, []).append(entry)

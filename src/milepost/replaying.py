@@ -183,7 +183,9 @@ def read(
                 raise
             remarks.append(f"record {record.sequence} is damaged and was passed over, with what followed it")
             return records, as_recorded(run, records[:place_], latest.row.live, run.given), {}
-    made = as_recorded(run, records, latest.row.live, run.given)
+    made = records
+    if len(parsed) < len(records):
+        made = as_recorded(run, records, live, run.given)
     # What was made of points has numbers that other records may have too.
     return made, made, parsed if made is records else {}
 

@@ -93,9 +93,9 @@ class StepResult:
         return {**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, "output": _shown(self.output)}
 
 
-_set_name, _set_step_type, _set_success, _set_output, _set_duration_ms, _set_error, _set_error_type, _set_outcome, _set_attempts = (
-    vars(StepResult)[f.name].__set__ for f in dataclasses.fields(StepResult)
-)  # fmt: skip
+_setters = [vars(StepResult)[f.name].__set__ for f in dataclasses.fields(StepResult)]
+_set_name, _set_step_type, _set_success, _set_output, _set_duration_ms, *_setters = _setters
+_set_error, _set_error_type, _set_outcome, _set_attempts = _setters
 
 
 def step_result(

@@ -218,19 +218,18 @@ class Seals:
 
         None for everything else, damaged or not: `checked_fields` says what that is.
         """
-        head = step_head(record)
         sequence, kind, node_id, visit, _, header, state, packing = record
+        if kind != CHECKPOINT or header is None or state is None or packing not in _AS_ENCODED:
+            return None
+        head = step_head(header)
         if (
             head is None
-            or head.version > CHECKPOINT_VERSION
-            or header is None
+            or head.sequence != sequence
+            or head.node_id != node_id
+            or head.run_id != run_id
+            or head.visit != visit
+            or head.digest != digest_of(state)
             or not self._is_sealed(header)
-            or (head.run_id, head.node_id, head.sequence, head.kind, head.visit)
-            != (run_id, node_id, sequence, kind, visit)
-            or state is None
-            or packing not in _AS_ENCODED
-            or head.encoding == VERBATIM
-            or digest_of(state) != head.digest
         ):
             return None
         return head
@@ -238,7 +237,8 @@ class Seals:
     def _is_sealed(self, header: bytes) -> bool:
         """Whether a header ends with the seal of the rest: with that of a key where this store has one."""
         if self._first is None:
-            return header[_SEALED:] == b',"seal":"sha256:%s"' % hashlib.sha256(header[:_SEALED]).hexdigest().encode()
+            digest = hashlib.sha256(header[:_SEALED]).hexdigest()
+            return header[_SEALED:] == f',"seal":"sha256:{digest}"'.encode()
         content, _, seal = header.rpartition(_BEFORE_SEAL)
         return seal.endswith(b'"') and seal.startswith(_KEYED) and self.flaw_of(content, seal[:-1]) is None
 

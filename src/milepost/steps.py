@@ -85,7 +85,7 @@ _PLAIN = Modifiers()
 class Calls:
     """Call a function. What it is called with is compared on a resume."""
 
-    __slots__ = ("args", "executor", "fn", "is_async", "kwargs")
+    __slots__ = ("args", "executor", "fn", "kwargs")
     step_type = StepType.PYTHON
 
     def __init__(
@@ -99,7 +99,11 @@ class Calls:
         self.args = args
         self.kwargs = kwargs
         self.executor = executor
-        self.is_async = is_async(fn)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a call gives a coroutine. Found out when somebody asks: a replay does not."""
+        return is_async(self.fn)
 
 
 class Maps:
@@ -564,9 +568,9 @@ _METHODS = {"rollback": "with_rollback"}
 
 def step(name: str) -> Named[Never]:
     """Begin a step; a kind completes it. ValueError for a name that is empty or has a `/`, or that no store accepts."""
-    if type(name) is not str or not name or "/" in name or name.isspace():
-        raise ValueError(f"a step needs a name without '/', not {name!r}")
-    if name not in _accepted:
+    if type(name) is not str or name not in _accepted:
+        if type(name) is not str or not name or "/" in name or name.isspace():
+            raise ValueError(f"a step needs a name without '/', not {name!r}")
         check_id(name, "step name")
         if len(_accepted) < 10_000:
             _accepted.add(name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from milepost.comparing import Arguments, arguments_of
+from milepost.comparing import Arguments, arguments_of, plain_arguments
 from milepost.context import Context
 from milepost.errors import (
     AsyncNodeError,
@@ -67,21 +67,18 @@ class Unable(Exception):
 
 def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
     """What the step is called with, to be compared with what it was called with."""
-    work, types = step.work, run.flow.known_types
+    work = step.work
     if isinstance(work, Calls):
-        return arguments_of(work.args, work.kwargs, _types_for(run, work.fn))
+        plain = None if work.kwargs else plain_arguments(work.args)
+        return arguments_of(work.args, work.kwargs, run.flow.argument_types_of(work.fn)) if plain is None else plain
     if isinstance(work, Maps):
         return arguments_of(work.items, {}, run.flow.argument_types_of(work.fn))
     if isinstance(work, Invokes):
-        return arguments_of((), {"inputs": work.given}, (*types, *getattr(work.flow, "known_types", ())))
+        types = (*run.flow.known_types, *getattr(work.flow, "known_types", ()))
+        return arguments_of((), {"inputs": work.given}, types)
     if isinstance(work, Waits):
         return arguments_of((work.signal,), {})
     return {}
-
-
-def _types_for(run: StepRun, fn: Callable[..., Any]) -> Iterator[Any]:
-    """The types of what a function takes, found out only where somebody asks for them: plain arguments need none."""
-    yield from run.flow.argument_types_of(fn)
 
 
 def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | SerializeStateError:

@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 _SLOW: Any = object()  # the fast way gave no answer
 _MARK = MARK.encode()
+_DOLLAR, _BACKSLASH = b"$\\"
 _LARGE = 64 * 1024  # bytes of a record
 
 
@@ -130,9 +131,8 @@ class Codec(Generic[T]):
 
     def _decode(self, data: bytes, root: str) -> T:
         try:
-            bare = not (
-                (b"$" in data and _MARK in data) or (b"\\" in data and b"\\u" in data)
-            )  # one byte is found fast
+            # One byte is found fast, and fastest as its number.
+            bare = not ((_DOLLAR in data and _MARK in data) or (_BACKSLASH in data and b"\\u" in data))
             if bare and self._decoder is not None and (value := self._decode_fast(data)) is not _SLOW:
                 return value  # type: ignore[no-any-return]
             raw = msgspec.json.decode(data)

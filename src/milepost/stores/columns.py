@@ -74,6 +74,9 @@ _RECORD_SHAPES = frozenset((int, str, str, int, int, h, str, payload) for h in _
 _ENTRY_SHAPES = frozenset((int, str, str, int, int, h, str, note) for h in _OPTIONAL for note in (str, type(None)))
 
 
+_BRACE = ord("}")
+
+
 def record_values(record: Record) -> tuple[Any, ...]:
     """The bound values of a record, but for run and note."""
     sequence, kind, node_id, visit, size, header, payload, packing = record
@@ -162,7 +165,9 @@ def record_of(values: Sequence[Any]) -> Record:
     if (*map(type, values),) not in _RECORD_SHAPES:
         return _damaged(values)
     sequence, kind, node_id, visit, size, header, packing, payload = values
-    return new_record((sequence, kind, node_id, visit, size, _open_header(header), payload, packing))
+    # Read by the thousand: `_open_header`, without its call.
+    opened = header[:-1] if header and header[-1] == _BRACE else header
+    return new_record((sequence, kind, node_id, visit, size, opened, payload, packing))
 
 
 def entry_of(values: Sequence[Any]) -> Entry:
