@@ -15,16 +15,21 @@ __all__ = ["Process", "describe_owner", "is_gone", "this_process"]
 
 
 class Process:
-    """One process. `name` goes into run rows; `key` is new in every process, forked children included."""
+    """One process. `name` goes into run rows; `key` is new in every process, forked children included.
 
-    __slots__ = ("key", "name", "pid")
+    `host` is the boot and pid namespace that it lives in, or "" where the system does not tell. It never leaves
+    them: to enter another namespace is for its children.
+    """
+
+    __slots__ = ("host", "key", "name", "pid")
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.key = os.urandom(8).hex()
         started = _own_start_time(self.pid)
-        host = _host()
-        self.name = f"{host}:{self.pid}:{started}" if host and started else f"{platform.node()}::{self.pid}:"
+        self.host = _host()
+        is_told = self.host and started
+        self.name = f"{self.host}:{self.pid}:{started}" if is_told else f"{platform.node()}::{self.pid}:"
 
 
 def this_process() -> Process:
@@ -36,7 +41,7 @@ def is_gone(name: str) -> bool:
     """Whether the process called `name` was on this host and has ended. False when that cannot be told."""
     host, _, rest = name.rpartition(":")[0].rpartition(":")
     started = name.rpartition(":")[2]
-    if not rest.isdecimal() or not started or not host or host != _host():
+    if not rest.isdecimal() or not started or not host or host != _current.host:
         return False
     try:
         found = _start_time(int(rest))
@@ -51,23 +56,21 @@ def describe_owner(name: str) -> str:
     host, _, rest = name.rpartition(":")[0].rpartition(":")
     if not host or not rest.isdecimal():
         return f"owner {name!r}"
-    if host == (_host() or f"{platform.node()}:"):
+    here = _current.host
+    if host == (here or f"{platform.node()}:"):
         return f"process {rest} on this machine"
-    if _host() and host.partition(":")[0] == _host().partition(":")[0]:
+    if here and host.partition(":")[0] == here.partition(":")[0]:
         return "a process in another container on this machine"
     return "a process on another machine"
 
 
 def _host() -> str:
-    """The boot and pid namespace that this process lives in, or "" where the system does not tell."""
-    global _known_host
-    if not _known_host:
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            _known_host = f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
-        except OSError:
-            return ""
-    return _known_host
+    """See `Process.host`."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
+    except OSError:
+        return ""
 
 
 def _start_time(pid: int) -> str:
@@ -101,14 +104,11 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-_known_host = ""
-"""A process never leaves its namespace: to enter another one is for its children."""
 _current = Process()
 
 
 def _after_fork() -> None:
-    global _current, _known_host
-    _known_host = ""
+    global _current
     _current = Process()
 
 

@@ -49,7 +49,7 @@ from milepost.stores.forks import watch
 from milepost.stores.guarded import Guarded
 from milepost.stores.keeper import keeper_of
 from milepost.stores.reasons import why
-from milepost.stores.transaction import Overtaken, Transaction, seal_of
+from milepost.stores.transaction import Entry, Overtaken, Transaction, seal_of
 
 __all__ = ["Journal", "has_statements"]
 
@@ -191,13 +191,13 @@ class Journal(Store):
     ) -> Claimed:
         now = self.clock.time()
         state = self._state(row, now, gone)
-        checkpoint = tx.newest_checkpoint(row.run_id)
+        checkpoint, newest = tx.newest_checkpoint(row.run_id), tx.newest(row.run_id)
         me = this_process()
         ruling = fence.claim(
             row,
             wish,
             state=state,
-            newest=tx.newest(row.run_id),
+            newest=newest,
             newest_checkpoint=-1 if checkpoint is None else checkpoint.record.sequence,
             now=now,
             owner=me.name,
@@ -205,15 +205,15 @@ class Journal(Store):
             worked=worked,
         )
         if ruling.row is None:
-            return Claimed(ruling.outcome, None, self._view(tx, row, state))
+            return Claimed(ruling.outcome, None, self._view_of(tx, row, state, checkpoint, newest))
         if ruling.outcome != "claimed":
             tx.put_row(ruling.row)
-            return Claimed(ruling.outcome, None, self._view(tx, ruling.row, "free"))
+            return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
         tx.take(ruling.row, self._sealed(row.run_id, wish.record))
         token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
         if self._bases is not None:
             self._bases.hand_over(row, token)
-        return Claimed("claimed", token, self._view(tx, ruling.row, "ours"))
+        return Claimed("claimed", token, self._view_of(tx, ruling.row, "ours", checkpoint, wish.record.sequence))
 
     def claim_due(
         self,
@@ -460,15 +460,17 @@ class Journal(Store):
         self,
         tx: Transaction,
         row: Row,
-        state: LeaseState | None = None,
         gone: IsGone | None = None,
         held: Mapping[str, Held] | None = None,
     ) -> RunRow:
-        now = self.clock.time()
-        if state is None:
-            state = self._state(row, now, gone, held)
-        newest_checkpoint = tx.newest_checkpoint(row.run_id)
-        shown = newest_checkpoint
+        state = self._state(row, self.clock.time(), gone, held)
+        return self._view_of(tx, row, state, tx.newest_checkpoint(row.run_id), tx.newest(row.run_id))
+
+    def _view_of(
+        self, tx: Transaction, row: Row, state: LeaseState, newest_checkpoint: Entry | None, newest: int
+    ) -> RunRow:
+        """The row as others see it, with the newest checkpoint and the newest record of its run."""
+        shown, now = newest_checkpoint, self.clock.time()
         if shown is not None and not fence.is_live(shown.record.sequence, row.live):
             shown = tx.live_entry(row.run_id, row.live)
         from milepost.inventory import RunInfo
@@ -482,7 +484,7 @@ class Journal(Store):
             missed=row.missed,
             created_at=_moment(row.created_at),
             updated_at=_moment(row.updated_at),
-            sequence=tx.newest(row.run_id),
+            sequence=newest,
             next_node=None if shown is None else shown.next_node(),
             size=0 if shown is None else shown.record.size,
             owner=row.owner,
