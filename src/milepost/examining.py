@@ -327,15 +327,13 @@ def examine(
 ) -> Found:
     """Verify and decode a point, and find where it leads in the flow as it is now.
 
-    `begun` is the start record, `remarks` what was noticed on the way here. `is_cut`: damaged records were passed over, and
-    count no more.
+    `begun` is the start record, which is whole; `remarks` what was noticed on the way here. `is_cut`: damaged records were
+    passed over, and count no more.
     """
     assert run.store is not None
     point, tail = spot.point, spot.tail
     if point is None or spot.since is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
-    if begun is not None:
-        check_seal(run, begun)
     are_proven = [check_seal(run, record) for record in (point, *tail)]
     fields, data = content_of(point)
     next_node, iteration = _recorded_route(run, point, fields)

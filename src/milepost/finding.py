@@ -11,7 +11,7 @@ from milepost.errors import (
     InvalidResumeNodeError,
     NoCheckpointFoundError,
 )
-from milepost.examining import Found, Spot, Wish, check_flow, examine, is_live, ranges_upto, recorded_ids
+from milepost.examining import Found, Spot, Wish, check_flow, check_seal, examine, is_live, ranges_upto, recorded_ids
 from milepost.flow import END
 from milepost.journal import ask
 from milepost.origins import origins_of
@@ -25,7 +25,7 @@ from milepost.ways import turnings
 if TYPE_CHECKING:
     from milepost.graph_run import NodeRun
 
-__all__ = ["beginning", "check_live", "cut_short", "find", "go_on", "in_flight", "newest_live"]
+__all__ = ["check_live", "cut_short", "find", "go_on", "in_flight", "newest_live"]
 
 
 def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
@@ -45,7 +45,9 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
         remarks.append(str(cut))
     yield from check_live(run, latest)
     if spot.point is not None and spot.point.sequence > 0:
-        begun = yield from beginning(run, remarks, is_lenient=run.options.on_corrupt == "previous")
+        begun = latest.start or (yield from _beginning(run))
+        if begun is not None:
+            begun = _whole(run, begun, remarks)
         run.origins = () if begun is None else origins_of(begun.fields())
     passed_over: list[str] = []
     while True:
@@ -133,20 +135,23 @@ def check_live(run: Run, latest: Latest) -> Routine[None]:
     )
 
 
-def beginning(run: Run, remarks: list[str], *, is_lenient: bool) -> Routine[Record | None]:
-    """The start record, which tells the shape that the flow had; None where there is none that is whole."""
+def _beginning(run: Run) -> Routine[Record | None]:
+    """The start record, or None."""
     assert run.store is not None
     records: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
-    if not records:
-        return None
+    return records[0] if records else None
+
+
+def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
+    """The start record, which tells the shape that the flow had; None where it is damaged and that is passed over."""
     try:
-        run.store.seals.check(run.run_id, records[0])
+        check_seal(run, begun)
     except CheckpointCorruptError:
-        if not is_lenient:
+        if run.options.on_corrupt != "previous":
             raise
         remarks.append("the start record is damaged: how the flow has changed since then is not known")
         return None
-    return records[0]
+    return begun
 
 
 def _wished(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Spot]:

@@ -218,6 +218,8 @@ class Latest(NamedTuple):
     """Where asked for: the nodes that have a live checkpoint up to the point, sorted."""
     expected: int = -1
     """The number that the newest record has at least, as the row knows it: a journal that is shorter was damaged."""
+    start: Record | None = None
+    """Where nodes are asked for: the start record. None: there is none, or the store leaves it to be read."""
 
 
 class Signal(NamedTuple):
@@ -420,7 +422,7 @@ class Store(abc.ABC):
     def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
         """Where the run stands, at a cost that does not depend on its history. Raises `RunNotFoundError`.
 
-        `with_nodes` asks for `nodes` too, at a cost that grows with their number but not with their visits.
+        `with_nodes` asks for `nodes` and `start` too, at a cost that grows with the number of nodes but not with their visits.
         `before`: only records below that sequence count for the point and the tail; `newest` stays that of the journal.
         """
 

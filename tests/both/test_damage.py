@@ -24,8 +24,8 @@ class Damaged:
 
     def latest(self, *args, **options):
         found = super().latest(*args, **options)
-        point = None if found.point is None else self._shown(found.point)
-        return found._replace(point=point, tail=tuple(map(self._shown, found.tail)))
+        point, start = (None if record is None else self._shown(record) for record in (found.point, found.start))
+        return found._replace(point=point, start=start, tail=tuple(map(self._shown, found.tail)))
 
     def _shown(self, record):
         if record.sequence not in self.damaged:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from milepost import NonDeterminismError, SerializeStateError
-from milepost.comparing import LONGEST, arguments_of, described, differs, hash_of, non_determinism
+from milepost.comparing import LONGEST, arguments_of, described, differs, hash_of, non_determinism, plain_arguments
 
 
 @dataclass
@@ -28,6 +28,12 @@ def test_equal_arguments_are_equal_and_others_are_not():
     assert told == [arguments_of(args, {}, (Point,)) for args in VALUES if args != ("a\ud800",)]
     assert len(told) == len({str(one) for one in told})
     assert all(differs(one, other) for one in told for other in told if one is not other)
+
+
+def test_plain_arguments_are_told_alike_whoever_asks():
+    told = {args: plain_arguments(args) for args in [(), (1,), (True, None), ("1", 2**40), ("x" * 300,), ("a\ud800",)]}
+    assert told == {args: arguments_of(args, {}) for args in told}
+    assert [None] * 3 == [plain_arguments(args) for args in [(1.0,), ([1],), (1, Point())]]
 
 
 def test_keywords_count_by_name_and_not_by_order():

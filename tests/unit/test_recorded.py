@@ -21,6 +21,7 @@ from milepost.record import (
     WAIT,
     Record,
     make_record,
+    step_head,
 )
 from milepost.recorded import Entry, Recorded, parent_of
 
@@ -126,6 +127,22 @@ def test_a_crash_on_the_way_to_an_end_does_not_take_it_off_that_way():
 def test_a_step_that_is_done_again_is_not_undone_any_more():
     recorded = Journal().done("a").add(ROLLBACK, "a").done("a").read()
     assert ({}, None) == (recorded.undone, recorded.first_undone())
+
+
+def test_heads_of_completions_are_as_good_as_their_fields():
+    kept = {"step_type": "python", "outcome": "succeeded", "state": b"null"}
+    journal = Journal().done("a", "b", "p/x", "b", branch="way#1/b", **kept).add(ROLLBACK, "a").done("a", "c", **kept)
+    heads = {r.sequence: head for r in journal.records if r.header and (head := step_head(r.header)) is not None}
+    assert [1, 2, 3, 4, 6, 7] == [*heads]
+    for rename, live in (({}, ()), ({"a": "d"}, ()), ({}, [("", 0, 4)])):
+        usual, short = Recorded(journal.records, live, rename), Recorded(journal.records, live, rename, heads)
+        for name in ("done", "undone"):
+            told = [
+                {key: (entry.sequence, entry.fields) for key, entry in getattr(r, name).items()} for r in (usual, short)
+            ]
+            assert told[0] == told[1]
+        assert (usual.visits, usual.steps, usual.newest) == (short.visits, short.steps, short.newest)
+        assert [*usual.below("")] == [*short.below("")]
 
 
 def test_the_first_step_that_was_rolled_back_is_the_one_that_was_done_first():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, MissingExtraError, OptionError
-from milepost.record import CHECKPOINT, START, VERBATIM, Record, make_record
+from milepost.record import CHECKPOINT, START, VERBATIM, Record, make_record, packed
 from milepost.seals import Code, Seals
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
@@ -219,3 +219,71 @@ def test_a_store_that_cannot_encrypt_refuses_the_key():
         Other(encryption_key={"a": SECRET})
     assert "encryption_key" == caught.value.option
     assert not Store.can_encrypt
+
+
+# -- the short way of a step's completion ---------------------------------------------------------------------
+
+KEYS = pytest.mark.parametrize("seals", [Seals(), Seals({"a": OLD})], ids=["digest", "hmac"])
+
+
+def completion(
+    seals: Seals, kind: str = CHECKPOINT, state: bytes = b'{"output":1}', encoding: str = "json", **fields: Any
+) -> Record:
+    step = {"next_node": None, "attempt": 1, "step_type": "python", "outcome": "succeeded", "args": {"text": "[1]"}}
+    record = make_record("r", 3, STAMP, kind, "work", 2, state, {**step, **fields}, compressing=True)
+    assert record.header is not None
+    header = record.header.replace(b'"encoding":"json"', f'"encoding":"{encoding}"'.encode())
+    return record._replace(header=seals.seal(header))
+
+
+@KEYS
+@pytest.mark.parametrize("state", [b'{"output":1}', b'{"output":"' + b"x" * 2000 + b'"}'], ids=["small", "compressed"])
+def test_the_short_way_tells_what_the_long_one_does(seals: Seals, state: bytes):
+    record = completion(seals, state=state, rollback=True)
+    head = seals.checked_step("r", record)
+    is_proven, fields = seals.checked_fields("r", record)
+    assert is_proven
+    assert head is not None
+    expected = {name: fields[name] for name in head.__struct_fields__ if name in fields}
+    assert expected == {name: getattr(head, name) for name in expected}
+    assert {"args", "digest", "outcome", "rollback", "sequence", "step_type", "timestamp"} <= set(expected)
+
+
+@KEYS
+def test_the_short_way_lets_no_changed_byte_pass(seals: Seals):
+    record = completion(seals)
+    for name in ("header", "payload"):
+        data: bytes = getattr(record, name)
+        for at in range(len(data)):
+            changed = record._replace(**{name: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]})
+            assert seals.checked_step("r", changed) is None, data[at:]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        completion(Seals(), START),
+        completion(Seals(), version=2),
+        completion(Seals(), step_type="a kind of a later release"),
+        completion(Seals(), encoding=VERBATIM),
+        completion(Seals())._replace(packing=VERBATIM),
+        completion(Seals())._replace(payload=None),
+        completion(Seals(), sequence=4),
+        completion(Seals(), visit=1),
+        packed(completion(Seals(), state=b" " * 2000)),
+        checkpoint(Seals()),
+        completion(Seals({"a": OLD})),
+        Record(3, CHECKPOINT, "work", 2, 2, None, b"{}"),
+    ],
+)
+def test_the_short_way_leaves_everything_else_to_the_long_one(record: Record):
+    assert Seals().checked_step("r", record) is None
+
+
+def test_the_short_way_is_for_the_run_that_is_asked_for_and_the_key_that_there_is():
+    record = completion(Seals())
+    assert Seals().checked_step("r", record) is not None
+    assert Seals().checked_step("another", record) is None
+    assert Seals({"a": OLD}).checked_step("r", record) is None
+    assert Seals({"a": OLD}, allow_unsealed=True).checked_step("r", record) is None
+    assert Seals({"a": NEW}).checked_step("r", completion(Seals({"a": OLD}))) is None

@@ -17,7 +17,7 @@ from milepost import (
     SubWorkflowInvocationResult,
     WorkflowResult,
 )
-from milepost.results import RollbackError, StepType
+from milepost.results import RollbackError, StepType, step_result
 
 
 def result(name: str = "a", **fields) -> StepResult:
@@ -62,6 +62,14 @@ def test_a_step_result_has_the_fields_that_code_reads():
 def test_a_failure_needs_an_error(error):
     with pytest.raises(ValueError, match="step 'a' failed, and its result has no error"):
         result(success=False, error=error)
+
+
+def test_a_result_of_values_that_are_right_is_made_like_any_other():
+    values = ("a", StepType.PYTHON, True, [1], 0.5, None, None, "succeeded", 2)
+    made = step_result(*values)
+    assert (StepResult, StepResult(*values)) == (type(made), made)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.name = "b"  # type: ignore[misc]
 
 
 def test_a_duration_is_not_below_0():

@@ -418,8 +418,11 @@ class Journal(Store):
             if tail is None:
                 tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
-            nodes = tx.live_nodes(run_id, row.live, after + 1) if with_nodes else ()
-            return Latest(view, point, live_tail, newest, nodes, row.sequence)
+            if not with_nodes:
+                return Latest(view, point, live_tail, newest, (), row.sequence)
+            nodes = tx.live_nodes(run_id, row.live, after + 1)
+            start = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
+            return Latest(view, point, live_tail, newest, nodes, row.sequence, start)
 
     def get_run(self, run_id: str) -> RunRow:
         check_run_id(run_id)

@@ -54,6 +54,13 @@ class LatestContract(StoreUnderTest):
         assert (2, [3, 4, 5], 5) == stands(store, "r")
         assert store.read("r", after=2) == list(store.latest("r").tail)
 
+    def test_the_start_may_come_with_the_nodes(self, store: Store) -> None:
+        """`start`: where nodes are asked for, the start record. None: the store leaves it to be read."""
+        token = begin(store, "r")
+        work(store, token, "a")
+        assert store.latest("r", with_nodes=True).start in (store.read("r")[0], None)
+        assert store.latest("r").start is None
+
     def test_a_run_saved_from_outside_stands_at_its_newest_save(self, store: Store) -> None:
         """`point` is the newest live checkpoint, or the start, or None for a run without either."""
         store.save("r", "a", b"1")
