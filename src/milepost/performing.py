@@ -107,8 +107,18 @@ class _Doing(Composing):
         if given_up is not None:
             failed = self._recorded_failure(given_up)
         else:
+            work = self.step.work
+            if self.mods.rollback is not None:
+                refuse_async(run, self.mods.rollback, self.step_id)
             try:
-                output, data = yield from self._worked()
+                working = self._called(work) if isinstance(work, Calls) else self._put_together()
+                context, (output, data) = yield from working
+                if self.done is None:
+                    self.tried = context.attempt
+                    if context._tags is not None:
+                        _carry_tags(run, context)
+                    if isinstance(data, SerializeStateError):
+                        yield from self._unencoded(data)
             except StepFailed as exc:
                 if exc.is_of_saving:
                     raise
@@ -202,55 +212,42 @@ class _Doing(Composing):
         result = self._failure(str(told.get("message") or text), str(told.get("error_type")))
         return StepFailed(error, result, None)
 
-    def _worked(self) -> Routine[tuple[Any, bytes | None]]:
-        """Do the work until it succeeds: output and its JSON."""
-        run, step, work = self.run, self.step, self.step.work
-        policy = self.mods.retry or run.options.retry if isinstance(work, (Calls, Maps)) else self.mods.retry
-        if isinstance(work, Calls):
-            refuse_async(run, work.fn, self.step_id)
-        if self.mods.rollback is not None:
-            refuse_async(run, self.mods.rollback, self.step_id)
-        is_leaf = isinstance(work, Calls)
-        if is_leaf or not self._has_begun():
+    def _called(self, work: Calls) -> Routine[tuple[Context[Any], Any]]:
+        """Call the function until it succeeds: the context of that attempt, and its output with that as JSON."""
+        run, step_id, frame = self.run, self.step_id, self.frame
+        refuse_async(run, work.fn, step_id)
+        if not run.is_live:
+            yield from run.live()
+        run.enter(step_id)
+        policy = self.mods.retry or run.options.retry
+        spent = self.spent = run.recorded.spent(step_id, frame.followed, run.options.clock.time())
+        if spent.pause > 0:
+            yield from pause(run, spent.pause)
+        prepare = _caller(run, self.step, work, policy is not None)
+        judge = _unrecorded if run.store is None else partial(self._encoded, run.flow.codec_of(work.fn))
+        timeout, followed_at = self.mods.timeout, frame.context._followed_at
+        context, made, _ = yield from attempts(
+            run, step_id, spent, policy, timeout, followed_at, prepare, judge, self._failed, self.ends_at, Exception,
+            self._commit,
+        )  # fmt: skip
+        return context, made
+
+    def _put_together(self) -> Routine[tuple[Context[Any], Any]]:
+        """`_called`, for a step that is made of others: its parts have their own timeouts, and a map's items their retries."""
+        run, step_id = self.run, self.step_id
+        if not self._has_begun():
             if not run.is_live:
                 yield from run.live()
-            run.enter(self.step_id)
-        self.spent = run.recorded.spent(self.step_id, self.frame.followed, run.options.clock.time())
-        timeout = self.mods.timeout if is_leaf else None  # what is made of others gives them its own
-        if isinstance(work, Maps):
-            policy = None  # it is each item's
+            run.enter(step_id)
+        self.spent = run.recorded.spent(step_id, self.frame.followed, run.options.clock.time())
         if self.spent.pause > 0 and run.is_live:
             yield from pause(run, self.spent.pause)
-        if isinstance(work, Calls):
-            prepare: Callable[..., Any] = _caller(run, step, work, policy is not None)
-            judge: Callable[[Any], Any] = _unrecorded
-            if run.store is not None:
-                judge = partial(self._encoded, run.flow.codec_of(work.fn))
-        else:
-            prepare, judge = self._composed, _as_it_is
+        policy = None if isinstance(self.step.work, Maps) else self.mods.retry
+        followed_at = self.frame.context._followed_at
         context, made, _ = yield from attempts(
-            run,
-            self.step_id,
-            self.spent,
-            policy,
-            timeout,
-            self.frame.context._followed_at,
-            prepare,
-            judge,
-            self._failed,
-            self.ends_at if is_leaf else None,
-            Exception if is_leaf else Unable,
-            self._commit if is_leaf else None,
+            run, step_id, self.spent, policy, None, followed_at, self._composed, _as_it_is, self._failed, None, Unable
         )
-        output, data = made
-        if self.done is not None:
-            return output, data
-        self.tried = context.attempt
-        if context._tags is not None:
-            _carry_tags(run, context)
-        if isinstance(data, SerializeStateError):
-            yield from self._unencoded(data)
-        return output, data
+        return context, made
 
     def _commit(
         self, context: Context[Any], made: Any, duration: float, statements: tuple[Statement, ...]

@@ -429,11 +429,13 @@ class Recorded:
 
     def spent(self, step_id: str, followed: int, now: float) -> Spent:
         """What the visit of a step or node that is in flight has used up; `followed` is the record that it follows."""
+        if not (self.failures or self.crashes or self.choices or self.items or self.waits):
+            return Spent(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
         done, failures = self.done.get(step_id), self.failures.get(step_id, ())
         after = -1 if done is None else done.sequence
         crashes = sum(sequence > max(followed, after) for sequence in self.crashes) if self.crashes else 0
         if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
-            return Spent(self.visits.get(step_id, 0) + 1, 0, crashes)  # nothing of it is in flight, as nearly always
+            return Spent(self.visits.get(step_id, 0) + 1, 0, crashes)  # nothing of it is in flight
         held = [found for kind in (self.choices, self.items, self.waits) if (found := kind.get(step_id))]
         begun = [entry for entry in (*failures, *held) if entry.sequence > after]
         visit = max((entry.record.visit for entry in begun), default=self.visits.get(step_id, 0) + 1)
