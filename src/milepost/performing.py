@@ -467,7 +467,7 @@ class _Doing(Composing):
             data = _encode(result.output.to_dict() if isinstance(result.output, SkipMarker) else None)
         kept = Kept(
             result.name,
-            self.step.step_type.value,
+            result.step_type,
             result.success,
             msgspec.Raw(data),
             result.duration_ms,
