@@ -240,8 +240,8 @@ def _looked(run: StepRun) -> Routine[Look]:
     latest: Latest = yield from ask(run.store, "latest", run.run_id)
     check_flow(run, latest.row)
     look = Look(run)
-    _, records, _ = yield from read(look, latest, [])
-    recorded = Recorded(records, latest.row.live, run.options.rename)
+    _, records, parsed = yield from read(look, latest, [])
+    recorded = Recorded(records, latest.row.live, run.options.rename, parsed)
     if recorded.start is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     yield from look.play_over(recorded)
