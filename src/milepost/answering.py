@@ -6,6 +6,7 @@ are there again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +18,7 @@ from milepost.effects import Call, Routine
 from milepost.errors import (
     AsyncNodeError,
     DeserializeStateError,
+    DuplicateStepNameError,
     StepError,
 )
 from milepost.failures import describe, message_of, place, shown, type_name
@@ -93,7 +95,7 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: F
     elif kept.outcome == "recovered":
         try:
             before = _failed_before(run, step, step_id, kept)
-            output = (yield from fallback(run, step, step_id, frame, before, is_recorded=True)).output
+            output = (yield from fallback(run, step, step_id, frame, before, None)).output
         except StepFailed as exc:
             raise non_determinism(
                 run.run_id, frame.position - 1, f"step {step_id!r} whose on_error succeeded", exc.result.error or ""
@@ -190,9 +192,12 @@ def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: Kept, 
 
 
 def fallback(
-    run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult, *, is_recorded: bool = False
+    run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult, parts: Iterable[str] | None
 ) -> Routine[StepResult]:
-    """Ask a step's on_error what to do instead, and do it, or answer it; `StepFailed` where either fails."""
+    """Ask a step's on_error what to do instead, and do it; `StepFailed` where either fails.
+
+    `parts` are the ids of what the step was made of, which are taken. None: it is recorded, and answered.
+    """
     handler = step.modifiers.on_error
     facts = {"run_id": run.run_id, "node_id": step_id, "step_name": step_id, "step_type": step.step_type.value}
     if handler is None:
@@ -212,6 +217,15 @@ def fallback(
         result = StepResult(step.name, step.step_type, False, None, 0.0, message_of(exc) or type_name(exc), type_name(exc),
                             "failed")  # fmt: skip
         raise StepFailed(error, result, None) from exc
-    if is_recorded:
+    if parts is None:
         return (yield from _part_of(run, step_id, other, frame))
-    return (yield from run.do(other, f"{step_id}/{other.name}", frame))
+    other_id = f"{step_id}/{other.name}"
+    if other_id in parts:
+        raise DuplicateStepNameError(
+            f"the on_error of step {step_id!r} of run {run.run_id!r} gave a step called {other.name!r}, as a part of "
+            f"the step itself is called: give it a name of its own",
+            run_id=run.run_id,
+            node_id=other_id,
+            step_name=other.name,
+        )
+    return (yield from run.do(other, other_id, frame))

@@ -6,7 +6,7 @@ them are done, how many at once, and what becomes of their failures.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,7 +54,7 @@ _encode = msgspec.json.Encoder().encode
 class Composing:
     """A step that is made of others, while it is being done."""
 
-    __slots__ = ("arguments", "ends_at", "floor", "frame", "mods", "run", "spent", "step", "step_id")
+    __slots__ = ("arguments", "ends_at", "floor", "frame", "mods", "parts", "run", "spent", "step", "step_id")
 
     run: StepRun
     step: Step[Any]
@@ -65,6 +65,8 @@ class Composing:
     ends_at: float | None
     floor: int
     arguments: Arguments
+    parts: Iterable[str]
+    """The ids of what it was made of, as far as it came."""
 
     def _decide(self, fn: Callable[..., Any], *args: Any) -> Routine[Any]:
         """Call user code that decides something."""
@@ -121,6 +123,7 @@ class Composing:
             child.name: run.do(child, f"{self.step_id}/{child.name}", frame, is_child=True, floor=floor)
             for child in work.children
         }
+        self.parts = [f"{self.step_id}/{name}" for name in routines]
         outcomes = yield from _at_once(run, routines, work.max_parallel)
         results = ParallelResult(tuple(outcomes[child.name] for child in work.children))
         failed = [result for result in results if not result.success]
@@ -146,6 +149,7 @@ class Composing:
         option = work.options[index][1]
         try:
             option_id = f"{self.step_id}/{option.name}"
+            self.parts = (option_id,)
             result = yield from run.do(option, option_id, self._child_frame(), floor=self._floor())
         except StepFailed as exc:
             if exc.is_of_saving:
@@ -212,6 +216,7 @@ class Composing:
             name = item_id.rpartition("/")[2]
             child: Step[Any] = Step(name, Calls(work.fn, (item,), {}, work.executor), own)
             routines[item_id] = run.do(child, item_id, frame, is_child=True, floor=floor)
+        self.parts = ids
         outcomes = yield from _at_once(run, routines, work.max_parallel)
         results = [outcomes[item_id] for item_id in ids]
         failed = [result for result in results if not result.success]
@@ -228,6 +233,7 @@ class Composing:
         if flow.front == "graph":
             return (yield from self._walk(flow, work.given))
         inner = run.frame(flow, step_id, work.given, self.ends_at)
+        self.parts = inner.asked
         try:
             output = yield from run.play(inner)
             data = encoded_output(run, flow, output) if run.store is not None else b"null"
@@ -257,6 +263,7 @@ class Composing:
         run, step_id = self.run, self.step_id
         refuse_async_nodes(run, graph, step_id)
         recorded = run.recorded
+        self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]
         walker = Walker(run, graph, f"{step_id}/")
         walker.since = recorded
         walker.is_resuming = bool(recorded.children(step_id))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ class _Doing(Composing):
         self.is_child = is_child
         self.mods: Modifiers = step.modifiers
         self.arguments: Arguments = {}
+        self.parts: Iterable[str] = ()
         self.spent = _UNSPENT
         self.floor = run.recorded.retried
         self.ends_at = frame.ends_at
@@ -105,6 +106,7 @@ class _Doing(Composing):
                 return (yield from self._complete(SkipMarker(skipped), "skipped", began))
         given_up = self._given_up() if run.recorded.failures else None
         if given_up is not None:
+            self.parts = run.recorded.begun(self.step_id, given_up.sequence)
             failed = self._recorded_failure(given_up)
         else:
             work = self.step.work
@@ -138,7 +140,7 @@ class _Doing(Composing):
                 yield from run.record((failed.draft,))
                 failed.draft = None
             try:
-                other = yield from fallback(run, self.step, self.step_id, self.frame, failed.result)
+                other = yield from fallback(run, self.step, self.step_id, self.frame, failed.result, self.parts)
             except StepFailed as exc:
                 if exc.is_of_saving:
                     raise

@@ -481,6 +481,19 @@ class Recorded:
             yield child
             yield from self.below(child)
 
+    def begun(self, step_id: str, upto: int) -> list[str]:
+        """The ids directly below one that the newest try of it had begun with before the record of that number."""
+        since = max(self._renewed, self._tried_again_at(step_id))
+        held = (self.done, self.choices, self.items, self.waits)
+        found: list[str] = []
+        for child in self.children(step_id):
+            inside = (child, *self.below(child))
+            told = [entries[inner].sequence for inner in inside for entries in held if inner in entries]
+            told += [entry.sequence for inner in inside for entry in self.failures.get(inner, ())]
+            if any(since < sequence < upto for sequence in told):
+                found.append(child)
+        return found
+
     def first_below(self, step_id: str) -> int | None:
         """The lowest number among the newest records of what is below an id; None where nothing is."""
         held = (self.done, self.choices, self.items, self.waits, self.replies)

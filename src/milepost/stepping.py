@@ -74,6 +74,8 @@ class Frame:
         self.results: dict[str, StepResult] = {}
         self.roots = () if run.is_live else run.recorded.children(step_id)
         """What the code asked for before, in order."""
+        self.asked: list[str] = []
+        """What it has asked for now."""
         self.position = 0
         self.followed = 0
         """The sequence of the record that the next step follows."""
@@ -354,6 +356,7 @@ class StepRun(Run):
                     self.run_id, frame.position, self._told(expected), described(step_id, asked.work.step_type.value)
                 )
         frame.position += 1
+        frame.asked.append(step_id)
         return asked
 
     def _check_failed(self, frame: Frame, step: Step[Any], step_id: str) -> None:

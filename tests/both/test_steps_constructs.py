@@ -667,6 +667,64 @@ def test_a_fallback_or_a_handler_that_fails_fails_the_step_with_both_errors(verb
     assert "failed" == store.get_run("r").info.status
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+@pytest.mark.parametrize("kind", ["parallel", "branch", "map", "workflow", "graph"])
+def test_a_fallback_may_not_have_the_name_of_a_part_of_its_step(verbs, store, kind, is_interrupted):
+    @workflow("inner")
+    def inner():
+        yield step("b").python(double, args=(1,)).with_rollback(lambda ctx: None)
+        yield step("c").python(fail)
+
+    graph = Graph(int).add_node("b", double).add_node("c", lambda n: fail(n)).add_edge("b", "c").add_edge("c", END)
+    asked, taken = {
+        "parallel": (parallel("a", step("b").python(double, args=(1,)), step("c").python(fail)).must_succeed(), "b"),
+        "branch": (branch("a", (yes, step("b").python(fail))), "b"),
+        "map": (step("a").map(lambda n: 1 // n, [1, 0]), "1"),
+        "workflow": (step("a").subworkflow(inner), "c"),
+        "graph": (step("a").subworkflow(graph.set_entry("b").compile("graph"), 1), "b"),
+    }[kind]
+    interruptions = [KeyboardInterrupt()] if is_interrupted else []
+
+    def handler(ctx: WorkflowContext, failed: StepResult):
+        if interruptions:
+            raise interruptions.pop()
+        return step(taken).python(double, args=(4,))
+
+    @workflow("w")
+    def wf():
+        yield asked.on_error(handler)
+
+    if is_interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            verbs.run(wf, store=store, run_id="r")
+    with pytest.raises(DuplicateStepNameError, match="give it a name of its own") as caught:
+        verbs.run(wf, store=store, run_id="r", if_exists="resume")
+    assert (taken, f"a/{taken}") == (caught.value.step_name, caught.value.node_id)
+    assert "failed" == store.get_run("r").info.status
+
+
+def test_a_fallback_that_failed_keeps_its_name_for_the_next_try_of_its_step(verbs, store, work):
+    tries: list[int] = []
+
+    def later(n: int) -> int:
+        tries.append(n)
+        if len(tries) < 3:
+            raise ValueError("not yet")
+        return n
+
+    @workflow("inner")
+    def inner():
+        return (yield step("b").python(fail).on_error(lambda ctx, failed: step("c").python(later, args=(3,))))
+
+    @workflow("w")
+    def wf():
+        return (yield step("a").subworkflow(inner).retry(2, backoff=0)).final_output
+
+    with pytest.raises(StepError):
+        verbs.run(wf, store=store, run_id="r")
+    assert 3 == verbs.retry(wf, store, "r")
+
+
 def test_a_handler_may_be_async_under_async_verbs(verbs, store):
     def handler(ctx: WorkflowContext, failed: StepResult):
         return step("other").python(double, args=(4,))
