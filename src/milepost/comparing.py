@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from milepost.codec import canonical
+from milepost.codec.families import family_of
 from milepost.errors import NonDeterminismError, SerializeStateError, StateTypeError
 from milepost.failures import shown
 
 __all__ = ["Arguments", "arguments_of", "described", "differs", "hash_of", "non_determinism", "plain_arguments"]
 
 Arguments = dict[str, str]
-"""A digest and a text of at most 200 characters, as records keep them; {} for what the codec cannot carry."""
+"""A digest and a text of at most 200 characters, as records keep them; {} for what is not compared."""
 
 LONGEST = 200
+FEW = 100
+"""Of so many elements it is told which of them cannot be carried,"""
+DEEP = 8
+"""and within so many containers."""
 _PLAIN = frozenset({str, int, bool, type(None)})
-_UNCARRIED = (SerializeStateError, StateTypeError, UnicodeEncodeError, msgspec.MsgspecError, OverflowError)
 _encode = msgspec.json.Encoder().encode
+_NOT_CARRIED = (SerializeStateError, StateTypeError, UnicodeEncodeError, msgspec.MsgspecError, OverflowError)
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], types: Iterable[type] = ()) -> Arguments:
-    """What a step is called with, to be compared: equal for equal values of equal types, in every process."""
+    """What a step is called with, to be compared: equal for equal values of equal types, in every process.
+
+    What the codec cannot carry, a client say, is left out of it, and what stands beside that is not.
+    """
     plain = None if kwargs else plain_arguments(args)
     if plain is not None:
         return plain
-    known = tuple(types)
+    known: tuple[Any, ...] = tuple(types)
     try:
-        # A list, then an object where there are keywords: no mapping as the last argument looks like that.
-        data = canonical([*args], known) if args or not kwargs else b""
-        if kwargs:
-            data += canonical(dict(kwargs), known)
-    except _UNCARRIED:
-        return {}
-    return _told(data)
+        return _told(_together(canonical, args, kwargs, known))
+    except _NOT_CARRIED:
+        known = (*known, *dict.fromkeys(_classes([*args, *kwargs.values()], DEEP)))
+        return _told(_together(_as_far_as_carried, args, kwargs, known))
 
 
 def plain_arguments(args: tuple[Any, ...]) -> Arguments | None:
@@ -45,8 +52,8 @@ def plain_arguments(args: tuple[Any, ...]) -> Arguments | None:
         return None
     try:
         return _told(_encode(args))  # these can't be mistaken for each other
-    except _UNCARRIED:
-        return {}
+    except _NOT_CARRIED:
+        return None
 
 
 def _told(data: bytes) -> Arguments:
@@ -54,6 +61,47 @@ def _told(data: bytes) -> Arguments:
     if len(text) <= LONGEST:
         return {"text": text}
     return {"text": text[:LONGEST], "digest": hashlib.sha256(data).hexdigest()}
+
+
+def _together(
+    write: Callable[[Any, tuple[Any, ...]], bytes],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    known: tuple[Any, ...],
+) -> bytes:
+    """A list, then an object where there are keywords: no mapping as the last argument looks like that."""
+    data = write([*args], known) if args or not kwargs else b""
+    return data + write(dict(kwargs), known) if kwargs else data
+
+
+def _as_far_as_carried(value: Any, known: tuple[Any, ...], depth: int = DEEP) -> bytes:
+    """A value as `canonical` writes it, with a mark, which no JSON has, for whatever in it the codec cannot carry."""
+    try:
+        return canonical(value, known)
+    except Exception:  # objects of users may raise anything where they are read
+        if depth and type(value) is list and len(value) <= FEW:
+            return b"[" + b",".join(_as_far_as_carried(item, known, depth - 1) for item in value) + b"]"
+        if (
+            depth
+            and type(value) is dict
+            and len(value) <= FEW
+            and all(type(key) is str and key.isprintable() for key in value)
+        ):
+            items = (canonical(key) + b":" + _as_far_as_carried(value[key], known, depth - 1) for key in sorted(value))
+            return b"{" + b",".join(items) + b"}"
+        return "…".encode()
+
+
+def _classes(value: Any, depth: int) -> Iterator[type]:
+    """The classes of the records and enums in a value: what is only compared has no need to be read again by a name."""
+    cls = type(value)
+    if issubclass(cls, dict):
+        value = [*value.keys(), *value.values()]
+    if depth and issubclass(cls, (dict, list, tuple, set, frozenset)):
+        for item in islice(value, FEW):
+            yield from _classes(item, depth - 1)
+    if issubclass(cls, Enum) or family_of(cls) is not None:
+        yield cls
 
 
 def differs(recorded: Mapping[str, Any] | None, now: Arguments) -> bool:

@@ -404,6 +404,30 @@ def test_other_arguments_than_recorded_are_refused(verbs, store, log, args, kwar
     assert "eu" == verbs.resume(made("eu"), store, "r1")
 
 
+def test_another_argument_is_refused_beside_one_that_cannot_be_compared(verbs, store, log):
+    def fetch(client: Any, region: str) -> str:
+        log.append(region)
+        return region
+
+    def made(region: str) -> Any:
+        @workflow("fetching")
+        def flow() -> Steps[Any]:
+            found = yield step("fetch").python(fetch, args=(object(), region))
+            yield step("next").python(plus, args=(1,))
+            return found
+
+        return flow
+
+    with pytest.raises(RunStopped):
+        verbs.run(made("eu"), store=store, run_id="r1", stop_after="fetch")
+    before = untouched(store)
+    with pytest.raises(NonDeterminismError, match="'fetch'") as caught:
+        verbs.resume(made("us"), store, "r1")
+    assert ("python step 'fetch' with […,\"eu\"]", before) == (caught.value.recorded, untouched(store))
+    assert "eu" == verbs.resume(made("eu"), store, "r1")
+    assert ["eu"] == log
+
+
 def test_arguments_are_not_compared_where_a_step_says_so(verbs, store, row, log):
     def lenient(asked: Any) -> Any:
         return asked.compare_args(False)

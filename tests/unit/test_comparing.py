@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -15,6 +16,11 @@ from milepost.comparing import LONGEST, arguments_of, described, differs, hash_o
 @dataclass
 class Point:
     x: int = 0
+
+
+class Suit(Enum):
+    CLUBS = 1
+    HEARTS = 2
 
 
 VALUES: list[Any] = [
@@ -54,12 +60,43 @@ def test_keywords_are_no_mapping_that_is_given(args: Any, kwargs: Any, others: A
     assert differs(arguments_of(args, kwargs), arguments_of(*others))
 
 
-@pytest.mark.parametrize("value", [object(), "a\ud800", lambda: None, [object()]])
-def test_what_the_codec_cannot_carry_is_not_compared(value: Any):
-    told = arguments_of((value,), {})
-    assert told == {} or "a" in told.get("text", "")
+@dataclass
+class Unreadable:
+    """An object that cannot be read any more, as those are whose session has been closed."""
+
+    n: int = 1
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "n":
+            raise OSError("no session")
+        return super().__getattribute__(name)
+
+
+def nested() -> list[Any]:
+    itself: list[Any] = []
+    itself.append(itself)
+    return itself
+
+
+@pytest.mark.parametrize(
+    "value", [object(), "a\ud800", lambda: None, [object()], {"a\ud800": 1}, Unreadable(), nested()]
+)
+def test_what_the_codec_cannot_carry_is_not_compared_and_what_stands_beside_it_is(value: Any):
+    for told in (arguments_of((value, "eu"), {}), arguments_of(("eu",), {"client": value, "n": [1, value]})):
+        assert told["text"].count("…")
+        assert '"eu"' in told["text"]
+    assert not differs(arguments_of((value, "eu"), {}), arguments_of((value, "eu"), {}))
+    assert differs(arguments_of((value, "eu"), {}), arguments_of((value, "us"), {}))
+    assert differs(arguments_of((), {"client": value, "n": [1]}), arguments_of((), {"client": value, "n": [2]}))
     assert not differs({}, arguments_of((1,), {}))
     assert not differs(None, arguments_of((1,), {}))
+
+
+def test_objects_are_compared_whether_their_classes_are_named_anywhere_or_not():
+    for make in (lambda n: Point(n), lambda n: [{"a": (Point(n), 1)}], lambda n: {Suit(n): {Suit.CLUBS}}):
+        known = arguments_of((make(1),), {}, (Point, Suit))
+        assert known == arguments_of((make(1),), {})
+        assert differs(known, arguments_of((make(2),), {}))
 
 
 def test_a_long_argument_is_kept_as_its_beginning_and_a_digest():
