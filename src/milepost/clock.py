@@ -41,7 +41,7 @@ class SystemClock:
 
     def wait(self, wake: threading.Event, seconds: float) -> bool:
         """Block until `wake` is set or `seconds` have passed."""
-        return wake.wait(seconds)
+        return wake.wait(min(seconds, threading.TIMEOUT_MAX))
 
     async def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""

@@ -22,6 +22,7 @@ from milepost.hooks import Hook
 from milepost.job import Job, store_of
 from milepost.options import EngineOptions, Options, RunOptions, merge_options, option_names
 from milepost.protocols import AnyStore
+from milepost.record import as_posix
 from milepost.reports import ResumePlan, RunResult
 from milepost.store import RunRow, Store
 from milepost.stores.opening import open_store
@@ -651,7 +652,7 @@ class Engine:
             raise OptionError(f"at must be a datetime with a zone, not {at!r}", option="at")
         job, begin_with = self._start(flow, state, run_id, options)
         job.active = None
-        return job, begin_with, 0.0 if at is None else at.timestamp()
+        return job, begin_with, 0.0 if at is None else as_posix(at)
 
     def _start(
         self, flow: Verbs[T] | Bound[T], state: Any, run_id: str | None, options: Mapping[str, Any]

@@ -31,7 +31,7 @@ from milepost.failures import place as say_where
 from milepost.flow import Flow
 from milepost.journal import Journal, ask
 from milepost.options import Options
-from milepost.record import REPLY, WAIT, format_time, parse_time
+from milepost.record import REPLY, WAIT, as_posix, format_time, parse_time
 from milepost.recorded import Draft, Recorded, parent_of
 from milepost.store import Append, Release, RunRow, Signal, Store
 
@@ -205,7 +205,7 @@ def _wait_here(run: Waiting, work: Waits, step_id: str) -> Routine[tuple[Any, by
 
 def _end_of(work: Waits, now: float) -> float | None:
     if work.until is not None:
-        return work.until.timestamp()
+        return as_posix(work.until)
     return None if work.seconds is None else now + work.seconds
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "WAIT",
     "Record",
     "StepHead",
+    "as_posix",
     "compress",
     "decompress",
     "digest_of",
@@ -484,6 +485,12 @@ def format_time(seconds: float) -> str:
     return f"{text}.{micros:06d}Z"
 
 
+def as_posix(moment: datetime) -> float:
+    """A moment in POSIX seconds; of those too late for the seconds of a float to be told as a date, the last one."""
+    return min(moment.timestamp(), _LATEST)
+
+
+_LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 _second = (0, "1970-01-01T00:00:00")
 """The second that was written last, and its text: most records of a run are made in the same one."""
 

@@ -11,6 +11,9 @@ from milepost.errors import OptionError
 
 __all__ = ["Retry", "as_seconds"]
 
+LONGEST = 100 * 366 * 86400.0
+"""What the clocks of all machines can wait for, and every date can be told after."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -68,10 +71,12 @@ class Retry:
 
 
 def as_seconds(value: float | timedelta, option: str) -> float:
-    """A duration as float seconds; `OptionError` unless it is a finite number that is not negative."""
+    """A duration as float seconds; `OptionError` unless it is a number from 0 to those of `LONGEST`."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not _is_number(seconds) or seconds < 0:
-        raise OptionError(f"{option} must be seconds or a timedelta, 0 or more, not {value!r}", option=option)
+    if not _is_number(seconds) or not 0 <= seconds <= LONGEST:
+        raise OptionError(
+            f"{option} must be seconds or a timedelta, 0 or more and at most 100 years, not {value!r}", option=option
+        )
     return float(seconds)
 
 

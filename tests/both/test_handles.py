@@ -109,6 +109,12 @@ def test_a_time_to_start_at_needs_a_zone(engine, store, abc, at):
     assert [] == store.list_runs()
 
 
+def test_a_run_that_starts_at_the_last_of_all_times_can_be_read(engine, store, abc):
+    engine.start(abc, Count(), run_id="r1", at=datetime.max.replace(tzinfo=UTC))
+    (info,) = store.list_runs()
+    assert ("ready", 9999) == (info.status, info.wake_at.year)
+
+
 def test_start_refuses_a_run_that_exists(verbs, engine, abc):
     engine.start(abc, Count(5), run_id="r1")
     with pytest.raises(RunExistsError) as caught:

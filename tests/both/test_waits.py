@@ -718,6 +718,18 @@ def test_a_sleep_until_a_time_that_has_passed_does_not_park(verbs, engine, clock
     assert "awake" == verbs.run(engine, sleeper, run_id="r")
 
 
+def test_a_sleep_until_the_last_of_all_times_leaves_the_run_readable(verbs, engine, timed, park):
+    @workflow("sleeper")
+    def sleeper():
+        yield step("nap").sleep_until(datetime.max.replace(tzinfo=UTC))
+
+    (wait,) = park(sleeper)
+    (info,) = timed.list_runs()
+    assert (9999, wait.wake_at) == (wait.wake_at.year, info.wake_at)
+    with pytest.raises(RunSuspended):
+        verbs.resume(engine, sleeper, "r")
+
+
 def test_no_signal_ends_a_sleep(verbs, engine, clock, park):
     @workflow("sleeper")
     def sleeper():

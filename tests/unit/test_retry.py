@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError
-from milepost.retry import Retry, as_seconds
+from milepost.retry import LONGEST, Retry, as_seconds
 
 EXACT = {"jitter": False}
 
@@ -100,6 +100,15 @@ def test_an_integer_beyond_floats_is_refused() -> None:
     for option in ("backoff", "factor"):
         with pytest.raises(OptionError):
             Retry(**{option: 10**400})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value", [timedelta.max, 1e300, float("inf"), float("nan"), 200 * 366 * 86400, -1, True, "1", None]
+)
+def test_a_duration_that_no_clock_can_wait_for_is_refused(value: Any) -> None:
+    with pytest.raises(OptionError, match="0 or more and at most 100 years"):
+        as_seconds(value, "timeout")
+    assert LONGEST == as_seconds(LONGEST, "timeout")
 
 
 def test_durations_may_be_timedeltas() -> None:
