@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from inspect import CO_COROUTINE, iscoroutinefunction
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, TypeVarTuple, cast, overload
@@ -46,6 +47,8 @@ __all__ = [
     "Steps",
     "Waits",
     "branch",
+    "is_async",
+    "name_of",
     "parallel",
     "step",
 ]
@@ -504,7 +507,7 @@ class Step(_Definition, Generic[OutputT]):
                 continue
             if isinstance(value, Retry):
                 value = {"max_attempts": value.max_attempts, "backoff": value.backoff}
-            told[name] = _name_of(value) if callable(value) else value
+            told[name] = name_of(value) if callable(value) else value
         return told
 
 
@@ -594,7 +597,9 @@ def is_async(fn: Callable[..., Any]) -> bool:
     """Whether a call of `fn` gives a coroutine."""
     if type(fn) is FunctionType:  # nearly always, and the general answer takes as long as everything else of a step
         return bool(fn.__code__.co_flags & CO_COROUTINE) or hasattr(fn, "_is_coroutine_marker")
-    if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "func", None)):
+    if isinstance(fn, partial):
+        return is_async(fn.func)
+    if iscoroutinefunction(fn):
         return True
     return not isinstance(fn, type) and iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
@@ -611,15 +616,18 @@ def _positive(value: int | None, name: str) -> int | None:
     return value
 
 
-def _name_of(value: Any) -> str:
-    return str(getattr(value, "__qualname__", None) or type(value).__qualname__)
+def name_of(fn: Any) -> str:
+    """What a function is called where it is told of."""
+    if isinstance(fn, partial):
+        return name_of(fn.func)
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
 def _told(work: Work) -> dict[str, Any]:
     if isinstance(work, Calls):
-        return {"function": _name_of(work.fn)}
+        return {"function": name_of(work.fn)}
     if isinstance(work, Maps):
-        return {"function": _name_of(work.fn), "items": len(work.items)}
+        return {"function": name_of(work.fn), "items": len(work.items)}
     if isinstance(work, Invokes):
         return {"flow": work.flow.name}
     if isinstance(work, Chooses):

@@ -19,7 +19,7 @@ from milepost.recorded import Draft
 from milepost.results import (
     StepResult,
 )
-from milepost.steps import Calls, Invokes, Maps, Step, Waits, is_async
+from milepost.steps import Calls, Invokes, Maps, Step, Waits, is_async, name_of
 
 if TYPE_CHECKING:
     from milepost.events import StepStarted
@@ -94,7 +94,7 @@ def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | Seriali
 def refuse_async(run: StepRun, fn: Callable[..., Any], step_id: str) -> None:
     """Refuse to call what a sync verb cannot await."""
     if not run.is_awaited and is_async(fn):
-        raise _unawaited(run, repr(getattr(fn, "__qualname__", None) or type(fn).__qualname__), step_id)
+        raise _unawaited(run, repr(name_of(fn)), step_id)
 
 
 def refuse_async_nodes(run: StepRun, graph: GraphFlow, step_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -219,6 +220,25 @@ def routed_by(name: str, fn: Any) -> Any:
 
     graph = Graph(dict).add_node(name, lambda s: {}).set_entry(name)
     return graph.add_conditional_edge(name, router, targets=[END]).compile("inner")
+
+
+class Fetching:
+    """An object that is called, and awaited."""
+
+    async def __call__(self, n: int) -> int:
+        return n + 1
+
+
+def test_what_is_awaited_is_so_however_its_arguments_are_given(store):
+    made = partial(partial(Fetching()), 1)
+
+    @workflow("w")
+    def wf():
+        return (yield step("a").python(made)), (yield step("b").map(partial(made.func), [2]))
+
+    assert (2, [3]) == asyncio.run(wf.arun())
+    with pytest.raises(AsyncNodeError, match="'Fetching' of step 'a'"):
+        wf.run(store=store, run_id="r")
 
 
 @pytest.mark.parametrize(
