@@ -30,7 +30,7 @@ from milepost.errors import (
     StatementError,
     StepError,
 )
-from milepost.failures import describe, failure_fields, message_of, place, shown, type_name
+from milepost.failures import describe, failure_fields, first_line, message_of, place, shown, type_name
 from milepost.journal import ask
 from milepost.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
 from milepost.recorded import Draft, Entry, Kept, parent_of
@@ -360,7 +360,7 @@ class _Doing(Composing):
             more = f", and still runs {OVERDUE_GRACE:g} s later" if cause.is_running else ""
             what = f"took longer than its timeout of {cause.timeout:g} s{more}"
         else:
-            what = f"failed{times}: {describe(cause)}"
+            what = f"failed{times}: {_told(cause)}"
         error = StepError(f"step {self.step_id!r} of run {self.run.run_id!r} {what}{self._advice()}", **facts)
         error.__cause__ = cause
         for note in self.spent.notes:
@@ -368,7 +368,11 @@ class _Doing(Composing):
         return error
 
     def _advice(self) -> str:
-        return "; mend the cause, then resume or retry" if self.run.store is not None and not self.is_child else ""
+        return (
+            "; mend the cause, then resume or retry"
+            if self.run.store is not None and not parent_of(self.step_id)
+            else ""
+        )
 
     def _failure(self, error: str, error_type: str, duration: float = 0.0) -> StepResult:
         return StepResult(
@@ -518,6 +522,15 @@ def _caller(run: StepRun, step: Step[Any], work: Calls, is_retried: bool) -> Cal
         return Call(fn, args, context, is_awaited, limit, announce, executor=work.executor or run.options.executor)
 
     return prepare
+
+
+def _told(cause: BaseException) -> str:
+    """What a step failed with; where that is something inside it, the innermost step that failed, whose id says where."""
+    if not isinstance(cause, StepError):
+        return describe(cause)
+    while isinstance(cause.__cause__, StepError) and cause.__cause__.node_id:
+        cause = cause.__cause__
+    return first_line(cause)
 
 
 def _unrecorded(output: Any) -> tuple[Any, None]:

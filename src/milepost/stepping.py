@@ -308,6 +308,9 @@ class StepRun(Run):
                 except StopIteration as stop:
                     self._check_used_up(frame, "its end")
                     return stop.value
+                except GeneratorExit as exc:
+                    # It would mean that nobody performs effects any more.
+                    raise self._broken(frame, exc) from exc
                 except MilepostError as exc:
                     self._check_used_up(frame, f"its end with {describe(exc)}")
                     raise self._placed(exc) if isinstance(exc, WorkflowError) else self._broken(frame, exc) from exc
@@ -334,8 +337,10 @@ class StepRun(Run):
             if isinstance(asked, Named):
                 what = f"{asked!r}, which has no kind: complete it, as in {asked!r}.python(f)"
             else:
+                way = "await" if frame.flow.is_async else "yield"
                 what = (
-                    f"{shown(asked)}, which is no step: yield step(name).python(f); parallel and map do things at once"
+                    f"{shown(asked)}, which is no step: {way} step(name).python(f), and nothing else; parallel and map do "
+                    f"things at once"
                 )
             raise WorkflowError(
                 f"workflow {frame.flow.name!r} of run {self.run_id!r} asked for {what}", run_id=self.run_id
@@ -385,7 +390,7 @@ class StepRun(Run):
         complete(exc, run_id=self.run_id)
         return exc
 
-    def _broken(self, frame: Frame, exc: Exception) -> WorkflowError:
+    def _broken(self, frame: Frame, exc: BaseException) -> WorkflowError:
         error = WorkflowError(
             f"the code of workflow {frame.flow.name!r} of run {self.run_id!r} failed: {describe(exc)}",
             run_id=self.run_id,

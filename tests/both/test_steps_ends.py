@@ -161,6 +161,43 @@ def test_a_workflow_that_swallows_its_end_has_ended_all_the_same(verbs, store, l
     assert (["swallowed"], "failed") == (log, status(store))
 
 
+def test_what_failed_deep_inside_is_told_once(verbs, store):
+    @workflow("innermost")
+    def innermost():
+        yield step("d").python(fail)
+
+    @workflow("inner")
+    def inner():
+        yield step("c").subworkflow(innermost)
+
+    @workflow("w")
+    def wf():
+        yield step("b").subworkflow(inner)
+
+    with pytest.raises(StepError) as caught:
+        verbs.run(wf, store=store, run_id="r")
+    text = "step 'b' of run 'r' failed: step 'b/c/d' of run 'r' failed: ValueError: no 1; mend the cause, then resume or retry"
+    assert (text, text) == (str(caught.value), store.get_run("r").info.reason)
+
+
+def test_code_that_raises_what_closes_generators_fails_and_is_undone(verbs, store, log):
+    @workflow("w")
+    def yields():
+        yield step("a").python(int).with_rollback(lambda ctx: log.append("undone"))
+        raise GeneratorExit
+
+    @workflow("w")
+    async def awaits():
+        await step("a").python(int).with_rollback(lambda ctx: log.append("undone"))
+        raise GeneratorExit
+
+    for run_id, wf in (("r", yields), ("s", awaits)):
+        with pytest.raises(WorkflowError, match="failed: GeneratorExit"):
+            verbs.run(wf, store=store, run_id=run_id)
+        assert "failed" == store.get_run(run_id).info.status
+    assert ["undone", "undone"] == log
+
+
 def test_try_and_except_are_for_the_workflows_own_errors(verbs, store):
     @workflow("w")
     def wf():
