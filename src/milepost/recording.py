@@ -119,7 +119,7 @@ def finish(run: StepRun, output: Any) -> Routine[None]:
         place(
             data,
             f"what workflow {run.flow.name!r} of run {run.run_id!r} returned cannot be recorded",
-            "return what the codec carries",
+            "declare what it returns: -> Steps[...], or return what the codec carries",
         )
         raise data
     fields = {"status": "finished"}

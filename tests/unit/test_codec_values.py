@@ -486,8 +486,20 @@ def test_a_value_of_an_unknown_class_is_refused_and_named(value: Any) -> None:
 
 
 def test_the_refusal_of_an_unknown_class_says_how_to_make_it_known() -> None:
-    with pytest.raises(SerializeStateError, match=r"types=\[Words\].*codec\.register"):
-        Codec(Any).encode(Words())
+    @dataclass
+    class Known:
+        a: int = 0
+
+    class Kind(Enum):
+        A = 1
+
+    for value in (Known(), Kind.A):
+        with pytest.raises(SerializeStateError, match=rf"types=\[{type(value).__name__}\].*codec\.register"):
+            Codec(Any).encode(value)
+        Codec(Any, types=[type(value)]).encode(value)
+    for value in (Words(), range(3), iter([]), object()):
+        with pytest.raises(SerializeStateError, match=r"no object of that class is carried: .*codec\.register"):
+            Codec(Any, types=[type(value)]).encode(value)
 
 
 def test_an_unknown_class_as_key_or_in_a_set_is_refused_by_path() -> None:

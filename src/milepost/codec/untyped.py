@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from enum import Enum
 from functools import partial
 from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
 from .containers import ListPlan, SequencePlan, load_items
+from .families import family_of
 from .mappings import DictPlan
 from .plan import (
     MARK,
@@ -376,6 +378,8 @@ def refuse_unknown(value: Any) -> Refusal:
         why = "write it to a file (Parquet, CSV) and return the path"
     elif isinstance(value, type):
         return NotCarried(f"the class {qualified(value)} itself is no value that is recorded", type_name=name)
+    elif family_of(cls) is None and not isinstance(value, Enum):
+        why = "no object of that class is carried: give plain values or a dataclass instead, or use codec.register"
     else:
         why = f"its class is not known: pass types=[{cls.__name__}], name it in an annotation, or use codec.register"
     return NotCarried(why, type_name=name)
