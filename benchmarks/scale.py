@@ -171,7 +171,7 @@ def _sides(store: Store, filled: Filled) -> dict[str, Side]:
         **listing,
         "claim of 5 due runs": lambda: _claim(store, QUEUED),
         "a poll that finds nothing": partial(seconds, partial(store.claim_due, ["of nobody"], 5), times=10),
-        "prune that finds nothing": partial(seconds, partial(store.prune, older_than=1e10), times=10),
+        "prune that finds nothing": partial(seconds, partial(store.prune, older_than=1e9), times=10),
     }
 
 
@@ -265,7 +265,7 @@ def visit(kind: str, url: str, name: str) -> None:
             page = store.list_runs(limit=100, after=after)
             after = page[-1].run_id if page else None
         _claim(store, QUEUED)
-        store.prune(older_than=1e10)
+        store.prune(older_than=1e9)
 
 
 # -- workers ---------------------------------------------------------------------------------------

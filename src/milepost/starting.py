@@ -16,7 +16,6 @@ from milepost.errors import (
     CheckpointWriteError,
     MilepostError,
     NodeError,
-    RunCancelled,
     RunExistsError,
     RunNotResumableError,
     SerializeStateError,
@@ -183,7 +182,7 @@ def attach(run: Run) -> Routine[Any]:
                 error.state = (yield from run.find(Wish(), latest)).state
             raise error
         if info.status == "cancelled":
-            raise RunCancelled(f"run {run.run_id!r} was cancelled", run_id=run.run_id, reason=info.reason)
+            raise run.journal.cancelled(info.reason)
         if info.status == "blocked":
             raise not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
         yield from await_change(run)

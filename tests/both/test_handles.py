@@ -386,7 +386,7 @@ def test_a_run_that_nobody_executes_is_cancelled_at_once(verbs, engine, store, a
     assert "ended" == verbs.call(engine, "cancel", "r1")
     with pytest.raises(RunCancelled) as caught:
         verbs.call(handle, "result", timeout=5)
-    assert "not needed" == caught.value.reason
+    assert ("not needed", "run 'r1' was cancelled: not needed") == (caught.value.reason, str(caught.value))
     with pytest.raises(RunNotResumableError, match="takes no signal"):
         verbs.call(handle, "signal", "go")
 

@@ -228,10 +228,11 @@ def test_a_wait_that_nobody_answers_is_raised():
     assert "signals=" in caught.value.__notes__[0]
 
 
-def test_an_answer_that_is_refused_is_raised_with_the_reason():
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_an_answer_that_is_refused_is_raised_with_the_reason(timeout):
     @workflow("asking")
     def asking():
-        yield step("ask").wait_for("go", payload=int)
+        yield step("ask").wait_for("go", payload=int, timeout=timeout)
 
     with pytest.raises(RunSuspended) as caught:
         run_flow(asking, signals={"go": "no number"})
@@ -249,10 +250,10 @@ def test_pauses_between_attempts_pass_at_once():
 
     @workflow("stubborn")
     def stubborn():
-        alone = yield from step("alone").python(fails_twice).retry(Retry(3, backoff=3600, jitter=False, max_delay=9e9))
+        alone = yield from step("alone").python(fails_twice).retry(Retry(3, backoff=3600, jitter=False, max_delay=9e8))
         tries.clear()
         group = yield from parallel(
-            "group", step("x").python(fails_twice).retry(Retry(3, backoff=3600, jitter=False, max_delay=9e9))
+            "group", step("x").python(fails_twice).retry(Retry(3, backoff=3600, jitter=False, max_delay=9e8))
         )
         return [alone, group[0].output]
 

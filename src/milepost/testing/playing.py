@@ -54,17 +54,19 @@ class Answers:
         Raises `waiting` where neither is there, which is so too where an answer was refused.
         """
         assert waiting.run_id is not None
-        unanswered = [wait for wait in waiting.waiting_for if wait.wait_id not in self._answered]
-        told = [wait for wait in unanswered if wait.signal in self._signals]
+        is_refused = any(wait.wait_id in self._answered for wait in waiting.waiting_for)
+        told = [wait for wait in waiting.waiting_for if wait.signal in self._signals and not is_refused]
         for wait in told:
             self._answered.add(wait.wait_id)
             self._send(waiting.run_id, wait, store)
         clock = store.clock
         if told:
             return
-        if waiting.wake_at is None or not isinstance(clock, FakeClock):
+        if is_refused or waiting.wake_at is None or not isinstance(clock, FakeClock):
             reason = store.get_run(waiting.run_id).info.reason
-            waiting.add_note(f"nothing in this test answers it: give signals=, or the store a FakeClock ({reason})")
+            missing = "give signals=, or the store a FakeClock"
+            act = "what signals= has for it is refused" if is_refused else f"nothing in this test answers it: {missing}"
+            waiting.add_note(f"{act} ({reason})")
             raise waiting
         clock.advance(max(0.0, waiting.wake_at.timestamp() - clock.time()))
 
