@@ -164,7 +164,7 @@ class Context(Generic[DepsT]):
     def cancelled(self) -> bool:
         """Whether to stop: the attempt's time is over, the run is cancelled, or another owner has it."""
         held = self._scope.held
-        return self._stop or (held is not None and (held.cancel is not None or held.is_lost))
+        return self._stop or (held is not None and held.is_over)
 
     def check_cancelled(self) -> None:
         """End this attempt here if it is to stop; `except Exception` does not catch that."""

@@ -162,6 +162,8 @@ class Held(Protocol):
     """The reason of an open cancel, or None."""
     is_draining: bool
     """The owner wants to give the run back at its next boundary."""
+    is_ending: bool
+    """The run is on its way to its end, and what undoes its steps is done: a cancel is no news any more."""
 
     @property
     def is_over(self) -> bool:

@@ -39,6 +39,7 @@ class HeldLease:
         "cancel",
         "clock",
         "is_draining",
+        "is_ending",
         "lease",
         "store",
         "token",
@@ -51,6 +52,7 @@ class HeldLease:
         self.clock = clock
         self.cancel: str | None = None
         self.is_draining = False
+        self.is_ending = False
         self._watchers: set[Callable[[], None]] = set()
         self._is_lost = False
         self._is_failing = False
@@ -63,8 +65,8 @@ class HeldLease:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is not this owner's to go on with: lost, or cancelled."""
-        return self.cancel is not None or self.is_lost
+        """Whether the run is not this owner's to go on with: lost, or cancelled and not on its way to its end."""
+        return (self.cancel is not None and not self.is_ending) or self.is_lost
 
     def watch(self, tell: Callable[[], None]) -> None:
         """Call `tell` once, in any thread, when `is_over` becomes true; at once if it is."""
@@ -77,17 +79,19 @@ class HeldLease:
         self._watchers.discard(tell)
 
     def _tell(self) -> None:
-        while self._watchers:
+        # Who comes while others are told looks for itself: to that one it may not be over any more.
+        for tell in tuple(self._watchers):
             try:
-                tell = self._watchers.pop()
-            except KeyError:  # another thread tells too
-                return
+                self._watchers.remove(tell)
+            except KeyError:  # another thread has told it, or it is not watching any more
+                continue
             tell()
 
     def cancelled(self, reason: str) -> None:
         """Take in that a cancel is open."""
         self.cancel = reason
-        self._tell()
+        if self.is_over:
+            self._tell()
 
     def renewed(self, outcome: str, cancel: str | None) -> None:
         """Take in the answer of a renewal."""

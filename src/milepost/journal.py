@@ -331,6 +331,12 @@ class Journal:
 
     # -- what ends a hold from outside -----------------------------------------------------------------
 
+    def begin_to_end(self) -> None:
+        """Note that the run is on its way to its end: only a lost lease keeps it from undoing what it did."""
+        self.is_ending = True
+        if self.held is not None:
+            self.held.is_ending = True
+
     def check_hold(self) -> None:
         """Raise `LeaseLost`, `RunCancelled` or `Drained` where the run is not this owner's to go on with."""
         if self.held is None:

@@ -132,7 +132,7 @@ def finish(run: StepRun, output: Any) -> Routine[None]:
 def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
     """Record that the run failed, and undo what can be undone; the error that it failed with."""
     if isinstance(exc, RunCancelled):
-        run.journal.is_ending = True
+        run.journal.begin_to_end()
         yield from undoing.roll_back(run)
         return exc
     failed = exc if isinstance(exc, StepFailed) else None
@@ -153,7 +153,7 @@ def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
     try:
         if run.undos:
             yield from record(run, (draft,), is_fatal=True)
-            run.journal.is_ending = True
+            run.journal.begin_to_end()
             yield from undoing.roll_back(run)
         else:
             reason = first_line(error)

@@ -198,7 +198,7 @@ class StepRun(Run):
         final = self.recorded.final
         if final is not None and self.recorded.finish is None:
             self.main.close()
-            self.journal.is_ending = True
+            self.journal.begin_to_end()
             yield from undoing.roll_back(self)
             raise recorded_step_error(self.run_id, final.fields, final.record.node_id)
         return (yield from self._played(self.main))
@@ -208,7 +208,7 @@ class StepRun(Run):
         assert self.main is not None
         self._taken(found)
         self.main.close()
-        self.journal.is_ending = True
+        self.journal.begin_to_end()
         yield from undoing.roll_back(self)
         raise self.journal.cancelled(row.cancel or "")
 

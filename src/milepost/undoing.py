@@ -71,9 +71,10 @@ def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None
         refuse_async(run, undo.fn, undo.step_id)
     # Of those that one point brought along the last one is the newest.
     for undo in sorted(due, key=lambda undo: undo.sequence)[::-1]:
-        run.undos.pop(undo.step_id, None)
         if not _is_undone(run, undo.step_id):
             yield from _undo(run, undo)
+        # Only now: one that is cut short, by a cancel say, is still due.
+        run.undos.pop(undo.step_id, None)
 
 
 def _is_undone(run: StepRun, step_id: str) -> bool:

@@ -25,6 +25,7 @@ from milepost import (
     step,
     workflow,
 )
+from milepost.heartbeat import heartbeat
 
 
 class Undoing:
@@ -308,6 +309,85 @@ def test_a_worker_undoes_a_cancelled_run(verbs, store, undoing, log):
     store.request_cancel("r1", "not wanted", None)
     Engine(store, flows=[flow]).worker().run(until_idle=True)
     assert (["a", "b", "-b", "-a"], "cancelled") == (log, store.get_run("r1").info.status)
+
+
+class Slow:
+    """Steps whose rollbacks take so long that whoever looks for cancels looks meanwhile; each logs when it has ended."""
+
+    def __init__(self, store: Any, log: list[str]) -> None:
+        self.store = store
+        self.log = log
+        self.cancel_in: str | None = None
+        self.began: list[str] = []
+
+    def step(self, name: str) -> Any:
+        async def undo(ctx: Any) -> None:
+            at = current().node_id
+            self.began.append(at)
+            if at == self.cancel_in and self.began.count(at) == 1:
+                self.store.request_cancel("r1", "not wanted", None)
+            await asyncio.to_thread(heartbeat.look)
+            for _ in range(9):
+                await asyncio.sleep(0)
+            current().check_cancelled()
+            self.log.append(at)
+
+        return step(name).python(int).with_rollback(undo)
+
+
+@pytest.fixture
+def slow(store, log) -> Slow:
+    return Slow(store, log)
+
+
+def test_no_rollback_of_a_cancelled_run_is_cut_short_by_the_cancel(store, slow, log):
+    @workflow("row")
+    async def flow() -> None:
+        for name in "abc":
+            await slow.step(name)
+        await step("last").wait_for("never")
+
+    with pytest.raises(RunSuspended):
+        asyncio.run(flow.arun(store=store, run_id="r1"))
+    store.request_cancel("r1", "not wanted", None)
+    with pytest.raises(RunCancelled):
+        asyncio.run(flow.aresume(store, "r1"))
+    assert (["c", "b", "a"], ["c", "b", "a"], "cancelled") == (log, undone(store), store.get_run("r1").info.status)
+
+
+def test_no_rollback_of_a_failed_run_is_cut_short_by_a_cancel(store, slow, log):
+    slow.cancel_in = "b"
+
+    @workflow("row")
+    async def flow() -> None:
+        for name in "abc":
+            await slow.step(name)
+        raise WorkflowError("it ended")
+
+    with pytest.raises(WorkflowError, match="it ended"):
+        asyncio.run(flow.arun(store=store, run_id="r1"))
+    assert (["c", "b", "a"], "failed") == (log, store.get_run("r1").info.status)
+
+
+def test_a_rollback_inside_that_a_cancel_cuts_short_is_done_with_the_others(store, slow, log):
+    slow.cancel_in = "sub/c"
+
+    @workflow("inner")
+    async def inner() -> None:
+        for name in "bc":
+            await slow.step(name)
+        raise WorkflowError("it ended")
+
+    @workflow("row")
+    async def flow() -> None:
+        await slow.step("a")
+        await step("sub").subworkflow(inner)
+
+    with pytest.raises(RunCancelled, match="not wanted"):
+        asyncio.run(flow.arun(store=store, run_id="r1"))
+    assert ["sub/c", "sub/c", "sub/b", "a"] == slow.began
+    assert (["sub/c", "sub/b", "a"], "cancelled") == (log, store.get_run("r1").info.status)
+    assert ["sub/c", "sub/b", "a"] == undone(store)
 
 
 @pytest.mark.parametrize("at", ["-b", "-a"])

@@ -88,6 +88,7 @@ class Held:
 
     def __init__(self, cancel: str | None = None, is_lost: bool = False) -> None:
         self.cancel, self.is_lost = cancel, is_lost
+        self.is_over = is_lost or cancel is not None
 
 
 def test_an_attempt_that_may_go_on_is_let_go_on(context: Context[Any], scope: RunScope) -> None:

@@ -65,7 +65,7 @@ class _Watch:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if not self._is_left:
+        if not self._is_left and self._held.is_over:  # it may have begun to end since
             self._has_cancelled = True
             self._task.cancel()
 
@@ -275,7 +275,7 @@ class AsyncDriver(Driver):
                 future.set_exception(HoldOver())
 
         def begin() -> None:
-            if future.done():
+            if future.done() or not held.is_over:
                 return
             if promise.recall():
                 future.set_exception(HoldOver())

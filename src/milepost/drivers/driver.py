@@ -150,7 +150,7 @@ def _put(ended: queue.SimpleQueue[tuple[Branch, Promise]], branch: Branch, promi
 
 def is_awake(held: Held | None) -> bool:
     """Whether a sleep need not go on, because the run is lost, cancelled or to be given back."""
-    return held is not None and (held.is_over or held.is_draining)
+    return held is not None and (held.is_over or (held.is_draining and not held.is_ending))
 
 
 @contextmanager

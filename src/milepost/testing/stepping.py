@@ -47,12 +47,12 @@ class Lease:
     def __init__(self) -> None:
         self.is_lost = False
         self.cancel: str | None = None
-        self.is_draining = False
+        self.is_draining = self.is_ending = False
 
     @property
     def is_over(self) -> bool:
         """Whether the test made it so."""
-        return self.is_lost or self.cancel is not None
+        return self.is_lost or (self.cancel is not None and not self.is_ending)
 
     def watch(self, tell: Callable[[], None]) -> None:
         """Nothing: whoever steps by hand looks by itself."""
