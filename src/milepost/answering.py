@@ -33,7 +33,7 @@ from milepost.results import (
 )
 from milepost.steps import Calls, Chooses, Invokes, Maps, Spreads, Step, Waits, is_async
 from milepost.undoing import register
-from milepost.visiting import StepFailed, asked_with, refuse_async
+from milepost.visiting import StepFailed, answer_of, asked_with, refuse_async
 
 if TYPE_CHECKING:
     from milepost.stepping import Frame, StepRun
@@ -95,7 +95,7 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: F
     elif kept.outcome == "recovered":
         try:
             before = _failed_before(run, step, step_id, kept)
-            output = (yield from fallback(run, step, step_id, frame, before, None)).output
+            output = yield from fallback(run, step, step_id, frame, before, None)
         except StepFailed as exc:
             raise non_determinism(
                 run.run_id, frame.position - 1, f"step {step_id!r} whose on_error succeeded", exc.result.error or ""
@@ -138,7 +138,8 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: Kept, fr
             index = int(msgspec.json.decode(kept.output)["selected_index"])
             chosen = work.options[index][1]
             inner = yield from _part_of(run, step_id, chosen, frame)
-            return BranchResult(index, chosen.name, inner.output)
+            chosen_id = f"{step_id}/{chosen.name}"
+            return BranchResult(index, chosen.name, answer_of(run, chosen, chosen_id, inner, frame))
         if isinstance(work, Spreads):
             count = len(msgspec.json.decode(kept.output, type=list[Any]))
             if count != len(work.children):
@@ -193,8 +194,8 @@ def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: Kept, 
 
 def fallback(
     run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult, parts: Iterable[str] | None
-) -> Routine[StepResult]:
-    """Ask a step's on_error what to do instead, and do it; `StepFailed` where either fails.
+) -> Routine[Any]:
+    """Ask a step's on_error what to do instead, and do it: what that gives; `StepFailed` where either fails.
 
     `parts` are the ids of what the step was made of, which are taken. None: it is recorded, and answered.
     """
@@ -217,10 +218,8 @@ def fallback(
         result = StepResult(step.name, step.step_type, False, None, 0.0, message_of(exc) or type_name(exc), type_name(exc),
                             "failed")  # fmt: skip
         raise StepFailed(error, result, None) from exc
-    if parts is None:
-        return (yield from _part_of(run, step_id, other, frame))
     other_id = f"{step_id}/{other.name}"
-    if other_id in parts:
+    if parts is not None and other_id in parts:
         raise DuplicateStepNameError(
             f"the on_error of step {step_id!r} of run {run.run_id!r} gave a step called {other.name!r}, as a part of "
             f"the step itself is called: give it a name of its own",
@@ -228,4 +227,8 @@ def fallback(
             node_id=other_id,
             step_name=other.name,
         )
-    return (yield from run.do(other, other_id, frame))
+    if parts is None:
+        result = yield from _part_of(run, step_id, other, frame)
+    else:
+        result = yield from run.do(other, other_id, frame)
+    return answer_of(run, other, other_id, result, frame)

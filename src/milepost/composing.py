@@ -40,7 +40,7 @@ from milepost.results import (
 )
 from milepost.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step, Waits, is_async
 from milepost.undoing import roll_back
-from milepost.visiting import StepFailed, Unable, encoded_output, refuse_async, refuse_async_nodes, started
+from milepost.visiting import StepFailed, Unable, answer_of, encoded_output, refuse_async, refuse_async_nodes, started
 from milepost.walking import Walker
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Composing:
                 yield from run.record((exc.draft,))
             raise Unable from exc.error.__cause__ or exc.error
         told = {"selected_index": index, "selected_step_name": option.name}
-        return BranchResult(index, option.name, result.output), _encode(told)
+        return BranchResult(index, option.name, answer_of(run, option, option_id, result, self.frame)), _encode(told)
 
     def _first_true(self, work: Chooses) -> Routine[int]:
         run = self.run

@@ -38,7 +38,7 @@ from milepost.results import SkipMarker, StepResult, step_result
 from milepost.steps import Calls, Maps, Modifiers, Step
 from milepost.store import Statement
 from milepost.undoing import register
-from milepost.visiting import StepFailed, Unable, asked_with, refuse_async, refuse_unawaited, started
+from milepost.visiting import StepFailed, Unable, asked_with, check_begun, refuse_async, refuse_unawaited, started
 
 if TYPE_CHECKING:
     from milepost.stepping import Frame, StepRun
@@ -94,6 +94,7 @@ class _Doing(Composing):
         entry = run.recorded.done.get(self.step_id)
         if entry is not None and (entry.sequence > floor or entry.fields.get("outcome") != "failed"):
             return (yield from answered(run, self.step, self.step_id, entry, self.frame))
+        check_begun(run, self.step, self.step_id, self.frame)
         if not run.is_live:
             run.pending.append((self.step_id, self.step))
         self.began = began = run.options.clock.monotonic()
@@ -146,7 +147,7 @@ class _Doing(Composing):
                     raise
                 failed = yield from self._doubly_failed(failed, exc)
             else:
-                return (yield from self._complete(other.output, "recovered", began, failed=failed))
+                return (yield from self._complete(other, "recovered", began, failed=failed))
         if mods.skip_on_error:
             return (yield from self._complete(SkipMarker("error_skipped"), "skipped", began, failed=failed))
         if mods.as_result or self.is_child:

@@ -50,7 +50,7 @@ from milepost.results import RollbackError, StepResult, WorkflowResult
 from milepost.runtime import Run, complete
 from milepost.steps import Named, Step
 from milepost.store import Latest, Release, RunRow, Statement, Store
-from milepost.visiting import StepFailed
+from milepost.visiting import StepFailed, answer_of
 from milepost.workflow_context import WorkflowContext
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class StepRun(Run):
                     result = matching(self, step, step_id, frame)
                 if result is None:
                     result = yield from performing.do(self, step, step_id, frame)
-                answer = result if step.modifiers.as_result else result.output
+                answer = answer_of(self, step, step_id, result, frame)
         except BaseException as exc:
             _close(body, exc)
             raise

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from milepost.comparing import Arguments, arguments_of, plain_arguments
+from milepost.comparing import Arguments, arguments_of, described, non_determinism, plain_arguments
 from milepost.context import Context
 from milepost.errors import (
     AsyncNodeError,
@@ -16,20 +16,20 @@ from milepost.errors import (
 )
 from milepost.failures import place
 from milepost.recorded import Draft
-from milepost.results import (
-    StepResult,
-)
-from milepost.steps import Calls, Invokes, Maps, Step, Waits, is_async, name_of
+from milepost.results import StepResult, StepType
+from milepost.steps import Calls, Chooses, Invokes, Maps, Step, Waits, is_async, name_of
 
 if TYPE_CHECKING:
     from milepost.events import StepStarted
     from milepost.flow import GraphFlow, StepFlow
-    from milepost.stepping import StepRun
+    from milepost.stepping import Frame, StepRun
 
 __all__ = [
     "StepFailed",
     "Unable",
+    "answer_of",
     "asked_with",
+    "check_begun",
     "encoded_output",
     "refuse_async",
     "refuse_async_nodes",
@@ -79,6 +79,42 @@ def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
     if isinstance(work, Waits):
         return arguments_of((work.signal,), {})
     return {}
+
+
+def check_begun(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
+    """Refuse a step that has begun as another one: what it waits for, maps over or has chosen is recorded."""
+    recorded, work = run.recorded, step.work
+    wait, items, choice = (kept.get(step_id) for kept in (recorded.waits, recorded.items, recorded.choices))
+    was: str | None = None
+    if wait is not None:
+        signal = wait.fields.get("signal")
+        is_any = step.modifiers.compare_args is False and signal is not None
+        if not isinstance(work, Waits) or (signal != work.signal and not (is_any and work.signal is not None)):
+            kind = StepType.TIMER if signal is None else StepType.WAIT
+            was = described(step_id, kind.value, arguments_of((signal,), {}))
+    elif items is not None and not isinstance(work, Maps):
+        was = described(step_id, StepType.MAP.value, items.fields.get("args"))
+    elif choice is not None and "index" in choice.fields and not isinstance(work, Chooses):
+        was = described(step_id, StepType.BRANCH.value)
+    if was is not None:
+        now = described(step_id, work.step_type.value, asked_with(run, step))
+        raise non_determinism(run.run_id, frame.position - 1, was, now)
+
+
+def answer_of(run: StepRun, step: Step[Any], step_id: str, result: StepResult, frame: Frame) -> Any:
+    """What is given to whoever asked for the step: its output or, where that was asked for, its result."""
+    if step.modifiers.as_result:
+        return result
+    if not result.success:
+        # Only a record tells of a failure here: one that is no outcome is raised.
+        raise non_determinism(
+            run.run_id,
+            frame.position - 1,
+            f"step {step_id!r} with .as_result(), and failed",
+            "it without: there is no output to give",
+            "say .as_result() as before, or branch on ctx.version",
+        )
+    return result.output
 
 
 def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | SerializeStateError:

@@ -26,6 +26,7 @@ from milepost import (
     WorkflowContext,
     WorkflowError,
     WrongFlowError,
+    branch,
     current,
     parallel,
     step,
@@ -444,6 +445,82 @@ def test_arguments_are_not_compared_where_a_step_says_so(verbs, store, row, log)
     with pytest.raises(RunStopped):
         verbs.run(flow, store=store, run_id="r2", n=0, stop_after="a")
     assert 1 == verbs.resume(changed, store, "r2")
+
+
+@pytest.mark.parametrize(
+    ("began", "now"),
+    [
+        (step("a").wait_for("x"), step("a").wait_for("y")),
+        (step("a").wait_for("x"), step("a").sleep(5)),
+        (step("a").sleep(5), step("a").wait_for("x")),
+        (step("a").wait_for("x"), step("a").python(plus, args=(1,))),
+        (step("a").map(lambda n: 1 // n, [0]), step("a").python(plus, args=(1,))),
+        (branch("a", (lambda ctx: True, step("b").python(plus))), step("a").python(plus, args=(1,))),
+    ],
+)
+def test_a_step_that_began_as_another_one_is_refused(verbs, timed, clock, began, now):
+    def made(asked: Any) -> Any:
+        @workflow("row")
+        def flow() -> Steps[Any]:
+            return (yield asked)
+
+        return flow
+
+    engine = Engine(timed, clock=clock)
+    with pytest.raises((RunSuspended, StepError)):
+        verbs.run(engine, made(began), run_id="r1")
+    if timed.get_run("r1").info.status == "waiting":
+        verbs.call(engine, "signal", "r1", "x", 1)
+        clock.advance(9)
+    before = untouched(timed)
+    with pytest.raises(NonDeterminismError, match="step 'a'"):
+        verbs.resume(engine, made(now), "r1")
+    assert before == untouched(timed)
+
+
+def test_the_signal_of_a_wait_is_not_compared_where_its_step_says_so(verbs, store):
+    def made(name: str) -> Any:
+        @workflow("row")
+        def flow() -> Steps[Any]:
+            return (yield from step("a").compare_args(False).wait_for(name)).payload
+
+        return flow
+
+    with pytest.raises(RunSuspended):
+        verbs.run(made("x"), store=store, run_id="r1")
+    made("x").signal(store, "r1", "x", 1)
+    assert 1 == verbs.resume(made("y"), store, "r1")
+
+
+@pytest.mark.parametrize("place", ["alone", "chosen", "fallback"])
+def test_a_failure_that_was_an_outcome_is_no_output_of_code_that_does_not_expect_it(verbs, store, place):
+    def fails(n: int) -> int:
+        raise ValueError(f"no {n}")
+
+    def made(asked: Any) -> Any:
+        @workflow("row")
+        def flow() -> Steps[Any]:
+            if place == "chosen":
+                asked_for = branch("x", (lambda ctx: True, asked))
+            else:
+                asked_for = asked if place == "alone" else step("x").python(fails, args=(1,)).on_error(lambda *_: asked)
+            told = yield asked_for
+            yield step("next").python(plus, args=(1,))
+            return told
+
+        return flow
+
+    plain = step("a").python(fails, args=(1,))
+    flow = made(plain.as_result())
+    with pytest.raises(RunStopped):
+        verbs.run(flow, store=store, run_id="r1", stop_before="next")
+    before = untouched(store)
+    with pytest.raises(NonDeterminismError, match="as_result"):
+        verbs.resume(made(plain), store, "r1")
+    assert before == untouched(store)
+    told = verbs.resume(flow, store, "r1")
+    told = told.inner_output if place == "chosen" else told
+    assert (False, "no 1", "a") == (told.success, told.error, told.name)
 
 
 def test_a_renamed_step_keeps_its_result(verbs, store, halted, row, log):
