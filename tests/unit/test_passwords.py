@@ -38,6 +38,13 @@ URLS = [
     f"sqlite://user:{SECRET}@127.0.0.1/x.db",
     f"file://user:{SECRET}@127.0.0.1/runs",
     f"user:{SECRET}@127.0.0.1/db",
+    f"postgresql://user:pass@{SECRET}@127.0.0.1:1/db?{NOWHERE}",
+    f"postgresql://user:pass/{SECRET}@127.0.0.1:1/db?{NOWHERE}",
+    f"postgresql://user:1/{SECRET}@127.0.0.1:1/db?{NOWHERE}",
+    f"host=127.0.0.1 port=1 user=user password={SECRET}",
+    f"password={SECRET}",
+    f"sqlite:///x.db?password={SECRET}",
+    f"file:runs?password={SECRET}",
 ]
 COMMANDS = [
     ("runs",),

@@ -16,6 +16,7 @@ from milepost.cli.invocation import Invocation, command, shared_options
 from milepost.cli.places import file_of, is_postgres, open_existing, url_of
 from milepost.cli.text import to_json
 from milepost.stores import sqlite_schema
+from milepost.stores.opening import shown_url
 
 __all__ = ["db"]
 
@@ -135,24 +136,17 @@ def _tables(url: str, schema: str) -> _Tables:
 
 def _postgres(url: str) -> ModuleType:
     """What knows the tables of PostgreSQL. `MissingExtraError` without the driver."""
-    from milepost.stores.postgres_driver import conninfo, psycopg
-
-    try:
-        conninfo.conninfo_to_dict(url)
-    except psycopg.Error:
-        # What the driver says quotes parts of it, and one of them may be a password.
-        raise click.UsageError(
-            "the URL of the PostgreSQL store can't be read: give postgresql://user:password@host:port/database"
-        ) from None
     from milepost.stores import postgres_schema
+    from milepost.stores.postgres_connections import fields_of
 
+    fields_of(url)
     return postgres_schema
 
 
 def _sqlite_file(url: str) -> Path:
     path = file_of(url)
     if path is None:
-        raise click.UsageError(f"a {url.partition(':')[0]} store has no tables: db is for SQLite and PostgreSQL")
+        raise click.UsageError(f"{shown_url(url)!r} is no store with tables: db is for SQLite and PostgreSQL")
     return path
 
 

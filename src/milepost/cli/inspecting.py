@@ -20,6 +20,7 @@ from milepost.cli.invocation import Invocation
 from milepost.cli.places import chosen_url, file_of, folder_of, is_file_store, is_postgres, open_existing, url_of
 from milepost.cli.text import size
 from milepost.errors import MilepostError
+from milepost.stores.opening import shown_url
 
 __all__ = ["Finding", "store_findings"]
 
@@ -56,7 +57,7 @@ def store_findings(invocation: Invocation) -> list[Finding]:
         with open_existing(invocation) as store:
             return [Finding("store", store.place, "ok", f"named by {source}")]
     except MilepostError as exc:
-        return [Finding("store", f"{url.partition(':')[0]}:...", "problem", str(exc))]
+        return [Finding("store", shown_url(url), "problem", str(exc))]
 
 
 # -- a file, a folder -----------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def _clock(ahead: float) -> Finding:
 
 
 def _server(invocation: Invocation, url: str, source: str) -> Iterator[Finding]:
-    place = Finding("store", f"{url.partition(':')[0]}:...", "problem")
+    place = Finding("store", shown_url(url), "problem")
     try:
         from milepost.stores.postgres_driver import psycopg
     except MilepostError as exc:

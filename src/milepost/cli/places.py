@@ -64,14 +64,16 @@ def file_of(url: str) -> Path | None:
     """The file of a SQLite URL; None for everything else."""
     scheme, _, rest = url.partition(":")
     path = unquote(rest[3:])
-    return Path(path) if scheme.lower() == "sqlite" and rest.startswith("///") and path != ":memory:" else None
+    is_file = scheme.lower() == "sqlite" and rest.startswith("///") and "?" not in rest and path != ":memory:"
+    return Path(path) if is_file else None
 
 
 def folder_of(url: str) -> Path | None:
     """The folder of a file store's URL; None for everything else."""
     scheme, _, rest = url.partition(":")
     path = unquote(rest[2:] if rest.startswith("///") else rest)
-    return Path(path) if scheme.lower() == "file" and path.strip("/") and not path.startswith("//") else None
+    is_folder = scheme.lower() == "file" and path.strip("/") and not path.startswith("//") and "?" not in rest
+    return Path(path) if is_folder else None
 
 
 def is_postgres(url: str) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote, urlsplit
+import re
+from urllib.parse import unquote
 
 from milepost.errors import OptionError
 from milepost.store import Store
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "shown_url"]
 
 _FORMS = (
     "sqlite:///runs.db (in the working directory), sqlite:////srv/runs.db (absolute), sqlite:///:memory:, "
@@ -50,16 +51,17 @@ def open_store(url: str) -> Store:
         problem = "a file URL has the path of a folder after file: or file://, no host and no options"
     elif is_url and scheme == "sqlite":
         problem = "a sqlite URL has three slashes, then the path of a file, and no options"
+    elif "=" in url.partition("?")[0]:
+        problem = "it is no URL of a store (PostgresStore takes connection strings of libpq)"
     else:
         problem = "it is no URL of a store"
-    raise OptionError(f"can't open a store at {_shown(url)!r}: {problem}: give {_FORMS}", option="store")
+    raise OptionError(f"can't open a store at {shown_url(url)!r}: {problem}: give {_FORMS}", option="store")
 
 
-def _shown(url: str) -> str:
-    """The URL without what may be a secret."""
-    try:
-        parts = urlsplit(url)
-        has_secret = "@" in url or bool(parts.query)
-    except ValueError:
-        has_secret = True
-    return f"{url.partition(':')[0]}:..." if has_secret else url
+def shown_url(url: str) -> str:
+    """What a text for people shows of something that was given as a URL: all of it, or no more than its scheme if it may have a
+    secret."""
+    if not any(sign in url for sign in "@=?"):
+        return url
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url)
+    return f"{scheme[0] if scheme else ''}..."

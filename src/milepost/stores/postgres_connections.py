@@ -11,6 +11,7 @@ import inspect
 import math
 import os
 import queue
+import re
 import threading
 import time
 import weakref
@@ -23,7 +24,7 @@ from milepost.stores.postgres_links import Link, Preparing, Session
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
-__all__ = ["Connections", "connections_of", "open_connection", "place_of"]
+__all__ = ["Connections", "connections_of", "fields_of", "open_connection", "place_of"]
 
 _MOST = 8
 """Connections of a store's own, besides the one that renews leases. Threads that append at once share them."""
@@ -31,6 +32,8 @@ _UNLIMITED = 64
 """How many of a pool without a limit are used at once."""
 _FRESH = 0.5
 """Seconds after its last use within which a connection is used again without a look: to look lets other threads run first."""
+_SPLIT_WRONGLY = re.compile(r"\w+://([^/?@]*@[^/?]*@|[^/?@]*/[^?]*@)")
+"""A URL whose password has `@` or `/` as they are: libpq takes what follows for a host or a database, and errors show it."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
 
@@ -240,7 +243,7 @@ class _Callers(Connections):
 def connections_of(dsn_or_pool: Any, preparing: Preparing) -> Connections:
     """The connections of a store that was given a URL or a pool. TypeError for anything else."""
     if isinstance(dsn_or_pool, str):
-        _fields(dsn_or_pool)
+        fields_of(dsn_or_pool)
         return _Own(dsn_or_pool, preparing, _MOST, "PostgreSQL")
     take = getattr(dsn_or_pool, "getconn", None)
     if not callable(take) or inspect.iscoroutinefunction(take) or not hasattr(dsn_or_pool, "putconn"):
@@ -262,14 +265,18 @@ def open_connection(dsn: str, patience: float) -> psycopg.Connection[Any]:
         "client_encoding": "UTF8",
         "fallback_application_name": "milepost",
     }
-    given = _fields(dsn)
+    given = fields_of(dsn)
     settings = {name: value for name, value in settings.items() if name not in given}
     return psycopg.connect(dsn, autocommit=True, **settings)
 
 
-def _fields(dsn: str) -> dict[str, Any]:
+def fields_of(dsn: str) -> dict[str, Any]:
+    """What a URL or connection string says, by name. `OptionError`, which shows nothing of it, if it can't be read."""
     try:
-        return dict(conninfo.conninfo_to_dict(dsn))
+        fields = dict(conninfo.conninfo_to_dict(dsn))
+        if _SPLIT_WRONGLY.match(dsn):
+            raise ValueError
+        return fields
     except (psycopg.Error, ValueError):  # the latter: what is no UTF-8, or NUL
         # What the driver says quotes parts of it, and one of them may be a password.
         raise OptionError(

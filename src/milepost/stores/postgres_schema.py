@@ -151,7 +151,7 @@ def _version(connection: psycopg.Connection[Any], schema: str) -> int:
 @contextmanager
 def _connected(dsn: str, schema: str) -> Iterator[psycopg.Connection[Any]]:
     check_schema(schema)
-    with _told_as_ours("PostgreSQL", "connect to"):
+    with _told_as_ours("PostgreSQL", "open"):
         connection = open_connection(dsn, _PATIENCE)
     with connection:
         yield connection
@@ -175,4 +175,9 @@ def _told_as_ours(place: str, deed: str) -> Iterator[None]:
             op="open",
         ) from exc
     except psycopg.Error as exc:
-        raise StoreError(f"{place}: failed to {deed}: {exc}", store=place, op="open") from exc
+        what = " ".join(str(exc).split())
+        raise StoreError(
+            f"the store {place} failed to {deed}: {what}: look at the server and the way to it, then try again",
+            store=place,
+            op="open",
+        ) from exc
