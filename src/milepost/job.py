@@ -18,7 +18,7 @@ from milepost.parts import unit_of
 from milepost.protocols import AnyStore
 from milepost.record import format_time
 from milepost.reports import ResumePlan
-from milepost.resuming import await_due, plan, resume, resume_claimed
+from milepost.resuming import await_due, give_back, plan, resume, resume_claimed
 from milepost.runtime import Run
 from milepost.starting import enqueue, start
 from milepost.store import Store, Token, check_run_id
@@ -193,6 +193,10 @@ class Job:
     async def ago_on(self, token: Token) -> Any:
         """Go on, in this task, with the run that `token` was claimed with."""
         return await self._adrive(resume_claimed(self.run, token))
+
+    async def agive_back(self, token: Token, reason: str) -> None:
+        """Give the run that `token` was claimed with back, before any of its code runs."""
+        await self._adrive(give_back(self.run, token, reason))
 
     def enqueue(self, state: Any, at: float) -> None:
         """Leave it to a worker, from `at` (POSIX seconds, 0: at once) on."""

@@ -104,9 +104,22 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         raise
     except BaseException as exc:
         if not run.journal.is_released:
-            yield from _give_back(run, token, latest, exc)
+            is_refusal = isinstance(exc, Exception)
+            yield from _give_back(
+                run, token, latest, f"refused: {exc}" if is_refusal else "the worker that had it was stopped"
+            )
         raise
     return (yield from _go(run, wish, found, None, is_ending=is_ending))
+
+
+def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
+    """Give a run that a worker has claimed back as it was, with the reason, before any of its code runs."""
+    assert run.store is not None
+    try:
+        latest: Latest = yield from ask(run.store, "latest", run.run_id)
+        yield from _give_back(run, token, latest, reason)
+    except StoreError:
+        yield Drop(run.store, token, None)
 
 
 def _go(run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, *, is_ending: bool) -> Routine[Any]:
@@ -116,7 +129,7 @@ def _go(run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, *,
     return (yield from run.hold(body, found.state if override is None else override[0]))
 
 
-def _give_back(run: Run, token: Token, latest: Latest | None, refusal: BaseException) -> Routine[None]:
+def _give_back(run: Run, token: Token, latest: Latest | None, reason: str) -> Routine[None]:
     """Release a run that was claimed and then not gone on with, with the status that it had."""
     assert run.store is not None
     claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
@@ -125,7 +138,7 @@ def _give_back(run: Run, token: Token, latest: Latest | None, refusal: BaseExcep
     ends = [wait.wake_at.timestamp() for wait in waits if wait.wake_at is not None]
     release = Release(
         "interrupted" if was == "running" else was,
-        f"refused: {refusal}" if isinstance(refusal, Exception) else "the worker that had it was stopped",
+        reason,
         wake_at=min(ends, default=None) if was == "waiting" else None,
         waiting_for=waits,
     )

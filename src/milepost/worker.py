@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -25,6 +25,7 @@ from milepost.errors import (
     MilepostError,
     OptionError,
     RunCancelled,
+    RunNotFoundError,
     RunSuspended,
     StoreClosedError,
 )
@@ -50,6 +51,8 @@ PATIENCE = 3
 MAX_REFUSED = 1000
 """Runs that a worker remembers as refused, from one tidying to the next. One that it forgets and that is due still is taken
 and refused again, which costs two writes a minute."""
+SUSPICIOUS = 2
+"""Owners of a run that died in a row, from which on it is a suspect; less where it would be blocked by then."""
 TIDY = 60.0
 """Seconds between two times that a worker has its store forget what its retention says."""
 
@@ -110,6 +113,10 @@ class Worker:
         """Runs that this worker cannot go on with, and why: they are left to other code."""
         self._schedules: dict[str, Schedule] = {}
         self._running: dict[asyncio.Task[None], tuple[str, Job]] = {}
+        self._suspect: str | None = None
+        """The run with it that its process may die of; there is never another one beside it."""
+        self._put_off: dict[str, None] = {}
+        """Suspects whose turn comes after that, in this order."""
         self._turn = 0
         self._failures = 0
         self._is_stopping = False
@@ -229,6 +236,7 @@ class Worker:
                     raise
                 level = logging.WARNING if self._failures == 1 else logging.DEBUG
                 logger.log(level, "a worker could not look for work in %s: %s", self.engine.store.place, exc)
+            is_busy = is_busy or bool(self._put_off)
             if until_idle and not is_busy and not taken and not self._running and not self._failures:
                 return
             await self._pause(self._next_look(taken))
@@ -263,6 +271,7 @@ class Worker:
 
     async def _claim(self) -> int:
         """Claim what is due and may be taken, and go on with it; how many."""
+        await self._judge_suspect()
         # Who is asked first changes from poll to poll, so that no flow starves another.
         names = [*self.flows]
         self._turn = (self._turn + 1) % max(1, len(names))
@@ -279,10 +288,53 @@ class Worker:
                 room = min(room, self.limits[group[0]] - running)
             if room < 1:
                 continue
-            for token, row in await self._ask_due(group, room):
-                taken += 1
-                self._begin(token, row)
+            # Of suspects the one that died least often goes first: it is the least likely to be to blame.
+            claimed = sorted(await self._ask_due(group, room), key=lambda one: one[1].info.crash_count)
+            if self._suspect is None:
+                self._suspect = next((token.run_id for token, row in claimed if self._is_suspect(row)), None)
+            try:
+                await self._put_off_suspects(claimed)
+            finally:
+                for token, row in claimed:
+                    if token.run_id not in self._put_off:
+                        taken += 1
+                        self._begin(token, row)
         return taken
+
+    async def _put_off_suspects(self, claimed: list[tuple[Token, RunRow]]) -> None:
+        """Give suspects but one back, so that they don't count as crashed too if that one takes this process down.
+
+        A run whose node kills its process takes all down that run beside it, and nobody can tell which one it was. So
+        those that have died several times without progress go on one by one: what is to blame is blocked, the others end.
+        """
+        returned = []
+        for token, row in claimed:
+            if self._is_suspect(row) and token.run_id != self._suspect:
+                self._put_off[token.run_id] = None
+                job = self.engine.job(self.flows[row.info.flow], token.run_id)
+                reason = (
+                    f"its owners died again and again: it goes on after run {self._suspect!r}, which may be to blame"
+                )
+                returned.append(self._track(row, job, job.agive_back(token, reason)))
+        if returned:
+            await asyncio.wait(returned)
+            for task in returned:
+                task.result()
+
+    def _is_suspect(self, row: RunRow) -> bool:
+        most = self.engine.options.max_crashes or 2 * SUSPICIOUS
+        return row.info.crash_count >= max(1, min(SUSPICIOUS, most // 2))
+
+    async def _judge_suspect(self) -> None:
+        """Let the next suspect come once the one that runs has made progress or has ended."""
+        if self._suspect is not None and self._put_off:
+            routine: Routine[RunRow] = ask(self.engine.store, "get_run", self._suspect)
+            with suppress(RunNotFoundError):
+                row = await AsyncDriver(self._clock).run(routine)
+                if not row.info.crash_count:
+                    self._suspect = None
+        if self._suspect is None and self._put_off:
+            del self._put_off[next(iter(self._put_off))]
 
     async def _ask_due(self, names: list[str], room: int) -> list[tuple[Token, RunRow]]:
         options = self.engine.options
@@ -293,7 +345,7 @@ class Worker:
             names,
             room,
             # One that is being given back may be free already, and is not known as refused yet.
-            (*self.refused, *(job.run.run_id for _, job in self._running.values())),
+            (*self.refused, *self._put_off, *(job.run.run_id for _, job in self._running.values())),
             lease=options.lease,
             max_crashes=options.max_crashes,
         )
@@ -308,14 +360,19 @@ class Worker:
     # -- going on ----------------------------------------------------------------------------------------
 
     def _begin(self, token: Token, row: RunRow) -> None:
-        name = row.info.flow
-        job = self.engine.job(self.flows[name], token.run_id)
-        task = asyncio.ensure_future(self._go_on(job, token))
-        self._running[task] = (name, job)
+        job = self.engine.job(self.flows[row.info.flow], token.run_id)
+        self._track(row, job, self._go_on(job, token))
+
+    def _track(self, row: RunRow, job: Job, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._running[task] = (row.info.flow, job)
         task.add_done_callback(self._has_ended)
+        return task
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        _, job = self._running.pop(task)
+        if job.run.run_id == self._suspect:
+            self._suspect = None
         if self._wake is not None:
             self._wake.set()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from processes import Forks, Log, calls_of, die, say
 
-from milepost import END, CompiledGraph, Context, Graph, MilepostError, Retry
+from milepost import END, CompiledGraph, Context, Engine, Graph, MilepostError, Retry
 from milepost.stores.opening import open_store
 
 OTHERS = [f"other-{number}" for number in range(5)]
@@ -47,6 +47,29 @@ def failing_graph(log: Log) -> CompiledGraph[dict[str, Any]]:
 
     graph = Graph(dict).add_node("b", fail, retry=Retry(max_attempts=3, backoff=0)).add_edge("b", END)
     return graph.set_entry("b").compile("failing")
+
+
+def lone_graph(log: Log) -> CompiledGraph[dict[str, Any]]:
+    """One node, which kills its process at once if the state says so."""
+
+    def only(ctx: Context[Any], state: dict[str, Any]) -> dict[str, Any]:
+        log.add(ctx)
+        if state["deadly"]:
+            die()
+        return state
+
+    return Graph(dict).add_node("only", only).add_edge("only", END).set_entry("only").compile("lone")
+
+
+def labour(url: str, log: str, starts: bool, max_crashes: int | None) -> None:
+    """Start a deadly run and then the others, or be a worker until nothing is left to do."""
+    graph = lone_graph(Log(log))
+    with Engine(url, flows=[graph], max_crashes=max_crashes) as engine:
+        if starts:
+            for run_id in ("deadly", *OTHERS):
+                engine.start(graph, {"deadly": run_id == "deadly"}, run_id=run_id)
+        else:
+            engine.worker().run(until_idle=True)
 
 
 def work(url: str, log: str, kind: str, verb: str, run_ids: list[str], options: dict[str, Any]) -> None:
@@ -115,6 +138,31 @@ def test_a_run_that_kills_every_process_is_blocked_and_the_others_finish(limit: 
         assert [] == store.read("deadly", kinds=("failure",))
         assert 6 == len(store.list_runs())
     assert ["first", *["second"] * limit] == place.calls("deadly")
+
+
+@pytest.mark.parametrize(
+    ("url", "limit"), [("sqlite", 2), ("sqlite", 3), ("sqlite", 5), ("file", 5), ("postgres", 5)], indirect=["url"]
+)
+def test_a_run_that_kills_its_worker_takes_no_run_beside_it_along(limit: int, place: Place) -> None:
+    place.forks.call(labour, place.url, place.log, True, limit)
+    killed = 0
+    while place.forks.call(labour, place.url, place.log, False, limit).was_killed:
+        killed += 1
+    assert limit == killed
+    with open_store(place.url) as store:
+        assert {"deadly": "blocked"} | dict.fromkeys(OTHERS, "finished") == {
+            info.run_id: info.status for info in store.list_runs()
+        }
+        assert all(store.verify(run_id).ok for run_id in ("deadly", *OTHERS))
+    assert ["only"] * limit == place.calls("deadly")
+
+
+def test_a_worker_without_a_limit_of_crashes_gets_the_others_done_too(place: Place) -> None:
+    place.forks.call(labour, place.url, place.log, True, None)
+    for _ in range(6):
+        assert place.forks.call(labour, place.url, place.log, False, None).was_killed
+    with open_store(place.url) as store:
+        assert OTHERS == sorted(info.run_id for info in store.list_runs(status="finished"))
 
 
 def test_a_blocked_run_stays_blocked_in_a_later_process_until_it_is_reopened(place: Place) -> None:
