@@ -109,6 +109,28 @@ def lose_the_rights_meanwhile(medium: str, place: str) -> list[str]:
     return log
 
 
+def look_while_read_only(place: str) -> list[str]:
+    """A user who looks into a file that may not be written, dies, and goes on with a run when the file may be written."""
+    if os.geteuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    file = Path(place, "runs.db")
+    log: list[str] = []
+    graph = line(log)
+    with SQLiteStore(file) as store, pytest.raises(RunStopped):
+        graph.run(Count(), store=store, run_id="r", stop_after="b")
+    file.chmod(0o400)
+    child = os.fork()
+    if not child:
+        assert ["r"] == [info.run_id for info in SQLiteStore(file).list_runs()]
+        os._exit(0)
+    assert 0 == os.waitpid(child, 0)[1]
+    file.chmod(0o600)
+    with SQLiteStore(file) as store:
+        assert Count(4) == graph.resume(store, "r")
+    return log
+
+
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
     """A folder that every user may enter and write to."""
@@ -123,6 +145,10 @@ def test_rights_that_are_missing_are_a_store_error_and_the_run_goes_on_when_they
     medium: str, public_folder: Path
 ) -> None:
     assert list("abcd") == in_process(lose_the_rights, medium, str(public_folder))
+
+
+def test_what_was_only_looked_at_while_it_could_not_be_written_can_be_written_when_it_may(public_folder: Path) -> None:
+    assert list("abcd") == in_process(look_while_read_only, str(public_folder))
 
 
 @every_medium

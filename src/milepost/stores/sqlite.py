@@ -130,6 +130,7 @@ class SQLiteStore(Runs):
             return self._writer
         if not self._is_memory:
             sqlite_schema.create_file(Path(self.place))
+            sqlite_schema.share_rights(Path(self.place))
         writer = self._connect()
         try:
             sqlite_schema.prepare(writer, self.place, self._take_over)

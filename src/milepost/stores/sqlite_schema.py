@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.sqlite_waiting import patiently
 
-__all__ = ["VERSION", "create_file", "prepare"]
+__all__ = ["VERSION", "create_file", "prepare", "share_rights"]
 
 VERSION = 3
 
@@ -175,6 +177,17 @@ def create_file(path: Path) -> None:
             store=str(path),
             op="open",
         ) from exc
+
+
+def share_rights(path: Path) -> None:
+    """Let whoever may write the database write its log: SQLite makes it with the rights of a file that was read-only then."""
+    with suppress(OSError):
+        writing = os.stat(path).st_mode & 0o222
+        for beside in (f"{path}-wal", f"{path}-shm"):
+            with suppress(OSError):
+                mode = stat.S_IMODE(os.stat(beside).st_mode)
+                if writing & ~mode:
+                    os.chmod(beside, mode | writing)
 
 
 def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sqlite3.Connection], None]) -> None:
