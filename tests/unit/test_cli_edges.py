@@ -369,3 +369,16 @@ def test_output_that_has_no_unicode_is_no_error(shop: Shop) -> None:
         out, err = process.communicate(timeout=30)
     assert (0, "") == (process.returncode, err)
     assert "\\u017b" in out
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_stays_json_whatever_the_encoding_of_the_output(shop: Shop, encoding: str) -> None:
+    def told(*arguments: str) -> list[object]:
+        with shop.spawn(*arguments, env={**os.environ, "PYTHONIOENCODING": encoding}, errors="replace") as process:
+            out, _ = process.communicate(timeout=30)
+        return [json.loads(line) for line in out.splitlines()] if "--json" in arguments else [json.loads(out)]
+
+    assert told("run", "shop:graph", "-i", "id=Öł", "--run-id", "Öł", "--json")
+    assert "Öł" == told("state", "Öł")[0]["id"]
+    assert "Öł" == told("runs", "--json")[0]["runs"][0]["run_id"]
+    assert "'ö'" in told("show", "ö", "--json")[0]["error"]["message"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -25,7 +24,7 @@ from milepost.cli.running import resume, retry, run
 from milepost.cli.sending import cancel, signal, start
 from milepost.cli.showing import show
 from milepost.cli.states import diff, state
-from milepost.cli.text import clean
+from milepost.cli.text import clean, to_json
 from milepost.cli.watching import watch
 from milepost.cli.working import recover, worker
 from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
@@ -141,7 +140,7 @@ def _tell(exc: BaseException, invocation: Invocation) -> int:
         if isinstance(exc, FlowChangedError):
             told["differences"] = list(exc.differences)
         marked = {"event": "Error"} if invocation.is_live else {}
-        print(json.dumps({**marked, "error": told}, ensure_ascii=False))
+        print(to_json({**marked, "error": told}, is_line=True))
     return code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import TextIO
 
 from milepost.cli.invocation import Invocation
 from milepost.cli.live import prints_aside
-from milepost.cli.text import clean, error_text, iso
+from milepost.cli.text import clean, error_text, iso, to_json
 from milepost.drivers.driver import log as log_event
 
 __all__ = ["OneLine", "logging_runs", "logging_warnings"]
@@ -101,7 +100,7 @@ class _Document(logging.Formatter):
             "run_id": getattr(record, "run_id", None),
             "node_id": getattr(record, "node_id", None),
         }
-        return json.dumps(told, ensure_ascii=False)
+        return to_json(told, is_line=True)
 
 
 def _text(record: logging.LogRecord) -> str:

@@ -79,9 +79,15 @@ def to_json(document: Any, *, is_line: bool = False) -> str:
     """A document as JSON: indented for a terminal, in one line elsewhere or with `is_line`."""
     indent = 2 if sys.stdout.isatty() and not is_line else None
     try:
-        return json.dumps(document, ensure_ascii=False, indent=indent, default=clean, allow_nan=False)
+        return _dumped(document, indent, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(document), ensure_ascii=False, indent=indent, default=clean)
+        return _dumped(_finite(document), indent)
+
+
+def _dumped(value: Any, indent: int | None, **options: Any) -> str:
+    # What an output of another encoding lacks, it would write with escapes that JSON does not know.
+    is_utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+    return json.dumps(value, ensure_ascii=not is_utf8, indent=indent, default=clean, **options)
 
 
 def _finite(value: Any) -> Any:
@@ -95,4 +101,4 @@ def _finite(value: Any) -> Any:
 
 def pretty(value: Any) -> str:
     """A JSON value, indented."""
-    return json.dumps(value, ensure_ascii=False, indent=2)
+    return _dumped(value, 2)
