@@ -11,9 +11,10 @@ import hashlib
 import hmac
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from milepost.errors import CheckpointIntegrityError, CheckpointVersionError, OptionError
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError, OptionError
 from milepost.record import (
     CHECKPOINT,
     CHECKPOINT_VERSION,
@@ -151,9 +152,7 @@ class Seals:
         key_id, _, found = seal[len(KEYED) :].decode("utf-8", "replace").partition(":")
         code = self._keys.get(key_id)
         if code is None:
-            what = f"is sealed with key {key_id[:64]!r}, which this store does not have"
-            act = "add it to signing_key" if self._keys else "open the store with signing_key"
-            return Flaw(what, "a seal that can be proven", _shown(seal), act)
+            return self._unprovable(key_id, _shown(seal))
         fits = hmac.compare_digest(code.of(content).encode(), found.encode())
         return None if fits else changed(f"a seal of key {key_id!r}", _shown(seal))
 
@@ -174,6 +173,27 @@ class Seals:
         if flaw is not None:
             raise _refusal(run_id, record, flaw)
         return not self._keys or seal.startswith(_KEYED)
+
+    def _unprovable(self, key_id: str, found: str) -> Flaw:
+        what = f"is sealed with key {key_id[:64]!r}, which this store does not have"
+        act = "add it to signing_key" if self._keys else "open the store with signing_key"
+        return Flaw(what, "a seal that can be proven", found, act)
+
+    def check_key(self, run_id: str, record: Record) -> None:
+        """`CheckpointIntegrityError` if `record` was written with a key that this store does not have.
+
+        Whoever has it would refuse what this store adds to the run. Whether the record is whole is not asked.
+        """
+        _, is_keyed, seal = (record.header or b"").rpartition(_BEFORE_SEAL + _KEYED)
+        key_id = seal.partition(b":")[0].decode("utf-8", "replace")
+        flaw = None
+        if is_keyed and key_id not in self._keys:
+            flaw = self._unprovable(key_id, key_id)
+        elif record.packing == ENCRYPTED:
+            with suppress(CheckpointCorruptError):
+                flaw = self.locked(record.fields().get("encryption_key"))
+        if flaw is not None and flaw.act:
+            raise _refusal(run_id, record, flaw)
 
     def check(self, run_id: str, record: Record) -> bool:
         """Raise unless `record` is whole and belongs at its place in `run_id`; whether all of that was proven.

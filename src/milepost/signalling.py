@@ -24,6 +24,7 @@ def signal(
     An object of a class with fields is sent as the plain JSON of its fields: a wait with that class as its `payload` type
     gives it back, any other one a dict.
     """
+    yield from _check_key(store, run_id)
     data = None
     if payload is not None:
         try:
@@ -43,6 +44,7 @@ def cancel(store: Store, run_id: str, reason: str = "") -> Routine[Literal["canc
     A workflow with rollbacks that are due is not ended here: the cancel is requested, and whoever takes the run next, a
     worker or a resume, undoes and ends it.
     """
+    yield from _check_key(store, run_id)
     row: RunRow = yield from ask(store, "get_run", run_id)
     upto: int | None = row.info.sequence
     if (yield from _has_rollbacks(store, run_id, row.live)):
@@ -50,6 +52,13 @@ def cancel(store: Store, run_id: str, reason: str = "") -> Routine[Literal["canc
     told: Literal["cancelled", "requested", "ended"]
     told = yield from ask(store, "request_cancel", run_id, reason, upto)
     return told
+
+
+def _check_key(store: Store, run_id: str) -> Routine[None]:
+    """Refuse to write to a run of which this store has no key: it can't be read here, and who has the key would refuse it."""
+    newest: list[Record] = yield from ask(store, "read", run_id, newest=True, limit=1)
+    for record in newest:
+        store.seals.check_key(run_id, record)
 
 
 def _has_rollbacks(store: Store, run_id: str, live: Ranges) -> Routine[bool]:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from attacker import Attacker
 
-from milepost import Checkpoint, CheckpointIntegrityError, RunStopped
+from milepost import (
+    Checkpoint,
+    CheckpointIntegrityError,
+    RunCancelled,
+    RunStopped,
+    RunSuspended,
+    Steps,
+    step,
+    workflow,
+)
 from milepost.record import ENCRYPTED, VERBATIM, Record, digest_of, make_record
 from milepost.seals import Seals
 from milepost.store import Signal
@@ -20,6 +29,10 @@ KEYS = {"signed": SIGNED, "encrypted": ENCRYPTED_ONLY, "both": {**SIGNED, **ENCR
 NEW_KEYS = {
     "signing_key": {"s2": b"another signing key, 28 byte", **SIGNED["signing_key"]},
     "encryption_key": {"e2": b"another key of exactly 32 bytes.", **ENCRYPTED_ONLY["encryption_key"]},
+}
+OTHER_KEYS = {
+    "signing_key": {"x": b"a signing key of somebody else"},
+    "encryption_key": {"x": b"a 32 byte key of somebody else.."},
 }
 both_ways = pytest.mark.parametrize("verbs", ["sync", "async"], indirect=True)
 one_way = pytest.mark.parametrize("verbs", ["sync"], indirect=True)
@@ -256,3 +269,44 @@ def test_a_signal_that_was_planted_reaches_no_run(medium, attacker, keyed, keys)
     with pytest.raises(CheckpointIntegrityError, match=r"signal 2 \('approval'\) of run 'r1'"):
         store.signals("r1")
     assert any("signal 2" in problem for problem in store.verify("r1").problems)
+
+
+@workflow("booking")
+def booking() -> Steps[bool]:
+    """A step that has something to undo, and a wait."""
+    yield from step("book").python(len, args=("seat",)).with_rollback(undo)
+    answer = yield from step("ask").wait_for("answer", payload=bool)
+    return answer.payload
+
+
+undone: list[str] = []
+
+
+def undo(ctx) -> None:
+    undone.append(ctx.run_id)
+
+
+def test_who_has_no_key_sends_nothing_that_would_stop_the_run(medium, keyed, keys):
+    for run_id in ("r1", "r2"):
+        with pytest.raises(RunSuspended):
+            booking.run(store=keyed, run_id=run_id)
+    before = {run_id: keyed.read(run_id) for run_id in ("r1", "r2")}
+    for other in (reopened(medium, keyed, {}), reopened(medium, keyed, {name: OTHER_KEYS[name] for name in keys})):
+        for send in (
+            lambda: booking.signal(other, "r1", "answer", True),  # noqa: B023
+            lambda: booking.signal(other, "r1", "nobody asked"),  # noqa: B023
+            lambda: booking.cancel(other, "r2", "not needed"),  # noqa: B023
+            lambda: other.delete("r1", "book"),  # noqa: B023
+        ):
+            with pytest.raises(CheckpointIntegrityError, match="which this store does not have"):
+                send()
+    assert before == {run_id: keyed.read(run_id) for run_id in ("r1", "r2")}
+    assert "taken" == booking.signal(keyed, "r1", "answer", True)
+    assert booking.resume(keyed, "r1")
+    # Only who can read what is to be undone can tell that there is something.
+    undone.clear()
+    assert "requested" == booking.cancel(keyed, "r2", "not needed")
+    with pytest.raises(RunCancelled):
+        booking.resume(keyed, "r2")
+    assert ["r2"] == undone
+    assert keyed.verify("r2").ok

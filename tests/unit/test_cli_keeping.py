@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
+from collections import Counter
 from contextlib import closing
 
 import pytest
 from cli_calls import Shop, shop
 
-from milepost import SQLiteStore
+from milepost import RunSuspended, SQLiteStore, StepError, Steps, parallel, step, workflow
 
 __all__ = ["shop"]
 
@@ -245,3 +246,36 @@ def test_doctor_finds_a_file_that_is_no_database(shop: Shop) -> None:
     document = shop.call("doctor", "--store", "sqlite:///text.db", "--json")
     assert 1 == document.code
     assert not json.loads(document.out)["ok"]
+
+
+@workflow("asked")
+def asked(secret: str) -> Steps[str]:
+    yield from parallel("both", step("len").python(len, args=(secret,)), step("int").python(int, args=(secret,)))
+    answer = yield from step("ask").wait_for("answer", prompt=f"is it {secret}?")
+    yield from step("end").python(int, args=(secret + answer.payload,))
+    return secret
+
+
+def test_of_an_encrypted_run_the_command_line_tells_what_is_readable_and_no_more(shop: Shop) -> None:
+    with SQLiteStore("locked.db", encryption_key={"k": bytes(32)}) as store:
+        for run_id in ("r", "s"):
+            with pytest.raises(RunSuspended):
+                asked.run(store=store, run_id=run_id, secret="s3cr-word")
+        asked.signal(store, "r", "answer", "!")
+        with pytest.raises(StepError):
+            asked.resume(store, "r")
+    here = ("--store", "sqlite:///locked.db")
+    told = {name: shop.call(name, "r", *here) for name in ("show", "history", "state", "export")}
+    told |= {"runs": shop.call("runs", *here), "waits": shop.call("show", "s", *here)}
+    told["signal"] = shop.call("signal", "s", "answer", '"?"', *here)
+    told["cancel"] = shop.call("cancel", "s", *here)
+    assert {0: 4, 1: 4} == Counter(answer.code for answer in told.values())
+    text = "".join(answer.out + answer.err for answer in told.values())
+    assert not any(unwanted in text for unwanted in ("s3cr-word", "aesgcm:", "router", "its time has come", "None"))
+    assert "why      it failed: encrypted with key 'k'; milepost resume r TARGET" in told["show"].out
+    assert "waits for signal 'answer' at 'ask#1' (encrypted with key 'k')" in told["waits"].out
+    assert "signal number 1 came" in told["history"].out
+    kinds = [line.split()[:2] for line in told["show"].out.splitlines()]
+    assert ["both", "parallel"] in kinds
+    assert ["ask", "wait"] in kinds
+    assert "which this store does not have" in told["signal"].err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,7 +30,17 @@ from milepost.record import (
 from milepost.store import Latest, Store
 from milepost.turning import CONTINUE, newest_turn
 
-__all__ = ["Entry", "Step", "is_workflow", "next_node", "read_entries", "records_of", "state_of", "steps_of"]
+__all__ = [
+    "Entry",
+    "Step",
+    "failure_text",
+    "is_workflow",
+    "next_node",
+    "read_entries",
+    "records_of",
+    "state_of",
+    "steps_of",
+]
 
 _PAGE = 256
 
@@ -148,7 +158,7 @@ def _note(kind: str, fields: dict[str, Any]) -> str:
         outcome = fields.get("outcome", "succeeded")
         return "" if outcome == "succeeded" else str(outcome)
     if kind == FAILURE:
-        return f"{fields.get('op')} failed: {fields.get('error_type')}: {fields.get('message')}".partition("\n")[0]
+        return f"{fields.get('op')} failed: {failure_text(fields)}".partition("\n")[0]
     if kind == OWNER:
         reason = fields.get("reason")
         if fields.get("verb") == CONTINUE:
@@ -167,6 +177,12 @@ def _note(kind: str, fields: dict[str, Any]) -> str:
     if kind == ROLLBACK:
         return "rolled back" if fields.get("message") is None else f"rollback failed: {fields['message']}"
     return ""
+
+
+def failure_text(fields: Mapping[str, Any]) -> str:
+    """Type and message of a recorded error; the type alone where the message is encrypted."""
+    message = fields.get("message")
+    return f"{fields.get('error_type')}" + ("" if message is None else f": {message}")
 
 
 def _wait_note(kind: str, fields: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import UTC, datetime
 from math import isfinite
@@ -10,10 +11,14 @@ from typing import Any
 
 __all__ = ["ago", "clean", "duration", "error_text", "iso", "plural", "pretty", "short", "size", "to_json", "utc"]
 
+_ENCRYPTED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):[A-Za-z0-9+/]{38,}=*")
+"""A text of a run's row as a store without its key gives it."""
+
 
 def clean(text: object) -> str:
-    """Text from a store or from user code, without what a terminal would take for a command."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    """Text from a store or from user code, without what a terminal would take for a command, or nobody could read."""
+    readable = _ENCRYPTED.sub(r"encrypted with key '\1'", str(text))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in readable)
 
 
 def short(text: object, limit: int = 60) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from milepost.cli.journals import failure_text
 from milepost.cli.lines import wait_document, wait_text
 from milepost.cli.text import clean, iso, plural, short, utc
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
@@ -183,7 +184,7 @@ def _tell_begun(step: TreeStep, recorded: Recorded, *, is_over: bool) -> None:
         step.step_type = "branch"
     if failures:
         told = failures[-1].fields
-        step.error = f"{told.get('error_type')}: {told.get('message')}"
+        step.error = failure_text(told)
         step.retry_at = _time(told.get("retry_at"))
         if is_over and (told.get("given_up") or told.get("final")):
             step.status = "failed"

@@ -108,6 +108,8 @@ class Runs(Keeping):
     def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
         check_run_id(run_id)
         check_id(node_id)
+        for record in self.read(run_id, newest=True, limit=1):
+            self.seals.check_key(run_id, record)
 
         def body(tx: Transaction) -> None:
             row = tx.row(run_id)
