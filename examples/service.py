@@ -21,9 +21,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Query
 
 from milepost import (
     END,
@@ -109,11 +109,11 @@ def make_app(store: str) -> FastAPI:
         return await told(engine.handle(run_id, orders))
 
     @app.get("/orders/{run_id}/result")
-    async def result(run_id: str, wait: float = 0.001) -> dict[str, Any]:
+    async def result(run_id: str, wait: Annotated[float, Query(ge=0, le=60)] = 0) -> dict[str, Any]:
         """The order as it ended, for whoever waits up to `wait` seconds."""
         handle = engine.handle(run_id, orders)
         try:
-            order = await handle.aresult(timeout=min(wait, 60))
+            order = await handle.aresult(timeout=wait)
         except TimeoutError as error:
             raise HTTPException(504, str(error)) from error
         except RunNotFoundError as error:

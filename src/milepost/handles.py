@@ -23,6 +23,7 @@ from milepost.job import Job
 from milepost.journal import ask
 from milepost.record import FINISH, Record
 from milepost.results import StepResult
+from milepost.retry import as_seconds
 from milepost.runtime import Run
 from milepost.stepping import StepRun
 from milepost.store import RunRow, Store, check_run_id
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from milepost.events import Event
 
 __all__ = ["RunHandle"]
+
+_AT_ONCE = 1e-9
+"""Seconds that are over by the time of a second look."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -91,8 +95,8 @@ class RunHandle(Generic[R]):
     def result(self, timeout: float | timedelta | None = None) -> R:
         """Wait for the end: the output, or the error that the run ended with.
 
-        A cancelled run raises `RunCancelled`, a blocked one `RunNotResumableError`. After `timeout` seconds TimeoutError;
-        the run is not touched by that.
+        A cancelled run raises `RunCancelled`, a blocked one `RunNotResumableError`. After `timeout` seconds TimeoutError,
+        with 0 after one look; the run is not touched by that.
         """
         return cast("R", self._run(self._on(await_result, timeout)))
 
@@ -201,14 +205,16 @@ class RunHandle(Generic[R]):
         self, look: Callable[[Run], Routine[T]], timeout: float | timedelta | None = None, *, is_awaited: bool = True
     ) -> Routine[T]:
         """`look` at the run, for no longer than `timeout`; `is_awaited`: whether the driver can await coroutines."""
+        seconds = None if timeout is None else as_seconds(timeout, "timeout")
         flow = yield from self._known()
-        job = Job(flow, self.store, self.run_id, {"run_timeout": timeout}, self._bound, Wish())
+        limit = None if seconds is None else max(seconds, _AT_ONCE)
+        job = Job(flow, self.store, self.run_id, {"run_timeout": limit}, self._bound, Wish())
         job.run.is_awaited = is_awaited
         try:
             return (yield from look(job.run))
-        except RunTimeoutError as exc:
+        except RunTimeoutError:
             raise TimeoutError(
-                f"run {self.run_id!r} had not come so far within {exc.timeout:g} s: it goes on; wait again, or look at info()"
+                f"run {self.run_id!r} had not come so far within {seconds:g} s: it goes on; wait again, or look at info()"
             ) from None
 
     def _signalled(

@@ -182,7 +182,7 @@ def attach(run: Run) -> Routine[Any]:
                 error.state = (yield from run.find(Wish(), latest)).state
             raise error
         if info.status == "cancelled":
-            raise run.journal.cancelled(info.reason)
+            raise run.journal.cancelled("" if info.reason == "cancelled" else info.reason)
         if info.status == "blocked":
             raise not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
         yield from await_change(run)

@@ -391,6 +391,23 @@ def test_a_run_that_nobody_executes_is_cancelled_at_once(verbs, engine, store, a
         verbs.call(handle, "signal", "go")
 
 
+def test_a_timeout_of_zero_is_one_look(verbs, engine, abc):
+    handle = engine.start(abc, Count(), run_id="r1")
+    for ask in (("result",), ("output", "a")):
+        with pytest.raises(TimeoutError, match="within 0 s"):
+            verbs.call(handle, *ask, timeout=0)
+    work(engine)
+    assert Count(3) == verbs.call(handle, "result", timeout=0)
+    assert Count(1) == verbs.call(handle, "output", "a", timeout=0)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "5", True])
+def test_a_timeout_that_is_none_is_refused_by_its_name(verbs, engine, abc, wrong):
+    handle = engine.start(abc, Count(), run_id="r1")
+    with pytest.raises(OptionError, match=r"^timeout must be seconds"):
+        verbs.call(handle, "result", timeout=wrong)
+
+
 def test_cancelling_a_finished_run_changes_nothing(verbs, store, abc):
     verbs.run(abc, Count(), store=store, run_id="r1")
     assert ("ended", "finished") == (verbs.call(abc, "cancel", store, "r1"), store.get_run("r1").info.status)
