@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from milepost.errors import MissingExtraError, OptionError
+from milepost.store import check_run_id
 from milepost.verbs import Bound
 
 __all__ = ["Schedule"]
@@ -25,6 +26,11 @@ class Schedule:
             ) from exc
         self.name = name
         self.flow = flow
+        self._due = datetime.max.replace(tzinfo=UTC)
+        check_run_id(self.run_id if isinstance(name, str) else name)
+        for option, text in (("cron", cron), ("tz", tz)):
+            if not isinstance(text, str):
+                raise OptionError(f"schedule {name!r}: {option} must be a str, not {text!r}", option=option)
         try:
             self._zone = ZoneInfo(tz)
         except (KeyError, ValueError, OSError) as exc:  # the last: a name that is a folder of zones
@@ -41,7 +47,6 @@ class Schedule:
                 option="cron",
             ) from exc
         self._times: Iterator[datetime] = iter(())
-        self._due = datetime.max.replace(tzinfo=UTC)
 
     def begin(self, now: datetime) -> None:
         """Look from `now` on."""

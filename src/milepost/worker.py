@@ -28,6 +28,7 @@ from milepost.errors import (
     RunNotFoundError,
     RunSuspended,
     StoreClosedError,
+    StoreError,
 )
 from milepost.failures import describe
 from milepost.flow import Flow
@@ -425,7 +426,13 @@ class Worker:
     async def _start_scheduled(self) -> None:
         for schedule in self._schedules.values():
             while schedule.due_at <= self._now():
-                await self.engine.astart(schedule.flow, run_id=schedule.run_id, if_exists="return")
+                try:
+                    await self.engine.astart(schedule.flow, run_id=schedule.run_id, if_exists="return")
+                except (StoreError, StoreClosedError):
+                    raise
+                except MilepostError as exc:
+                    # Others may have started it with another input. What this worker runs besides must not wait for that.
+                    logger.warning("schedule %r did not start run %r: %s", schedule.name, schedule.run_id, exc)
                 schedule.advance()
 
     # -- time ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from milepost import (
     END,
     Engine,
     Graph,
+    InvalidIDError,
     OptionError,
     Retry,
     RunExistsError,
@@ -531,6 +532,40 @@ def test_times_that_passed_while_no_worker_ran_are_not_made_up_for(medium, clock
     with worker:
         until(lambda: clock.sleepers >= 1)
     assert [] == started(store)
+
+
+def test_a_schedule_that_another_worker_has_with_another_input_keeps_no_run_waiting(medium, clock, caplog):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "nightly")
+    engine = Engine(store, flows=[graph], clock=clock)
+    clock.set(datetime(2026, 3, 1, 5, 59, 30, tzinfo=UTC))
+    engine.start(graph, Count(5), run_id="report@2026-03-01T06:00:00Z")
+    engine.start(graph, Count(), run_id="other", at=datetime(2026, 3, 1, 6, 1, tzinfo=UTC))
+    with engine.worker().every("report", graph.bind(Count()), "0 6 * * *"):
+        until(lambda: clock.sleepers >= 1)
+        clock.advance(minutes=2)
+        until(lambda: clock.advance(1) or "finished" == status_of(store, "other"))
+        clock.advance(days=1)
+        until(lambda: clock.advance(1) or "report@2026-03-02T06:00:00Z" in started(store))
+    told = [record.getMessage() for record in caplog.records if "schedule" in record.getMessage()]
+    assert 1 == len(told)
+    assert "schedule 'report' did not start run 'report@2026-03-01T06:00:00Z': inputs hash mismatch" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "cron", "tz", "error"),
+    [
+        ("a\nb", "0 6 * * *", "UTC", InvalidIDError),
+        ("x" * 500, "0 6 * * *", "UTC", InvalidIDError),
+        (5, "0 6 * * *", "UTC", TypeError),
+        ("job", None, "UTC", OptionError),
+        ("job", "0 6 * * *", None, OptionError),
+    ],
+)
+def test_a_schedule_whose_runs_could_not_start_is_refused_at_once(store, name, cron, tz, error):
+    graph = one(plus, "flow")
+    with pytest.raises(error):
+        Engine(store, flows=[graph]).worker().every(name, graph.bind(Count()), cron, tz=tz)
 
 
 def test_a_schedule_that_cannot_be_is_refused(store):

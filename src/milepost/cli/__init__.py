@@ -21,8 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"milepost: the command line needs {', '.join(missing)}: pip install 'milepost[cli]'", file=sys.stderr)
         return 2
-    from milepost.cli.app import main as run_command
-
+    try:
+        from milepost.cli.app import main as run_command
+    except KeyboardInterrupt:
+        print("milepost: interrupted", file=sys.stderr)
+        return 130
     return run_command(arguments)
 
 

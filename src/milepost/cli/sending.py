@@ -138,7 +138,8 @@ def _read_time(text: str) -> datetime:
     except ValueError as exc:
         raise click.UsageError(f"--at takes a time such as 2026-12-24T18:00:00Z, not {text!r}") from exc
     if moment.tzinfo is None:
-        raise click.UsageError(f"--at takes a time with its zone, such as {text}Z or {text}+01:00")
+        example = moment.isoformat(timespec="seconds")
+        raise click.UsageError(f"--at takes a time with its zone, such as {example}Z or {example}+01:00")
     return moment
 
 
