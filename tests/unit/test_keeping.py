@@ -412,3 +412,32 @@ def test_a_node_whose_input_was_pruned_is_not_run_again_from_another():
     with pytest.raises(NoCheckpointFoundError, match="pruned"):
         flow.resume_from(store, "r", "add", visit=5, rerun=True)
     assert [*range(6)] == flow.resume_from(store, "r", "add", visit=6, rerun=True)
+
+
+def test_a_pass_comes_to_an_end_while_runs_go_on_ending():
+    clock = FakeClock()
+    loop = Graph(dict).add_node("lap", lambda state: {"n": state["n"] + 1})
+    laps = (
+        loop.add_conditional_edge("lap", lambda state: "lap" if state["n"] < 5 else END, ["lap", END])
+        .set_entry("lap")
+        .compile("laps")
+    )
+
+    class Busy(MemoryStore):
+        """While one run is thinned, another one ends."""
+
+        thinned = 0
+
+        def _thin(self, run_id: str, wish: Wish) -> int:
+            self.thinned += 1
+            assert self.thinned < 50, "there is no end"
+            clock.advance(seconds=2)
+            laps.run({"n": 0}, store=self, run_id=f"later-{self.thinned}")
+            return super()._thin(run_id, wish)
+
+    store = Busy(clock=clock)
+    for number in range(3):
+        laps.run({"n": 0}, store=store, run_id=f"r-{number}")
+    pruned = store.prune(older_than=timedelta(days=1), keep_last=2)
+    assert {"r-0", "r-1", "r-2"} == set(pruned.thinned)
+    assert 3 <= store.thinned <= 4

@@ -163,10 +163,11 @@ class Pruning(Journal):
         """When runs that may be meant were last changed and their ids, for each status the least recent first.
 
         Read a page at a time; the run itself is asked again. What a page shows may be changed or deleted meanwhile: the
-        next one begins at a time, not at a run.
+        next one begins at a time, not at a run. What ends from now on is left to the next time, so that there is an end
+        also where runs end faster than they are pruned.
         """
-        # A medium may round times.
-        until = math.inf if wish.before is None or wish.keep_last is not None else wish.before + 1.0
+        newest = self.clock.time() if wish.before is None or wish.keep_last is not None else wish.before
+        until = newest + 1.0  # a medium may round times
         for status in sorted({"running" if status == "dead" else status for status in wish.statuses}):
             after = (-math.inf if changed_after is None else changed_after, "")
             while True:
