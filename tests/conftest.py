@@ -6,9 +6,14 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from milepost.heartbeat import heartbeat
 from postgres_server import Database, Server, given_dsn
+
+# How long an example takes is the machine's business, and no test's.
+settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

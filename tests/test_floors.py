@@ -321,7 +321,7 @@ with SQLiteStore(":memory:") as store, Engine(store) as engine:
     assert engine.run(adding.bind(1)) == 2
 """
 RARE = ["pickle", "milepost.elsewhere", "milepost.pools", "milepost.forking_runs", "milepost.testing"]
-UNHEARD = ["asyncio", "milepost.events", "milepost.telling", "milepost.handles", "milepost.worker", "milepost.drawing"]
+UNHEARD = ["asyncio", "milepost.handles", "milepost.worker", "milepost.drawing"]
 """What a sync run does without that nobody listens to or looks at from outside."""
 
 

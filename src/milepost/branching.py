@@ -27,6 +27,7 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
+from milepost.events import AttemptFailed
 from milepost.failures import describe
 from milepost.flow import BranchEnd, Fork, Function
 from milepost.parking import Parked
@@ -233,8 +234,6 @@ def _merge_failed(walker: Walker, fork: Fork, context: Context[Any], exc: Except
     error.node_id, error.visit, error.attempt, error.state = node_id, context.visit, 1, walker.last_good()
     if walker.store is not None:
         yield from walker.record_failure(context, "merge", exc, error, None)
-    from milepost.events import AttemptFailed
-
     yield Emit(
         AttemptFailed(
             run_id=run.run_id,

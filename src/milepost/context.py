@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 from milepost.errors import OptionError, RunCancelled, interruption
+from milepost.events import Emitted, Event, Progress
 from milepost.hooks import surround
 from milepost.record import parse_time
 from milepost.store import Statement, check_tag
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from milepost.clock import Clock
     from milepost.effects import Held
-    from milepost.events import Event
     from milepost.store import Store
 
 __all__ = ["Context", "ContextElsewhere", "RunScope", "current", "current_context", "run_within"]
@@ -256,8 +256,6 @@ class Context(Generic[DepsT]):
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Tell whoever listens how far this node is. Live: it is not recorded."""
         if self._scope.publish is not None:
-            from milepost.events import Progress
-
             self._scope.publish(
                 Progress(
                     run_id=self.run_id,
@@ -272,8 +270,6 @@ class Context(Generic[DepsT]):
     def emit(self, name: str, data: Any = None) -> None:
         """Tell whoever listens something of your own. Live: it is not recorded."""
         if self._scope.publish is not None:
-            from milepost.events import Emitted
-
             self._scope.publish(
                 Emitted(
                     run_id=self.run_id, timestamp=self._scope.clock.time(), node_id=self.node_id, name=name, data=data

@@ -2,8 +2,7 @@
 
 An event reaches its consumer after the change that it tells of is durable; only `Progress` and `Emitted` are live
 and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
-are decoded on access, so that an event that nobody looks into costs no decoding. For the same reason this module is imported
-where an event is made or looked at, not before: most runs have nobody who listens.
+are decoded on access, so that an event that nobody looks into costs no decoding.
 """
 
 from __future__ import annotations

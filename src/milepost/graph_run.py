@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from milepost import finding, parking
 from milepost.effects import Routine
 from milepost.errors import MilepostError, SerializeStateError
+from milepost.events import RunCompleted, RunStarted
 from milepost.examining import Found, Wish, refusal_of
 from milepost.flow import GraphFlow
 from milepost.journal import ask
@@ -22,7 +23,6 @@ from milepost.store import Latest, Release, RunRow, Store
 from milepost.walking import Walker
 
 if TYPE_CHECKING:
-    from milepost.events import RunCompleted, RunStarted
     from milepost.inventory import Wait
 
 __all__ = ["NodeRun"]
@@ -164,8 +164,6 @@ class NodeRun(Run):
         )
 
     def _started(self, began_with: Any) -> RunStarted:
-        from milepost.events import RunStarted
-
         return RunStarted(
             run_id=self.run_id,
             timestamp=self.options.clock.time(),
@@ -175,8 +173,6 @@ class NodeRun(Run):
         )
 
     def _completed(self, result: RunResult[Any] | None, error: BaseException | None) -> RunCompleted:
-        from milepost.events import RunCompleted
-
         clock = self.options.clock
         return RunCompleted(
             run_id=self.run_id,

@@ -20,6 +20,7 @@ from milepost.branching import Stop, label_of, raise_of
 from milepost.context import Context
 from milepost.effects import Emit, Routine
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from milepost.events import Progress
 from milepost.failures import place, shown
 from milepost.flow import END, Codec, Fork, Function, GraphFlow, GraphWork, MapWork, Unit, WaitWork
 from milepost.lanes import in_lanes
@@ -239,8 +240,6 @@ class _Mapping:
         self.done += 1
         walker = self.walker
         if walker.run.is_listening:
-            from milepost.events import Progress
-
             yield Emit(
                 Progress(
                     run_id=walker.run.run_id,

@@ -26,6 +26,7 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
+from milepost.events import RunWaiting
 from milepost.failures import describe
 from milepost.failures import place as say_where
 from milepost.flow import Flow
@@ -455,8 +456,6 @@ def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
     run.status = "waiting"
     run.open_waits = {wait.wait.wait_id: wait for wait in ordered}
     if run.is_listening:
-        from milepost.events import RunWaiting
-
         for wait in ordered:
             yield Emit(
                 RunWaiting(

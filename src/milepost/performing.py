@@ -30,6 +30,7 @@ from milepost.errors import (
     StatementError,
     StepError,
 )
+from milepost.events import AttemptFailed, CheckpointFailed, StepCompleted
 from milepost.failures import describe, failure_fields, first_line, message_of, place, shown, type_name
 from milepost.journal import ask
 from milepost.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
@@ -287,8 +288,6 @@ class _Doing(Composing):
             "what was recorded before is kept: mend the step, then resume",
         )
         exc.run_id, exc.node_id = run.run_id, self.step_id
-        from milepost.events import CheckpointFailed
-
         now = run.options.clock.time()
         yield Emit(CheckpointFailed(run_id=run.run_id, timestamp=now, node_id=self.step_id, op="encode", error=exc))
         told = failure_fields(exc)
@@ -316,8 +315,6 @@ class _Doing(Composing):
             self.floor, _ = yield from run.record((draft,))
             if not isinstance(self.step.work, Calls):
                 yield from self._take_in()
-        from milepost.events import AttemptFailed
-
         yield Emit(
             AttemptFailed(
                 run_id=run.run_id,
@@ -452,8 +449,6 @@ class _Doing(Composing):
         if self.step_id == self.frame.prefix + step.name:
             self.frame.has_replayed(result, sequence, now)
         if run.is_listening:
-            from milepost.events import StepCompleted
-
             yield Emit(
                 StepCompleted(
                     run_id=run.run_id,

@@ -18,6 +18,7 @@ from milepost.errors import (
     StoreError,
     WorkflowError,
 )
+from milepost.events import CheckpointFailed, CheckpointSaved
 from milepost.failures import describe, failure_fields, first_line, place
 from milepost.record import CHECKPOINT, FAILURE, FINISH, format_time
 from milepost.recorded import Draft
@@ -67,8 +68,6 @@ def record(
         # It is written: the step has succeeded, and is among those that are undone.
         run.cancel = exc.reason
     except CheckpointWriteError as exc:
-        from milepost.events import CheckpointFailed
-
         yield Emit(
             CheckpointFailed(
                 run_id=run.run_id,
@@ -87,8 +86,6 @@ def record(
     if journal.missed:
         journal.missed = ()
     if run.is_listening:
-        from milepost.events import CheckpointSaved
-
         for written in records:
             if written.kind == CHECKPOINT:
                 yield Emit(

@@ -36,6 +36,7 @@ from milepost.errors import (
     StoreError,
     WorkflowError,
 )
+from milepost.events import Event, WorkflowCompleted, WorkflowStarted
 from milepost.examining import Wish
 from milepost.failures import describe, recorded_step_error, shown
 from milepost.flow import StepFlow
@@ -54,7 +55,6 @@ from milepost.visiting import StepFailed, answer_of
 from milepost.workflow_context import WorkflowContext
 
 if TYPE_CHECKING:
-    from milepost.events import Event
     from milepost.inventory import Wait
 
 __all__ = ["Frame", "StepRun"]
@@ -517,8 +517,6 @@ class StepRun(Run):
     def _started(self, began_with: Any) -> Event:
         if self.info is not None and self.info.already_completed:
             began_with = self.root.inputs if self.root is not None else {}  # what it gave is no input
-        from milepost.events import WorkflowStarted
-
         return WorkflowStarted(
             run_id=self.run_id,
             timestamp=self.options.clock.time(),
@@ -528,8 +526,6 @@ class StepRun(Run):
         )
 
     def _completed(self, result: Any, error: BaseException | None) -> Event:
-        from milepost.events import WorkflowCompleted
-
         told = result if isinstance(result, WorkflowResult) else self.told(None, error)
         return WorkflowCompleted(
             run_id=self.run_id,

@@ -17,6 +17,7 @@ from milepost.attempts import Spent, attempts
 from milepost.context import Context
 from milepost.effects import Call, Emit, Routine
 from milepost.errors import CheckpointWriteError
+from milepost.events import RollbackCompleted
 from milepost.failures import describe, failure_fields
 from milepost.origins import source_of
 from milepost.record import ROLLBACK
@@ -162,8 +163,6 @@ def _note(
         raise
     run.rolled_back.add(step_id)
     if run.is_listening:
-        from milepost.events import RollbackCompleted
-
         yield Emit(
             RollbackCompleted(run_id=run.run_id, timestamp=run.options.clock.time(), step_name=step_id, error=failed)
         )

@@ -14,13 +14,13 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
+from milepost.events import StepStarted
 from milepost.failures import place
 from milepost.recorded import Draft
 from milepost.results import StepResult, StepType
 from milepost.steps import Calls, Chooses, Invokes, Maps, Step, Waits, is_async, name_of
 
 if TYPE_CHECKING:
-    from milepost.events import StepStarted
     from milepost.flow import GraphFlow, StepFlow
     from milepost.stepping import Frame, StepRun
 
@@ -159,8 +159,6 @@ def refuse_unawaited(returned: Any) -> None:
 
 
 def started(run: StepRun, step: Step[Any], context: Context[Any]) -> StepStarted:
-    from milepost.events import StepStarted
-
     return StepStarted(
         run_id=run.run_id,
         timestamp=run.options.clock.time(),

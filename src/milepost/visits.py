@@ -26,6 +26,7 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
+from milepost.events import AttemptFailed, CheckpointFailed, CheckpointSaved, NodeCompleted, NodeStarted
 from milepost.failures import describe, first_line, place
 from milepost.flow import END, Codec, GraphFlow, Unit
 from milepost.record import Record, format_time, make_checkpoint
@@ -36,8 +37,6 @@ from milepost.store import Release, Statement
 
 if TYPE_CHECKING:
     from milepost.branching import Stop
-    from milepost.events import NodeCompleted, NodeStarted
-
 __all__ = ["Commit", "Made", "Tally", "Visits"]
 
 
@@ -210,8 +209,6 @@ class Visits:
             error = self._node_error(context, op, exc, spent, state, policy)
         if self.store is not None:
             yield from self.record_failure(context, op, exc, error, pause)
-        from milepost.events import AttemptFailed
-
         yield Emit(
             AttemptFailed(
                 run_id=self.run.run_id,
@@ -320,8 +317,6 @@ class Visits:
             return
         self.sequence, self.is_untold = checkpoint.sequence, False
         if self.run.is_listening:
-            from milepost.events import CheckpointSaved
-
             yield Emit(
                 CheckpointSaved(
                     run_id=self.run.run_id,
@@ -406,8 +401,6 @@ class Visits:
         if op == "encode":
             where = f"the state after node {node_id!r} of run {self.run.run_id!r} cannot be recorded"
             place(exc, where, "what was saved before is kept: mend the node, then resume")
-        from milepost.events import CheckpointFailed
-
         now = self.options.clock.time()
         yield Emit(CheckpointFailed(run_id=self.run.run_id, timestamp=now, node_id=node_id, op=op, error=exc))
         if not self.options.checkpoint_failure_fatal and not is_fatal:
@@ -427,8 +420,6 @@ class Visits:
     # -- what a visit tells --------------------------------------------------------------------------
 
     def announced(self, context: Context[Any]) -> NodeStarted:
-        from milepost.events import NodeStarted
-
         return NodeStarted(
             run_id=self.run.run_id,
             timestamp=self.options.clock.time(),
@@ -440,8 +431,6 @@ class Visits:
     def _told(
         self, context: Context[Any], after: Any, data: bytes | None, next_node: str, duration: float
     ) -> NodeCompleted:
-        from milepost.events import NodeCompleted
-
         decode = self.flow.codec.decode
         return NodeCompleted(
             run_id=self.run.run_id,

@@ -7,7 +7,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from milepost.branches import Branch
 from milepost.clock import Clock
@@ -21,12 +21,11 @@ from milepost.effects import (
     Held,
     Hold,
 )
+from milepost.events import Event, NodeOverdue
 from milepost.heartbeat import heartbeat
 from milepost.hooks import Hook, notify
+from milepost.telling import sentence
 from milepost.threads import Kept, Promise, threads
-
-if TYPE_CHECKING:
-    from milepost.events import Event
 
 __all__ = [
     "GLANCE",
@@ -70,8 +69,6 @@ def log(event: Event) -> None:
     """One record per event: WARNING for what went wrong, INFO for a run, DEBUG for the rest."""
     level = _LEVELS.get(type(event).__name__, logging.DEBUG)
     if logger.isEnabledFor(level):
-        from milepost.telling import sentence  # what nobody needs who reads no log
-
         node_id = getattr(event, "node_id", None) or getattr(event, "step_name", None)
         extra = {"run_id": event.run_id, "node_id": node_id}
         logger.log(level, "%s", sentence(event), extra=extra)
@@ -131,8 +128,6 @@ class Driver:
     def mark_overdue(self, call: Call) -> None:
         """Tell the call, and whoever listens, that its time is over."""
         if call.context is not None:
-            from milepost.events import NodeOverdue
-
             call.context._stop = True
             self.publish(
                 NodeOverdue(run_id=call.context.run_id, timestamp=self.clock.time(), node_id=call.context.node_id)
