@@ -39,6 +39,8 @@ class Schedule:
             ) from exc
         self._make: Callable[[datetime], Iterator[datetime]] = lambda moment: CronSim(cron, moment)
         try:
+            if len(cron.split()) != 5:  # a sixth would be seconds, which no worker looks for so often
+                raise CronSimError(f"{len(cron.split())} fields")
             next(self._make(datetime.now(self._zone)))
         except (CronSimError, StopIteration) as exc:
             raise OptionError(
