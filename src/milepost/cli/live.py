@@ -79,7 +79,7 @@ def _quietly(output: TextIO, tell: Callable[[Event], str | None]) -> Watcher:
         if line is None:
             return
         try:
-            print(line, file=output, flush=True)
+            print(f"{line}\n", end="", file=output, flush=True)  # in one piece, whatever nodes print meanwhile
         except OSError:
             is_read = False
 
