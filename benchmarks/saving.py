@@ -88,7 +88,8 @@ def growth(setting: Setting) -> Iterator[Figure]:
     A state is digested from its first change on, which is why it counts whether a number before the list changes too.
     """
     times = setting.size.growth
-    graphs = {"ours": _growing(2048, times), "list first": _growing(2048, times, ListFirst)}
+    types: dict[str, type[Log] | type[ListFirst]] = {"ours": Log, "list first": ListFirst}
+    graphs = {name: _growing(2048, times, type_) for name, type_ in types.items()}
     for place in setting.places:
         bytes_ours: list[float] = []
         bytes_raw: list[float] = []
@@ -97,7 +98,7 @@ def growth(setting: Setting) -> Iterator[Figure]:
             graph = graphs[name]
             with setting.folder(place) as folder:
                 store = SQLiteStore(folder / "runs.db")
-                begin = graph.state_type()
+                begin = types[name]()
                 taken = seconds(lambda: graph.run(begin, store=store, run_id=_RUN, max_iterations=None)) / times
                 store.close()
                 if name == "ours":
