@@ -460,7 +460,7 @@ def test_a_workflow_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(n
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "stride"), [("wait", 5), ("group", 3), ("failing", 1)])
+@pytest.mark.parametrize(("name", "stride"), [("wait", 11), ("group", 7), ("failing", 3)])
 def test_a_longer_workflow_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(name: str, stride: int) -> None:
     assert 200 < crash_everywhere({**SMALL, **ENDING}[name], depth=2, stride=stride)
 
@@ -468,7 +468,7 @@ def test_a_longer_workflow_that_dies_again_while_it_is_resumed_ends_as_if_undist
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_workflow_of_every_construct_that_dies_twice_ends_as_if_undisturbed() -> None:
-    assert 500 < crash_everywhere(EVERYTHING, depth=2, stride=79)
+    assert 500 < crash_everywhere(EVERYTHING, depth=2, stride=199)
 
 
 @pytest.mark.slow

@@ -301,4 +301,4 @@ def test_runs_whose_processes_are_killed_often_end_right_on_other_stores_too(
 @ways
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_runs_that_are_killed_very_often_end_right(is_async: bool, url: str, log: str) -> None:
-    assert 80 == kill_runs(url, log, seed=1, runs=4, kills=20, is_async=is_async)
+    assert 40 == kill_runs(url, log, seed=1, runs=4, kills=10, is_async=is_async)
