@@ -1,8 +1,8 @@
 """How a process waits while another one writes to the same SQLite file.
 
-SQLite's own wait looks again after one, two, five and at last a hundred milliseconds. A commit takes a fraction of the
-first of these: who waited so long found the lock taken again, and while all waited so nobody wrote. So who waits looks
-often at first, for about as long as a few commits take, and then less and less often.
+SQLite's own wait looks again after one, two, five and at last a hundred milliseconds, so who has waited long waits longest.
+Here nobody sleeps longer than ten. Nor does anybody look more often than every two milliseconds: looks take time from
+whoever writes, and a process that commits several times in a row reads less of what others changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["BUSY_SECONDS", "patiently"]
 BUSY_SECONDS = 10.0
 """How long anything waits for the lock of a file until it is an error."""
 
-_SHORTEST = 0.000_05
+_SHORTEST = 0.002
 _LONGEST = 0.01
 """Seconds between two looks."""
 _LOOKS = 64
