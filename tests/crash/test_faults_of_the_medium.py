@@ -32,7 +32,7 @@ from milepost import (
     Store,
     StoreError,
 )
-from milepost.stores import sqlite_waiting
+from milepost.stores import sqlite_schema
 from milepost.testing import FakeClock
 from milepost.testing.children import Child
 
@@ -229,7 +229,7 @@ def test_a_process_without_open_files_left_gets_store_errors_and_goes_on_when_it
 def test_a_lock_of_another_program_stops_the_run_and_a_resume_goes_on_when_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
-    monkeypatch.setattr(sqlite_waiting, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_schema, "BUSY_SECONDS", 0.05)
     path = tmp_path / "runs.db"
     log: list[str] = []
     with SQLiteStore(path) as store, Child() as locker:

@@ -20,7 +20,7 @@ import pytest
 from milepost.errors import MilepostError, StoreError
 from milepost.record import make_record
 from milepost.store import Append, NewRun, Release, Store, Token
-from milepost.stores import sqlite_waiting
+from milepost.stores import sqlite_schema
 from milepost.stores.sqlite import SQLiteStore
 
 TIME = "2025-12-20T15:30:00.000000Z"
@@ -236,7 +236,7 @@ def test_what_was_written_is_a_prefix_after_the_loss_of_power_at_any_moment(path
 def test_a_lock_held_for_longer_than_the_busy_timeout_is_a_store_error_and_hurts_no_reader(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_waiting, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_schema, "BUSY_SECONDS", 0.05)
     with SQLiteStore(path) as store:
         token = begin(store, "r")
         other = sqlite3.connect(path, isolation_level=None)

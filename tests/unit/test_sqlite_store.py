@@ -16,7 +16,7 @@ import pytest
 from milepost.errors import OptionError, StoreClosedError, StoreError, StoreVersionError
 from milepost.record import Record, make_record
 from milepost.store import Append, Claim, NewRun, Release, Token
-from milepost.stores import sqlite, sqlite_schema
+from milepost.stores import sqlite_schema
 from milepost.stores.sqlite import SQLiteStore
 
 TIME = "2025-12-20T15:30:00.000000Z"
@@ -351,13 +351,23 @@ def test_who_is_interrupted_as_a_transaction_begins_leaves_none_open(
     token = begin(store)
     group = [Append(token, (checkpoint("r", number),)) for number in numbers]
 
-    def interrupted(act: Any, *args: Any) -> None:
-        act(*args)
-        raise KeyboardInterrupt
+    class Interrupted:
+        """Whose statement is carried out, but is not known to have been."""
+
+        def __init__(self, real: Any) -> None:
+            self.real = real
+
+        def execute(self, *args: Any) -> None:
+            self.real.execute(*args)
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
 
     for write_all in (lambda: store.save("s", "a", b"1"), lambda: store.append(group)):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(sqlite, "patiently", interrupted)
+            for name in ("_writer", "_inserter"):
+                patch.setattr(store, name, Interrupted(getattr(store, name)))
             write_all()
     assert not store._writer.in_transaction  # type: ignore[union-attr]
     store.save("s", "a", b"2")

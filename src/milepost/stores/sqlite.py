@@ -31,7 +31,6 @@ from milepost.stores.group_commit import GroupCommit
 from milepost.stores.journal import has_statements
 from milepost.stores.runs import Runs, save_from_outside
 from milepost.stores.sqlite_transaction import SQLTransaction
-from milepost.stores.sqlite_waiting import BUSY_SECONDS, patiently
 
 __all__ = ["SQLiteStore"]
 
@@ -108,7 +107,7 @@ class SQLiteStore(Runs):
         connection = sqlite3.connect(
             self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode=rw",
             uri=not self._is_memory,
-            timeout=BUSY_SECONDS,
+            timeout=sqlite_schema.BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,
@@ -134,7 +133,6 @@ class SQLiteStore(Runs):
         writer = self._connect()
         try:
             sqlite_schema.prepare(writer, self.place, self._take_over)
-            writer.execute("PRAGMA busy_timeout = 0")  # it is waited for `patiently`
             if not self._is_memory and os.path.getsize(f"{self.place}-wal") > _CHECKPOINT_BYTES:
                 self._unmoved = _CHECKPOINT_BYTES
         except FileNotFoundError:
@@ -293,7 +291,7 @@ class SQLiteStore(Runs):
         """Write `appends` in one commit; `told` gets the verdicts if and only if it took place."""
         writer = self._open()
         try:
-            patiently(writer.execute, "BEGIN IMMEDIATE")
+            writer.execute("BEGIN IMMEDIATE")
             tx = self._guard(SQLTransaction(writer))
             told += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
             writer.execute("COMMIT")
@@ -368,7 +366,7 @@ class SQLiteStore(Runs):
         execute = self._inserter.execute
         number = self._run_numbers.get(run_id)
         if number is None:
-            found = patiently(execute, "SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            found = execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if found is None:
                 return False
             number = self._run_numbers[run_id] = found[0]
@@ -378,7 +376,7 @@ class SQLiteStore(Runs):
         state = bytearray(payload) if payload is not None and size < SMALLEST else payload
         place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
         values = (*place, node_id, visit, size, packing, text, state)
-        if patiently(execute, _FAST_APPEND, values).rowcount == 1:
+        if execute(_FAST_APPEND, values).rowcount == 1:
             return True
         self._run_numbers.pop(run_id, None)
         return False
@@ -440,7 +438,7 @@ class SQLiteStore(Runs):
 def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
     """A write transaction, undone if its block raises."""
     try:
-        patiently(connection.execute, "BEGIN IMMEDIATE")
+        connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     except BaseException:

@@ -12,17 +12,19 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from milepost.errors import StoreError, StoreVersionError
-from milepost.stores.sqlite_waiting import patiently
 
-__all__ = ["VERSION", "create_file", "prepare", "share_rights"]
+__all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare", "share_rights"]
 
 VERSION = 3
+BUSY_SECONDS = 10.0
+"""How long anything waits for the lock of a file until it is an error."""
 
 # What is listed is read in the order of `id`, with which each index ends by itself; what is due has indexes of its own,
 # which are as small as what waits. A renewal of a lease touches none of them, and an append none at all.
@@ -196,9 +198,8 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
     `take_over` makes runs of the rows of `checkpoints_v0`, in the same transaction. Raises `StoreVersionError` for
     tables of a newer release, `StoreError` for a file of another program, of which nothing is changed.
     """
-    patiently(_refuse_foreign, connection, place)
-    # Of several that switch a new file to WAL at once all but one are told "locked" without waiting.
-    patiently(_use_wal, connection)
+    _patiently(lambda c: _refuse_foreign(c, place), connection)
+    _patiently(_use_wal, connection)
     if _version(connection, place) == VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -291,6 +292,18 @@ def _version(connection: sqlite3.Connection, place: str) -> int:
             supported=VERSION,
         )
     return found
+
+
+def _patiently(act: Callable[[sqlite3.Connection], None], connection: sqlite3.Connection) -> None:
+    # Of several that switch a new file to WAL at once all but one are told "locked" without waiting.
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return act(connection)
+        except sqlite3.OperationalError as exc:
+            if getattr(exc, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
