@@ -398,14 +398,7 @@ class Recorded:
 
     def begun_with(self, ids: Sequence[str], after: int) -> set[str]:
         """With which items of a map a resume begins: those of which there are records after `after`, and the first other."""
-        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused)
-        begun = set()
-        for item in ids:
-            inside = (item, *self.below(item))
-            found = [entries[step_id] for step_id in inside for entries in held if step_id in entries]
-            found += [self.failures[step_id][-1] for step_id in inside if step_id in self.failures]
-            if any(entry.sequence > after for entry in found):
-                begun.add(item)
+        begun = {item for item in ids if any(number > after for number in self._numbers(item))}
         return begun.union([item for item in ids if item not in begun][:1])
 
     def updates(self, label: str, parent: str = "") -> list[bytes]:
@@ -484,15 +477,16 @@ class Recorded:
     def begun(self, step_id: str, upto: int) -> list[str]:
         """The ids directly below one that the newest try of it had begun with before the record of that number."""
         since = max(self._renewed, self._tried_again_at(step_id))
-        held = (self.done, self.choices, self.items, self.waits)
-        found: list[str] = []
-        for child in self.children(step_id):
-            inside = (child, *self.below(child))
-            told = [entries[inner].sequence for inner in inside for entries in held if inner in entries]
-            told += [entry.sequence for inner in inside for entry in self.failures.get(inner, ())]
-            if any(since < sequence < upto for sequence in told):
-                found.append(child)
-        return found
+        return [
+            child for child in self.children(step_id) if any(since < number < upto for number in self._numbers(child))
+        ]
+
+    def _numbers(self, step_id: str) -> Iterator[int]:
+        """The numbers of what stands for an id and for what is below it, and of all failures there."""
+        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused)
+        for inner in (step_id, *self.below(step_id)):
+            yield from (entries[inner].sequence for entries in held if inner in entries)
+            yield from (entry.sequence for entry in self.failures.get(inner, ()))
 
     def first_below(self, step_id: str) -> int | None:
         """The lowest number among the newest records of what is below an id; None where nothing is."""

@@ -63,3 +63,53 @@ def test_no_module_takes_the_place_of_a_name_that_is_called_as_it_is():
         f"import {module}" for module in sorted({*TOLD.values()}) if module != "milepost.stores.postgres"
     )
     assert "function" == run(f"{loaded}; from milepost import workflow; print(type(workflow).__name__)")
+
+
+FAILING = """
+import sys
+from milepost import END, Engine, Graph, Retry, SQLiteStore, step, workflow
+
+known = None
+
+def look():
+    global known
+    known = known or {*sys.modules}
+
+def fails(state):
+    look()
+    raise ValueError("no")
+
+def closes(state):
+    look()
+    store.close()
+    return state
+
+def undo(output):
+    pass
+
+@workflow("undone")
+def undone():
+    yield step("do").python(dict).with_rollback(undo)
+    yield step("fail").python(fails, args=({},))
+
+what = sys.argv[1]
+store = SQLiteStore(":memory:")
+policy = Retry(2, backoff=0.001) if what == "retries" else None
+graph = Graph(dict).add_node("a", closes if what == "closes" else fails, retry=policy)
+graph = graph.add_edge("a", END).set_entry("a").compile("failing")
+try:
+    Engine(store).run((undone if what == "undoes" else graph).bind(*([] if what == "undoes" else [{}])), run_id="r")
+except Exception as exc:
+    print(type(exc).__name__, *sorted({*sys.modules} - known))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("fails", "NodeError"), ("retries", "NodeError"), ("closes", "CheckpointWriteError"), ("undoes", "StepError")],
+)
+def test_what_fails_is_told_without_loading_anything(what: str, error: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", FAILING, what], stdout=subprocess.PIPE, text=True, check=True, timeout=60
+    )
+    assert [error] == told.stdout.split()

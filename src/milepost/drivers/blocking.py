@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from milepost.branches import Branch, Branches, merged
 from milepost.clock import Clock
@@ -33,11 +33,9 @@ from milepost.effects import (
     Write,
 )
 from milepost.errors import AsyncNodeError
+from milepost.events import Event
 from milepost.hooks import Hook
 from milepost.threads import Kept, Promise, threads
-
-if TYPE_CHECKING:
-    from milepost.events import Event
 
 __all__ = ["SyncDriver"]
 
@@ -428,8 +426,6 @@ class SyncDriver(Driver):
 
 
 def _drain(events: queue.SimpleQueue[Any]) -> Iterator[Event]:
-    from milepost.events import Event
-
     while not events.empty():
         item = events.get()
         if isinstance(item, Event):

@@ -21,7 +21,17 @@ from milepost.effects import (
     Held,
     Hold,
 )
-from milepost.events import Event, NodeOverdue
+from milepost.events import (
+    AttemptFailed,
+    CheckpointFailed,
+    Event,
+    NodeOverdue,
+    RunCompleted,
+    RunStarted,
+    RunWaiting,
+    WorkflowCompleted,
+    WorkflowStarted,
+)
 from milepost.heartbeat import heartbeat
 from milepost.hooks import Hook, notify
 from milepost.telling import sentence
@@ -49,9 +59,9 @@ GLANCE = 0.5
 signal that comes just before a wait without end does not end it."""
 
 
-_LEVELS = {
-    **dict.fromkeys(("AttemptFailed", "CheckpointFailed", "NodeOverdue"), logging.WARNING),
-    **dict.fromkeys(("RunStarted", "RunCompleted", "RunWaiting", "WorkflowStarted", "WorkflowCompleted"), logging.INFO),
+_LEVELS: dict[type[Event], int] = {
+    **dict.fromkeys((AttemptFailed, CheckpointFailed, NodeOverdue), logging.WARNING),
+    **dict.fromkeys((RunStarted, RunCompleted, RunWaiting, WorkflowStarted, WorkflowCompleted), logging.INFO),
 }
 """Of the other events: DEBUG."""
 
@@ -67,7 +77,7 @@ def is_logged() -> bool:
 
 def log(event: Event) -> None:
     """One record per event: WARNING for what went wrong, INFO for a run, DEBUG for the rest."""
-    level = _LEVELS.get(type(event).__name__, logging.DEBUG)
+    level = _LEVELS.get(type(event), logging.DEBUG)
     if logger.isEnabledFor(level):
         node_id = getattr(event, "node_id", None) or getattr(event, "step_name", None)
         extra = {"run_id": event.run_id, "node_id": node_id}

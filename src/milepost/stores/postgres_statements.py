@@ -17,7 +17,6 @@ __all__ = [
     "BY_NODE",
     "BY_NUMBER",
     "DUE",
-    "DUE_LOCKED",
     "ENTRY_COLUMNS",
     "FACTS",
     "INSERT_RECORD",
@@ -158,28 +157,27 @@ _IS_QUEUED = """owner = '' AND (
     OR (cancel IS NOT NULL AND status NOT IN ('finished', 'cancelled'))
 )"""
 
-# Runs that nobody owns, and those of `over` that have the epochs given. `{locked}` has each locked as it is read, so that a
+# Runs that nobody owns, and those of `over` that have the epochs given. Each is locked as it is read, so that a
 # poll passes over those that others are about to take. What comes with it of its records may be older than its lock.
-_DUE = f"""
+DUE = f"""
 SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
     SELECT * FROM (
         SELECT * FROM {{runs}} WHERE {_FLOW} AND {_IS_QUEUED} AND {_IS_WANTED}
-        ORDER BY id NULLS FIRST LIMIT (SELECT %(limit)s::bigint) {{locked}}
+        ORDER BY id NULLS FIRST LIMIT (SELECT %(limit)s::bigint) FOR UPDATE OF runs SKIP LOCKED
     ) AS queued
     UNION ALL
     SELECT * FROM (
         SELECT * FROM {{runs}} WHERE {_FLOW} AND status IN ('ready', 'waiting') AND wake_at <= {_NOW} AND {_IS_WANTED}
-        ORDER BY wake_at LIMIT (SELECT %(limit)s::bigint) {{locked}}
+        ORDER BY wake_at LIMIT (SELECT %(limit)s::bigint) FOR UPDATE OF runs SKIP LOCKED
     ) AS timed
     UNION ALL
     SELECT * FROM (
         SELECT runs.* FROM unnest((SELECT %(over)s)::bigint[], (SELECT %(epochs)s)::bigint[]) AS over (number, epoch)
-        JOIN {{runs}} AS runs ON runs.id = over.number AND runs.epoch = over.epoch WHERE {_IS_WANTED} {{locked}}
+        JOIN {{runs}} AS runs ON runs.id = over.number AND runs.epoch = over.epoch WHERE {_IS_WANTED}
+        FOR UPDATE OF runs SKIP LOCKED
     ) AS over
 ) AS runs {NEWEST}
 """  # noqa: S608
-DUE = _DUE.replace("{locked}", "")
-DUE_LOCKED = _DUE.replace("{locked}", "FOR UPDATE OF runs SKIP LOCKED")
 
 
 class Tables:

@@ -25,7 +25,6 @@ from milepost.stores.postgres_statements import (
     BY_NODE,
     BY_NUMBER,
     DUE,
-    DUE_LOCKED,
     ENTRY_COLUMNS,
     FACTS,
     INSERT_RECORD,
@@ -210,7 +209,7 @@ class PostgresTransaction(Transaction):
         whole: dict[int, Row] = {}
         while True:
             given = {**known, "over": [*over], "epochs": [*over.values()], "passed": passed}
-            found = self._fetch(DUE_LOCKED if self._is_write else DUE, given)
+            found = self._fetch(DUE, given)
             rows = {values[ROW_WIDTH - 1]: self._whole_row(values) for values in found}
             whole |= {number: row for number, row in rows.items() if row is not None}
             # Behind damaged ones there may be more.
