@@ -16,6 +16,10 @@ settings.register_profile("patient", settings.default, deadline=None, suppress_h
 settings.load_profile("patient")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--freeze", action="store_true", help="write the golden journals again, after a change on purpose")
+
+
 @pytest.fixture(scope="session")
 def own_server() -> Iterator[Server]:
     """A server of these tests alone."""

@@ -141,7 +141,8 @@ class Ending:
     undone: list[str]
     undoable: list[str]
     calls: list[str]
-    effects: int
+    effects: tuple[str, ...]
+    """The names of what was asked for, in order."""
     crashes: tuple[str, ...]
     again: list[str]
     problems: tuple[str, ...]
@@ -199,7 +200,8 @@ def play(
 
 def _play(subject: Subject, crashes: list[tuple[int, bool]], world: World) -> Ending:
     died: list[str] = []
-    effects = since = 0
+    effects: list[str] = []
+    since = 0
     told = ""
     while True:
         is_there = bool(world.store.list_runs())
@@ -208,13 +210,13 @@ def _play(subject: Subject, crashes: list[tuple[int, bool]], world: World) -> En
         process = _process(subject, world, is_there)
         has_died = False
         while (effect := process.pending) is not None:
-            effects += 1
+            effects.append(type(effect).__name__)
             crash = crashes[0] if crashes and crashes[0][0] == since else None
             since += 1
             if crash is not None:
                 crashes.pop(0)
                 since = 0
-                died.append(f"{'after' if crash[1] else 'before'} effect {effects} ({_named(effect)})")
+                died.append(f"{'after' if crash[1] else 'before'} effect {len(effects)} ({_named(effect)})")
                 has_died = True
                 if crash[1]:
                     _noted(effect, world)
@@ -249,7 +251,7 @@ def _play(subject: Subject, crashes: list[tuple[int, bool]], world: World) -> En
         # It died when all was written: what it would have given is what a resume gives.
         told = repr(Job(subject.flow, world.store, RUN_ID, {}, {"clock": world.clock}, Wish()).do().output)
     return Ending(
-        row.info.status, told, visits, undone, world.undoable, world.calls, effects, tuple(died), world.again,
+        row.info.status, told, visits, undone, world.undoable, world.calls, tuple(effects), tuple(died), world.again,
         world.store.verify(RUN_ID).problems,
     )  # fmt: skip
 
