@@ -12,12 +12,33 @@ from milepost.heartbeat import heartbeat
 from postgres_server import Database, Server, given_dsn
 
 # How long an example takes is the machine's business, and no test's.
-settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("all"), max_examples=25)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the whole matrix of stores and verbs, and what is `wide`")
     parser.addoption("--freeze", action="store_true", help="write the golden journals again, after a change on purpose")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "few")
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Collect no class or function that is `wide`, unless all is asked for."""
+    is_wide = any(mark.name == "wide" for mark in getattr(obj, "pytestmark", ()))
+    return [] if is_wide and not collector.config.getoption("--all") else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the single parameters that are `wide`, unless all is asked for."""
+    if config.getoption("--all"):
+        return
+    wide = [item for item in items if item.get_closest_marker("wide") is not None]
+    if wide:
+        config.hook.pytest_deselected(items=wide)
+        items[:] = [item for item in items if item.get_closest_marker("wide") is None]
 
 
 @pytest.fixture(scope="session")

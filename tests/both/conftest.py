@@ -214,33 +214,57 @@ class Medium:
         return store
 
 
-WAYS = {"sqlite": {"sync", "async"}, "file": {"sync"}, "postgres": {"async"}}
-"""The verbs that tests call on stores that are slower to make than memory, on which they call all."""
+WAYS: dict[str, tuple[str, ...]] = {
+    "memory": ("sync", "async", "threads"),
+    "sqlite": ("sync", "async"),
+    "file": ("sync",),
+    "postgres": ("async",),
+}
+"""The verbs that all tests call on each store: which verbs are called is the driver's business, and no store can tell."""
+FEW: dict[str, tuple[str, ...]] = {"memory": ("sync", "async")}
+"""The same without `--all`."""
+ONCE: dict[str, tuple[str, ...]] = {
+    "memory": ("sync", "async"),
+    "sqlite": ("sync",),
+    "file": ("sync",),
+    "postgres": ("async",),
+}
+"""The same of a test that has the mark `every_store`, without `--all`."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Try every way to call verbs on memory, and fewer on the stores that are slower to make.
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test its stores and verbs: those that its marks `stores` and `ways` name, else all that belong together.
 
-    Which verbs are called is the driver's business, and no store can tell.
+    Without `--all` the first store that it names is enough, and the verbs of `FEW`.
     """
-    left, out = [], []
-    for item in items:
-        given = getattr(item, "callspec", None)
-        told = {} if given is None else given.params
-        verbs = {"sync", "async", "threads"} & {value for value in told.values() if isinstance(value, str)}
-        ways = WAYS.get(str(told.get("medium")))
-        (out if ways is not None and verbs and not verbs & ways else left).append(item)
-    if out:
-        config.hook.pytest_deselected(items=out)
-        items[:] = left
+    axes = [axis for axis in ("medium", "verbs") if axis in metafunc.fixturenames]
+    if not axes:
+        return
+    stores, ways = (metafunc.definition.get_closest_marker(name) for name in ("stores", "ways"))
+    is_whole = metafunc.config.getoption("--all")
+    chosen = WAYS if is_whole else ONCE if metafunc.definition.get_closest_marker("every_store") else FEW
+    if stores is not None:
+        chosen = {kind: WAYS[kind] for kind in (stores.args if is_whole else stores.args[:1])}
+    if axes == ["medium"]:
+        metafunc.parametrize("medium", chosen, indirect=True)
+        return
+    pairs = [(kind, verbs) for kind, all_verbs in chosen.items() for verbs in all_verbs]
+    if ways is not None:
+        pairs = [(kind, verbs) for kind in chosen for verbs in ways.args if verbs in WAYS[kind]]
+    elif stores is not None and not is_whole:
+        pairs = [(kind, verbs) for kind, verbs in pairs if verbs != "threads"]
+    if axes == ["verbs"]:
+        metafunc.parametrize("verbs", [verbs for kind, verbs in pairs if kind == pairs[0][0]], indirect=True)
+    else:
+        metafunc.parametrize(axes, pairs, indirect=True)
 
 
-@pytest.fixture(params=["sync", "async", "threads"])
+@pytest.fixture
 def verbs(request: pytest.FixtureRequest) -> Verbs:
     return Verbs(request.param)
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture
 def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
     is_served = request.param == "postgres"
     medium = Medium(request.param, request.getfixturevalue("postgres") if is_served else tmp_path / "runs.db")

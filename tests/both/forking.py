@@ -12,7 +12,7 @@ from milepost import END, Graph
 from milepost.record import CHECKPOINT
 from milepost.reducers import append, largest, last, smallest, total, union
 
-few = pytest.mark.parametrize("medium", ["memory", "sqlite"], indirect=True)
+few = pytest.mark.stores("memory", "sqlite")
 """Stores for what is no store's business."""
 
 

@@ -35,6 +35,7 @@ def loop(verbs, log, times: int):
     return graph.set_entry("b").compile()
 
 
+@pytest.mark.every_store
 def test_stop_before_ends_the_run_at_that_boundary_and_not_again_on_resume(verbs, store, line, log):
     graph = line(Count)
     with pytest.raises(RunStopped, match="resume") as caught:

@@ -42,6 +42,7 @@ def untouched(store):
     return store.read("r1"), row.info.status, row.info.reason, row.epoch
 
 
+@pytest.mark.every_store
 def test_a_renamed_node_is_refused_by_name_and_goes_on_with_a_mapping(verbs, store, halted, line, log):
     changed, before = line(Count, "abxd"), untouched(store)
     plan = verbs.plan(changed, store, "r1")

@@ -26,6 +26,7 @@ def plus(state: Count) -> Count:
     return Count(state.n + 1)
 
 
+@pytest.mark.every_store
 def test_ids_of_run_node_visit_and_attempt_are_always_set(verbs, store, line):
     seen = []
 

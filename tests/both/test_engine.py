@@ -31,6 +31,7 @@ def plus(state: Count) -> Count:
     return Count(state.n + 1)
 
 
+@pytest.mark.every_store
 def test_every_verb_of_an_engine_works_on_its_store(verbs, store, line, log):
     graph, engine = line(Count), Engine(store)
     with pytest.raises(RunStopped):

@@ -50,6 +50,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.every_store
 def test_hooks_get_every_event_in_order(verbs, store, line):
     events = []
     verbs.run(line(Count, "ab"), Count(5), store=store, run_id="r1", hooks=[events.append])

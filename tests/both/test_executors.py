@@ -89,7 +89,7 @@ def far(request: pytest.FixtureRequest) -> Any:
     return {"processes": processes, "loky": loky}[request.param]
 
 
-both = pytest.mark.parametrize("verbs", ["sync", "threads"], indirect=True)
+both = pytest.mark.ways("sync", "threads")
 """Verbs over plain functions: no other have executors."""
 
 
@@ -147,6 +147,7 @@ def test_streams_tell_what_happens_meanwhile(verbs, far, job):
     assert ["RunStarted", "NodeStarted", "NodeCompleted", "RunCompleted"] == told
 
 
+@pytest.mark.every_store
 @both
 def test_items_of_a_map_run_there_and_equal_ones_each_for_itself(verbs, far, job, store):
     @workflow("squares")
@@ -657,7 +658,7 @@ async def test_a_task_that_is_cancelled_takes_its_call_back(busy, job):
 
 
 @pytest.mark.parametrize("timeout", [None, 60])
-@pytest.mark.parametrize("verbs", ["sync"], indirect=True)
+@pytest.mark.ways("sync")
 def test_ctrl_c_takes_back_what_has_not_begun(verbs, busy, job, timeout):
     named = step("items") if timeout is None else step("items").timeout(timeout)
 

@@ -114,6 +114,7 @@ def carried(verbs, store, line, kind: Any, state: Any, options: dict[str, Any] |
     return seen[0]
 
 
+@pytest.mark.every_store
 def test_enum_members_stay_members_wherever_they_are(verbs, store, line):
     found = carried(
         verbs,

@@ -72,6 +72,7 @@ def finished(verbs, store, line):
     return graph
 
 
+@pytest.mark.every_store
 def test_a_fork_after_a_node_runs_what_followed_it_and_ends_as_the_original_did(verbs, store, finished, log):
     before = store.export("r1")
     assert "f1" == verbs.call(finished, "fork_run", store, "r1", "a", new_run_id="f1")

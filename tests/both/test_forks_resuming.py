@@ -53,6 +53,7 @@ def numbered(name: str) -> Any:
 # -- resume_from -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_resume_from_a_node_of_a_branch_keeps_the_results_of_its_siblings(verbs, store, graph, log):
     flow = graph(EDGES)
     verbs.run(flow, Basket(), store=store, run_id="r")
@@ -422,7 +423,7 @@ class Chat(TypedDict, total=False):
     messages: Annotated[list[str], operator.add]
 
 
-@pytest.mark.parametrize("medium", ["memory", "sqlite", "file"], indirect=True)
+@pytest.mark.stores("memory", "sqlite", "file")
 def test_a_store_with_a_key_shows_nothing_of_what_branches_returned(verbs, medium, graph, tmp_path):
     marker = "a-secret-of-users-7261"
     store = medium.open(encryption_key={"e": b"encryption key, exactly 32 bytes"})

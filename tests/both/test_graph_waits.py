@@ -143,6 +143,7 @@ def waits_on(verbs, engine):
 # -- parking ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_run_that_waits_is_put_away_and_goes_on_with_its_signal(verbs, engine, timed, park):
     graph = asking(prompt="sure?")
     (wait,) = park(graph)
@@ -201,7 +202,7 @@ def test_a_worker_goes_on_with_the_runs_whose_signal_or_time_has_come(timed, clo
     assert [["timeout"], ["yes"], ["timeout"]] == told
 
 
-@pytest.mark.parametrize("medium", ["memory", "sqlite"], indirect=True)
+@pytest.mark.stores("memory", "sqlite")
 def test_thousands_of_runs_that_wait_cost_neither_thread_nor_lease_nor_connection(medium, clock):
     graph = asking(timeout=3600)
     store = medium.open(clock=clock)
@@ -227,7 +228,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("medium", ["memory", "sqlite"], indirect=True)
+@pytest.mark.stores("memory", "sqlite")
 def test_a_turn_of_a_long_chat_reads_no_more_than_a_turn_of_a_short_one(medium, clock):
     """How much is read is counted: how long that takes depends on what else the machine does."""
 

@@ -60,6 +60,7 @@ def engine(store, abc):
 # -- start -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_start_records_a_run_and_runs_nothing(verbs, engine, store, abc, log):
     handle = verbs.call(engine, "start", abc, Count(5), run_id="r1", tags={"team": "blue"})
     info = store.get_run("r1").info

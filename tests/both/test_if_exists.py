@@ -84,6 +84,7 @@ def test_another_input_is_refused_and_both_are_shown(verbs, store, halted, log, 
     assert (before, ran) == (untouched(store), log)
 
 
+@pytest.mark.every_store
 def test_the_recorded_input_stands_where_inputs_are_not_compared(verbs, store, halted):
     asked = {"if_exists": "resume", "compare_inputs": False}
     assert Count(4) == verbs.run(halted, Count(2), store=store, run_id="r1", **asked)

@@ -52,6 +52,7 @@ def test_an_interrupted_node_is_not_done_and_runs_again_on_resume(verbs, store, 
     assert 1 == store.list("r1")[1].attempt
 
 
+@pytest.mark.every_store
 def test_an_awaited_run_that_is_cancelled_by_a_timeout_is_interrupted(store, log):
     entered, is_patient = [], [False]
 

@@ -205,6 +205,7 @@ def test_a_value_is_the_same_after_each_of_two_restarts(verbs, store, line, valu
         assert same(value, found.value)
 
 
+@pytest.mark.every_store
 def test_values_of_declared_types_are_the_same_after_each_of_two_restarts(verbs, store, line):
     basket = Basket(["a", "b"])
     basket.count = 7
@@ -582,6 +583,7 @@ def test_a_run_killed_three_times_in_its_first_node_is_listed_each_time_and_ends
     assert (Count(7), "start", list("aaaab")) == (result.state, result.resumed.source, log)
 
 
+@pytest.mark.every_store
 def test_a_run_that_kills_every_owner_is_not_recovered_for_ever(verbs, medium, timed, line, log):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is never over by a crash")

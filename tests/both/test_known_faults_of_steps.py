@@ -67,6 +67,7 @@ def row(verbs) -> Callable[..., Any]:
 # -- what is interrupted is not done -------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_workflow_that_a_timeout_cancels_has_not_done_its_step(store):
     log: list[str] = []
     limits: list[asyncio.Timeout] = []

@@ -77,6 +77,7 @@ def kinds(store, run_id="r"):
 # -- what comes of it ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_results_come_in_the_order_of_the_items(verbs, store):
     order = threading.Event()
 
@@ -267,7 +268,7 @@ def test_never_more_item_graphs_are_open_than_allowed(verbs, store):
     assert ([*range(6)], True) == ([cart.turns for cart in out], most[0] <= 2)
 
 
-@pytest.mark.parametrize("medium", ["memory", "sqlite"], indirect=True)
+@pytest.mark.stores("memory", "sqlite")
 def test_a_map_may_have_thousands_of_items(verbs, medium):
     store = medium.open()
     before, most = threading.active_count(), [0]

@@ -51,6 +51,7 @@ def rival(store, **options):
         return pool.submit(lambda: asyncio.run(compiled.aresume(store, "r1", takeover=True, **options))).result(10)
 
 
+@pytest.mark.every_store
 def test_an_owner_that_was_overtaken_writes_nothing_more_and_starts_no_further_node(verbs, medium, line, log):
     store, other, result = medium.open(), medium.open(), []
 
@@ -132,6 +133,7 @@ def test_a_heartbeat_that_learns_of_a_takeover_stops_the_run_before_its_next_nod
     assert (["a", "b"], [True]) == (log, seen)
 
 
+@pytest.mark.every_store
 def test_a_lease_is_renewed_by_its_length(verbs, medium, clock, line):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is not renewed")

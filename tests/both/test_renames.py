@@ -58,6 +58,7 @@ def loop(verbs, seen):
     return build
 
 
+@pytest.mark.every_store
 def test_point_and_next_node_may_both_have_other_names(verbs, store, row, seen):
     names = {"a": "x", "b": "y", "c": "z"}
     with pytest.raises(NodeError):

@@ -101,6 +101,7 @@ def untouched(store: Any, run_id: str = "r1") -> tuple[bytes, Any]:
 # -- what there is to resume -------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_run_that_is_unknown_is_not_found(verbs, store, row, log):
     with pytest.raises(RunNotFoundError, match="nope"):
         verbs.resume(row(), store, "nope")
@@ -132,6 +133,7 @@ def test_a_crash_after_b_does_only_what_was_in_flight_again(verbs, timed, row, l
     assert [1, 1, 1, 1] == [info.visit for info in timed.history("r1")]
 
 
+@pytest.mark.every_store
 def test_what_was_in_flight_at_a_crash_is_done_again_as_the_next_attempt(verbs, medium, timed):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is never over by a crash")

@@ -69,6 +69,7 @@ def group(work: Work, policy: Retry | None = None) -> Any:
     return flow
 
 
+@pytest.mark.every_store
 def test_retry_does_only_the_failed_steps_of_a_group_again(verbs, store, work):
     flow = group(work)
     work.broken = {"p/y"}

@@ -89,6 +89,7 @@ def shape_of(store, run_id: str = "r1") -> tuple[Any, ...]:
 # -- what there is to resume -------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_run_that_is_unknown_is_not_found(verbs, store, line, log):
     with pytest.raises(RunNotFoundError, match="nope") as caught:
         verbs.resume(line(Count), store, "nope")
@@ -136,6 +137,7 @@ def test_a_crash_after_b_goes_on_at_the_recorded_next_node(verbs, timed, line, l
     assert [1, 2, 4, 5] == [info.sequence for info in timed.history("r1")]
 
 
+@pytest.mark.every_store
 def test_what_was_in_flight_at_a_crash_runs_again_as_the_next_attempt(verbs, medium, timed, line, dying):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is never over by a crash")
@@ -391,6 +393,7 @@ def test_a_live_lease_of_another_owner_is_refused_with_owner_and_end(verbs, medi
     assert 1 == log.count("b") or verbs.has_coroutines
 
 
+@pytest.mark.every_store
 def test_a_lease_that_has_ended_is_taken_over_and_counted(verbs, medium, timed, line, dying):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is never over by a crash")
@@ -407,6 +410,7 @@ def test_a_lease_that_has_ended_is_taken_over_and_counted(verbs, medium, timed, 
     assert 0 == timed.get_run("r1").info.crash_count
 
 
+@pytest.mark.every_store
 def test_too_many_crashes_without_progress_block_the_run(verbs, medium, timed, line, log, dying):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is never over by a crash")
@@ -985,6 +989,7 @@ def test_resume_from_a_visit_twice_in_a_row_keeps_counting(verbs, store, log):
     assert store.verify("r1").ok
 
 
+@pytest.mark.every_store
 def test_a_plan_tells_the_attempt_that_follows_a_crash(verbs, timed, medium, line):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is never over by a crash")

@@ -67,6 +67,7 @@ def failures(store, run_id: str = "r1") -> list[dict]:
     return [record.fields() for record in store.read(run_id, kinds=("failure",))]
 
 
+@pytest.mark.every_store
 def test_without_a_policy_there_is_one_attempt(verbs, store, line, log):
     with pytest.raises(NodeError):
         verbs.run(line(Count, bodies={"b": failing(1)}), Count(), store=store, run_id="r1")

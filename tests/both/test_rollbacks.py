@@ -78,6 +78,7 @@ def undone(store: Any, run_id: str = "r1") -> list[str]:
     return [record.node_id for record in store.read(run_id, kinds=("rollback",))]
 
 
+@pytest.mark.every_store
 def test_a_run_that_fails_is_undone_in_reverse_order(verbs, store, undoing, log):
     undoing.broken = {"c"}
     with pytest.raises(StepError, match="'c'"):

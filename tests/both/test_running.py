@@ -53,6 +53,7 @@ def test_a_run_without_a_store_gives_the_final_state(verbs, line):
     assert Count(3) == verbs.run(line(Count), Count())
 
 
+@pytest.mark.every_store
 def test_a_run_leaves_one_checkpoint_for_each_node_executed(verbs, store, line, log):
     assert Count(3) == verbs.run(line(Count), Count(), store=store, run_id="r1")
     assert ["a", "b", "c"] == log

@@ -147,6 +147,7 @@ def test_a_release_that_the_store_could_not_take_is_tried_again(verbs, failing, 
     assert ("failed", True) == (info.status, "no space left" in info.reason)
 
 
+@pytest.mark.every_store
 def test_elsewhere_a_run_whose_release_failed_is_taken_over_when_its_lease_has_ended(
     verbs, medium, failing, clock, line, log
 ):
@@ -164,6 +165,7 @@ def test_elsewhere_a_run_whose_release_failed_is_taken_over_when_its_lease_has_e
     assert ["a", "b", "b"] == log
 
 
+@pytest.mark.every_store
 def test_a_write_whose_outcome_is_unknown_is_looked_up_and_never_written_twice(verbs, medium, line, log):
     class Torn:
         is_torn = True

@@ -19,7 +19,7 @@ ENCRYPTED = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
 BOTH = {**ENCRYPTED, "signing_key": {"s": b"signing key, 24 bytes..."}}
 KEYS: dict[str, dict[str, Any]] = {"none": {}, "encrypted": ENCRYPTED, "both": BOTH}
 
-pytestmark = pytest.mark.parametrize("verbs", ["sync", "async"], indirect=True)
+pytestmark = pytest.mark.ways("sync", "async")
 
 
 @dataclass

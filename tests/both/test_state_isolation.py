@@ -44,6 +44,7 @@ def recorded(store, node: str, run_id: str = "r1") -> Any:
     return Checkpoint.decode(store.load(run_id, node)).state
 
 
+@pytest.mark.every_store
 def test_an_attempt_that_changes_its_state_in_place_and_fails_changes_nothing(verbs, store, line):
     seen = []
 

@@ -58,6 +58,7 @@ def failures(store: Any, step_id: str = "a") -> list[dict[str, Any]]:
 # -- attempts
 
 
+@pytest.mark.every_store
 def test_without_a_policy_there_is_one_attempt(verbs, store, log):
     @workflow("w")
     def wf():

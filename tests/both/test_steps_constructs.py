@@ -114,6 +114,7 @@ def test_all_ways_to_ask_for_a_step_are_the_same(verbs, store, work, log, kind):
     assert (4, ["double"]) == (verbs.resume(wf, store, "r"), log)
 
 
+@pytest.mark.every_store
 def test_arguments_are_given_by_place_and_by_name(verbs, store, work):
     def told(a, b=0, *, c):
         return [a, b, c]

@@ -49,6 +49,7 @@ def replayed(verbs: Any, store: Any, wf: Any, switch: Switch, **options: Any) ->
     return verbs.resume(wf, store, "r", **options)
 
 
+@pytest.mark.every_store
 def test_time_and_chance_are_the_same_again_on_a_replay(verbs, medium, clock, switch):
     store, seen = medium.open(clock=clock), []
 

@@ -46,6 +46,7 @@ def test_a_verb_gives_exactly_what_the_workflow_returned(verbs, store, output):
     assert (output, 5 if output is None else output) == (told.output, told.final_output)
 
 
+@pytest.mark.every_store
 def test_an_early_return_completes_it(verbs, store, log):
     @workflow("w")
     def wf():

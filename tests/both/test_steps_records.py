@@ -180,6 +180,7 @@ def test_outputs_inside_other_steps_come_back_of_their_types(verbs, store, kind)
     assert [ORDER, ORDER] == seen
 
 
+@pytest.mark.every_store
 def test_inputs_and_the_output_of_a_workflow_come_back_of_their_types(verbs, store):
     @workflow("w", types=[Payment])
     def wf(ctx: WorkflowContext, order: Order, day: date = date(2026, 1, 1)):

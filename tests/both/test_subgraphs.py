@@ -96,6 +96,7 @@ def history(store, run_id="r"):
 # -- what comes of it ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_graph_over_the_same_state_is_a_node_of_another(verbs, store, node):
     graph = around(node(), chain(Trip, node()))
     state = verbs.run(graph, Trip(), store=store, run_id="r")

@@ -34,8 +34,8 @@ OTHER_KEYS = {
     "signing_key": {"x": b"a signing key of somebody else"},
     "encryption_key": {"x": b"a 32 byte key of somebody else.."},
 }
-both_ways = pytest.mark.parametrize("verbs", ["sync", "async"], indirect=True)
-one_way = pytest.mark.parametrize("verbs", ["sync"], indirect=True)
+both_ways = pytest.mark.ways("sync", "async")
+one_way = pytest.mark.ways("sync")
 """What is refused is decided by the same code whoever runs it."""
 OWN = Seals()
 """What an attacker can make: digests."""
@@ -149,6 +149,7 @@ CHANGES: list[Callable[[Record], Record]] = [
 ]
 
 
+@pytest.mark.every_store
 @both_ways
 def test_a_changed_record_is_refused_before_any_node_runs(verbs, medium, attacker, keyed, keys, line, log):
     graph = line(Count, "abcd")

@@ -69,6 +69,7 @@ def untouched(store):
     return store.read("r1"), row.info.status, row.epoch
 
 
+@pytest.mark.every_store
 def test_an_unknown_run_starts_and_a_finished_one_begins_a_new_turn(verbs, store, line, log):
     graph = line(Count)
     assert Count(3) == verbs.run(graph, Count(), store=store, run_id="r1", **TURN)

@@ -102,6 +102,7 @@ def test_what_is_no_exception_interrupts_the_run(verbs, store, line, error):
     assert Count(3) == verbs.resume(graph, store, "r1")
 
 
+@pytest.mark.every_store
 def test_an_error_that_cannot_be_shown_can_be_told(verbs, store, line):
     events = []
 

@@ -99,6 +99,7 @@ def park(verbs, engine):
 # -- parking ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_run_that_waits_is_put_away_and_goes_on_with_its_signal(verbs, engine, timed, park):
     (wait,) = park(approve, amount=5)
     assert ("ask#1", "approval", "pay 5?", None) == (wait.wait_id, wait.signal, wait.prompt, wait.wake_at)

@@ -38,8 +38,8 @@ from milepost.testing.journals import take
 
 INTEGRITY = (sqlite3.IntegrityError, psycopg.errors.IntegrityError)
 NOW = Retry(max_attempts=3, backoff=0)
-BOTH = pytest.mark.parametrize("medium", ["sqlite", "postgres"], indirect=True)
-OTHERS = pytest.mark.parametrize("medium", ["memory", "file"], indirect=True)
+BOTH = pytest.mark.stores("sqlite", "postgres")
+OTHERS = pytest.mark.stores("memory", "file")
 
 
 class Book:
@@ -529,7 +529,7 @@ def test_control_of_the_transaction_is_refused(front, store, book, sql):
     book.query("DELETE FROM entries")  # nothing holds a lock
 
 
-@pytest.mark.parametrize("medium", ["sqlite"], indirect=True)
+@pytest.mark.stores("sqlite")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -561,7 +561,7 @@ def test_sqlite_statements_keep_to_the_users_own_tables(front, store, book, sql)
     assert store.verify("r").ok
 
 
-@pytest.mark.parametrize("medium", ["sqlite"], indirect=True)
+@pytest.mark.stores("sqlite")
 def test_words_of_control_within_texts_and_names_are_no_control(front, store, book):
     def act(ctx):
         ctx.with_checkpoint("""INSERT INTO entries VALUES (1, 'insert or rollback; commit') -- or rollback""")
@@ -571,7 +571,7 @@ def test_words_of_control_within_texts_and_names_are_no_control(front, store, bo
     assert [(1, "insert or rollback; commit")] == book.rows
 
 
-@pytest.mark.parametrize("medium", ["sqlite"], indirect=True)
+@pytest.mark.stores("sqlite")
 def test_a_constraint_of_the_table_that_rolls_back_is_a_failed_attempt(front, store, book):
     book.query("CREATE TABLE strict (id INTEGER UNIQUE ON CONFLICT ROLLBACK)")
 
@@ -585,7 +585,7 @@ def test_a_constraint_of_the_table_that_rolls_back_is_a_failed_attempt(front, st
     assert ["commit"] == [op for op, _, _ in failures(store)]
 
 
-@pytest.mark.parametrize("medium", ["postgres"], indirect=True)
+@pytest.mark.stores("postgres")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -611,7 +611,7 @@ def test_postgres_statements_leave_transaction_and_session_alone(front, store, b
     assert ([], ["a"]) == (book.rows, recorded(store))
 
 
-@pytest.mark.parametrize("medium", ["postgres"], indirect=True)
+@pytest.mark.stores("postgres")
 def test_constraints_that_wait_for_the_end_of_the_transaction_fail_the_attempt(front, store, book):
     book.query("DROP TABLE IF EXISTS pairs")
     book.query("CREATE TABLE pairs (id integer UNIQUE DEFERRABLE INITIALLY DEFERRED)")

@@ -82,6 +82,7 @@ def status_of(store: Store, run_id: str) -> str:
 # -- taking ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_worker_runs_plain_and_async_nodes(store):
     graph = two(plus, aplus, "mixed")
     engine = Engine(store, flows=[graph])
@@ -157,6 +158,7 @@ def test_a_worker_leaves_flows_that_it_does_not_know_to_others(store):
     assert ("finished", "ready") == (status_of(store, "known"), status_of(store, "unknown"))
 
 
+@pytest.mark.every_store
 def test_a_worker_takes_what_its_owner_left_dead(medium):
     from milepost.testing import FakeClock
 
@@ -180,6 +182,7 @@ def test_a_worker_takes_what_its_owner_left_dead(medium):
     )
 
 
+@pytest.mark.every_store
 def test_a_run_that_kills_its_owners_is_blocked_and_hurts_no_other(medium):
     from milepost.testing import FakeClock
 

@@ -112,6 +112,7 @@ def engine(timed, clock):
 # -- start -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 def test_a_workflow_is_started_with_its_inputs_by_name_or_bound(verbs, engine, timed):
     by_name = verbs.call(engine, "start", simple, n=1)
     bound = verbs.call(engine, "start", simple.bind(1, m=5))

@@ -79,6 +79,7 @@ def test_a_worker_parks_a_run_that_waits_and_takes_it_again_with_its_signal(engi
     assert "yes" == handle.result(timeout=5)
 
 
+@pytest.mark.every_store
 def test_a_signal_in_this_process_wakes_a_worker_at_once(verbs, store):
     engine = Engine(store, flows=[approve])
     engine.run(approve, amount=1, run_id="r", full=True)
@@ -141,6 +142,7 @@ def test_hundreds_of_parked_runs_cost_a_worker_neither_thread_nor_lease_nor_conn
     assert 20 == len(store.list_runs(status="waiting", limit=500))
 
 
+@pytest.mark.every_store
 def test_a_worker_takes_what_its_owner_left_dead_with_its_waits(medium, clock, log):
     if not medium.has_lease_end:
         pytest.skip("a lease without an end is never over by a crash")

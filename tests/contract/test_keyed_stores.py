@@ -1,7 +1,7 @@
 """Our own stores under the contract of all stores, while they seal with a key, encrypt, or both.
 
-Between a medium and the contract stands the same code whatever the medium: so memory has all combinations in every run of
-the tests, the others those that show how they keep what is sealed and what is encrypted.
+Between a medium and the contract stands the same code whatever the medium: so memory has all combinations, the others
+those that show how they keep what is sealed and what is encrypted.
 """
 
 from __future__ import annotations
@@ -47,16 +47,29 @@ class InMemory(StoreContract):
         return MemoryStore(clock=clock, **self.keys)
 
 
+@pytest.mark.wide
 class TestSignedMemoryStore(InMemory):
     keys = SIGNED
 
 
+@pytest.mark.wide
 class TestEncryptedMemoryStore(InMemory):
     keys = ENCRYPTED
 
 
+@pytest.mark.wide
 class TestSignedAndEncryptedMemoryStore(InMemory):
     keys = BOTH
+
+
+class TestRecordsAndSignalsOfAKeyedStore(ViewContract, JournalContract, SignalContract):
+    """The chapters on what a key changes: records, the views of them, signals."""
+
+    is_shared_between_processes = False
+    lease_has_end = False
+
+    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
+        return MemoryStore(clock=clock, **BOTH)
 
 
 class KeptContract(
