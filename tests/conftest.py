@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, settings
 
 from milepost.heartbeat import heartbeat
 from postgres_server import Database, Server, given_dsn
+from thoroughness import FEW
 
 # How long an example takes is the machine's business, and no test's.
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("few", settings.get_profile("all"), max_examples=25)
+settings.register_profile("few", settings.get_profile("all"), max_examples=FEW)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

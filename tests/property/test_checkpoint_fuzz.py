@@ -15,6 +15,7 @@ from milepost.checkpoint import Checkpoint, migrate, read_envelope
 from milepost.errors import DeserializeStateError, SerializeStateError
 from milepost.record import FAILURE, START, compress, make_record
 from milepost.seals import Seals
+from thoroughness import examples
 
 MOMENT = datetime(2025, 12, 20, 15, 30, tzinfo=UTC)
 STAMP = "2025-12-20T15:30:00.000000Z"
@@ -130,7 +131,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=8))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_object_of_our_field_names(fields: dict[str, Any]) -> None:
     found = outcome(json.dumps(fields).encode())
     if found is not None:
@@ -154,7 +155,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.sampled_from([*SEALED.values(), *OLD.values()]), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_envelopes_with_pieces_put_in_cut_out_and_doubled(data: bytes, draw: st.DataObject) -> None:
     for _ in range(draw.draw(st.integers(1, 3))):
         start = draw.draw(st.integers(0, len(data)))

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 
 from milepost.codec import Codec, canonical
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from thoroughness import examples
 
 quick = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

@@ -25,9 +25,10 @@ from typing_extensions import TypedDict  # pydantic wants this one below Python 
 from milepost.codec import Codec, canonical, succession
 from milepost.codec.plan import Plan
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from thoroughness import examples
 
 thorough = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 Typed = tuple[Any, st.SearchStrategy[Any]]
 

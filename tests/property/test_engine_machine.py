@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from milepost import END, CompiledGraph, Context, Graph, Retry, SQLiteStore
 from milepost.testing import Crash, crashtest
+from thoroughness import examples
 
 LIMIT = 10
 """After so many nodes every router leads forwards, so that each graph ends."""
@@ -161,20 +162,20 @@ def check(plan: Plan, crashes: list[Crash], **options: Any) -> None:
     event(f"a loop was taken: {any(not call.endswith('#1') for call in report.calls)}")
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), CRASHES)
 def test_a_random_run_ends_as_if_undisturbed_wherever_it_dies(plan: Plan, crashes: list[Crash]):
     check(plan, crashes)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), CRASHES)
 def test_a_random_run_in_a_file_ends_as_if_undisturbed_wherever_it_dies(plan: Plan, crashes: list[Crash]):
     with TemporaryDirectory() as folder:
         check(plan, crashes, store=lambda clock: SQLiteStore(Path(folder) / "runs.db", clock=clock))
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_a_random_run_ends_as_if_undisturbed_after_each_single_crash(plan: Plan):
     world = World()

@@ -17,6 +17,7 @@ from milepost.job import Job
 from milepost.record import CHECKPOINT
 from milepost.reducers import append, largest, total
 from milepost.testing import FakeClock, Stepper
+from thoroughness import examples
 
 Shape = Any
 """A row of parts, each a node (None) or a fork: a list of branches."""
@@ -123,7 +124,7 @@ def process(
     return Stepper(job.routine(state), clock=clock, choose=choose)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     shape=shapes,
     is_partial=st.booleans(),

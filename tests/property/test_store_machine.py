@@ -33,6 +33,7 @@ from milepost.stores.sqlite import SQLiteStore
 from milepost.testing import FakeClock
 from milepost.testing.chats import chat
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, take, write
+from thoroughness import examples
 
 RUNS = ("r", "R", "../s")
 NODES = ("a", "b", "c/d")
@@ -414,13 +415,13 @@ class FileMachine(StoreMachine):
 
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestSQLiteMachine = SQLiteMachine.TestCase
 TestSQLiteMachine.settings = settings(
-    max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(20), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestFileMachine = FileMachine.TestCase
 TestFileMachine.settings = settings(
-    max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(20), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, MilepostError
 from milepost.inventory import CheckpointInfo
+from thoroughness import examples
 
 STATUSES = ("finished", "failed", "interrupted")
 NODES = "abc"
@@ -100,7 +101,7 @@ steps = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     plan=st.text(NODES, min_size=3, max_size=12),
     done=st.lists(steps, max_size=5),

@@ -17,6 +17,7 @@ from milepost.record import CHECKPOINT, ROLLBACK
 from milepost.store import ENDED
 from milepost.testing import FakeClock
 from milepost.testing.stepping import _Hand
+from thoroughness import examples
 
 RUN = "r"
 
@@ -184,7 +185,7 @@ def ending(store: MemoryStore) -> tuple[str, Any, list[tuple[str, str]]]:
     return info.status, finish[0].state() if finish else None, steps
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, st.lists(st.integers(0, 40), min_size=1, max_size=3))
 def test_a_killed_workflow_ends_as_in_peace(parts: list[Plan], lives: list[int]) -> None:
     clock = FakeClock()

@@ -16,6 +16,7 @@ from milepost.flow import BranchEnd, Fork
 from milepost.forks import Forks
 from milepost.reducers import append, total
 from milepost.topology import Topology
+from thoroughness import examples
 
 
 @dataclass
@@ -245,7 +246,7 @@ def ways(topology: Topology, node: str, until: str, steps: int = 60) -> Iterator
         waiting.append((fork.join, label, joins))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(topologies())
 def test_a_graph_without_problems_visits_no_node_in_two_branches(topology: Topology) -> None:
     """Whatever routers answer, a node inside a fork is always in the same branch, and no branch ends the run."""
@@ -261,7 +262,7 @@ def test_a_graph_without_problems_visits_no_node_in_two_branches(topology: Topol
             assert 1 == len(labels), (node, labels)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(topologies())
 def test_every_branch_of_a_fork_that_is_found_comes_to_its_join(topology: Topology) -> None:
     if topology.problems():
