@@ -5,13 +5,13 @@ import sys
 
 FLOORS = {
     "src/milepost/store.py": 100,
-    "src/milepost/record.py": 95,
-    "src/milepost/checkpoint.py": 95,
+    "src/milepost/model/record.py": 95,
+    "src/milepost/model/checkpoint.py": 95,
     "src/milepost/stores/memory.py": 95,
-    "src/milepost/stores/sqlite.py": 85,
-    "src/milepost/stores/sqlite_transaction.py": 85,
-    "src/milepost/examining.py": 90,
-    "src/milepost/resuming.py": 90,
+    "src/milepost/stores/sqlite/store.py": 85,
+    "src/milepost/stores/sqlite/transaction.py": 85,
+    "src/milepost/executor/checks.py": 90,
+    "src/milepost/executor/resume.py": 90,
 }
 ALL = 85
 

@@ -13,9 +13,9 @@ from benchmarks.flows import Page, loop, page, turn
 from benchmarks.report import Figure, at_most, compare
 from benchmarks.rounds import interleave, seconds
 from benchmarks.setting import Setting
-from milepost.record import CHECKPOINT, START, Record, format_time, make_record
+from milepost.model.record import CHECKPOINT, START, Record, format_time, make_record
 from milepost.store import Append, NewRun, Release, Token
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 
 __all__ = ["files"]
 

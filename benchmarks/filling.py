@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.flows import Page, page
 from milepost import END, CompiledGraph, Graph, RunStopped, Store
-from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, START, Record, format_time, make_record
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, START, Record, format_time, make_record
 from milepost.store import Append, Claim, NewRun, Release
 from milepost.testing import FakeClock
 

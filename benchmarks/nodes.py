@@ -13,8 +13,8 @@ from benchmarks.report import Figure, at_most, compare
 from benchmarks.rounds import busy_seconds, interleave
 from benchmarks.setting import Setting
 from milepost import MemoryStore, NodeError
-from milepost.clock import SYSTEM
-from milepost.context import Context, RunScope
+from milepost.executor.context import Context, RunScope
+from milepost.model.clock import SYSTEM
 
 __all__ = ["everyday", "nodes", "parts"]
 

@@ -21,7 +21,7 @@ from benchmarks.rounds import interleave, seconds
 from benchmarks.setting import Setting
 from benchmarks.stores import MOMENT, begin, opened, server_of
 from milepost import Store
-from milepost.record import CHECKPOINT, make_record
+from milepost.model.record import CHECKPOINT, make_record
 from milepost.store import Append, Token
 
 __all__ = ["postgres"]

@@ -21,7 +21,7 @@ from benchmarks.report import Figure, at_most, compare
 from benchmarks.rounds import interleave, seconds
 from benchmarks.setting import Setting
 from milepost import END, CompiledGraph, Graph, RunStopped, SQLiteStore, Store
-from milepost.record import CHECKPOINT, OWNER, format_time, make_record
+from milepost.model.record import CHECKPOINT, OWNER, format_time, make_record
 from milepost.store import Append, Claim, Release
 
 __all__ = ["resume"]

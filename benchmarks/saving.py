@@ -17,7 +17,7 @@ from benchmarks.report import Figure, Goal, at_most, compare
 from benchmarks.rounds import Rounds, busy_seconds, interleave, seconds
 from benchmarks.setting import Setting
 from milepost import END, CompiledGraph, FileStore, Graph, MemoryStore, SQLiteStore, Store
-from milepost.record import CHECKPOINT, START, Record, format_time, make_record
+from milepost.model.record import CHECKPOINT, START, Record, format_time, make_record
 from milepost.store import Append, NewRun, Token
 
 __all__ = ["big", "durable", "growth", "saves"]

@@ -42,7 +42,7 @@ from benchmarks.flows import Counter, Page, chain, count_async
 from benchmarks.report import Figure, as_json, as_table, at_most, compare
 from benchmarks.rounds import Rounds, Side, interleave, seconds, spread_of
 from milepost import Engine, RunStopped, SQLiteStore, Store
-from milepost.record import CHECKPOINT, START, format_time, make_record
+from milepost.model.record import CHECKPOINT, START, format_time, make_record
 from milepost.store import Append, NewRun, Release
 from milepost.testing import FakeClock
 
@@ -127,7 +127,7 @@ def _open(kind: str, url: str, name: str, clock: FakeClock | None = None) -> Sto
     options: dict[str, Any] = {} if clock is None else {"clock": clock}
     if kind == "SQLite":
         return SQLiteStore(url, **options)
-    from milepost.stores.postgres import PostgresStore
+    from milepost.stores.postgres.store import PostgresStore
 
     return PostgresStore(url, schema=name, **options)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from milepost import Store
-from milepost.record import START, format_time, make_record
+from milepost.model.record import START, format_time, make_record
 from milepost.store import NewRun, Token
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the server and the pooler are started
@@ -31,7 +31,7 @@ def server_of() -> Any:
 @contextmanager
 def opened(dsn: str) -> Iterator[Store]:
     """A store in a PostgreSQL database."""
-    from milepost.stores.postgres import PostgresStore
+    from milepost.stores.postgres.store import PostgresStore
 
     with PostgresStore(dsn) as store:
         yield store

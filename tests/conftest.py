@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
 from postgres_server import Database, Server, given_dsn
 from thoroughness import FEW
 

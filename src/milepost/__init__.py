@@ -63,11 +63,16 @@ from milepost.errors import (
 
 if TYPE_CHECKING:
     from milepost import codec, reducers
-    from milepost.checkpoint import CHECKPOINT_VERSION, Checkpoint
-    from milepost.checkpoint_data import CheckpointData
-    from milepost.context import Context, current
-    from milepost.engine import Bound, Engine
-    from milepost.events import (
+    from milepost.adapters.checkpoint_view import FileCheckpointStore, MemoryCheckpointStore
+    from milepost.engine.engine import Bound, Engine
+    from milepost.engine.handle import RunHandle
+    from milepost.engine.workflow_engine import WorkflowEngine
+    from milepost.executor.context import Context, current
+    from milepost.executor.flow import END, START
+    from milepost.graph.builder import CompiledGraph, Graph
+    from milepost.model.checkpoint import CHECKPOINT_VERSION, Checkpoint
+    from milepost.model.checkpoint_data import CheckpointData
+    from milepost.model.events import (
         AttemptFailed,
         CheckpointFailed,
         CheckpointSaved,
@@ -86,13 +91,9 @@ if TYPE_CHECKING:
         WorkflowCompleted,
         WorkflowStarted,
     )
-    from milepost.flow import END, START
-    from milepost.graph import CompiledGraph, Graph
-    from milepost.handles import RunHandle
-    from milepost.inventory import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
-    from milepost.options import RunOptions
-    from milepost.reports import ResumeInfo, ResumePlan, RunResult
-    from milepost.results import (
+    from milepost.model.info import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
+    from milepost.model.reports import ResumeInfo, ResumePlan, RunResult
+    from milepost.model.results import (
         BranchResult,
         ParallelResult,
         Reply,
@@ -103,18 +104,17 @@ if TYPE_CHECKING:
         SubWorkflowInvocationResult,
         WorkflowResult,
     )
-    from milepost.retry import Retry
-    from milepost.steps import Step, Steps, branch, parallel, step
+    from milepost.model.retry import Retry
+    from milepost.options import RunOptions
     from milepost.store import Store
-    from milepost.stores.file import FileStore
+    from milepost.stores.file.store import FileStore
     from milepost.stores.memory import MemoryStore
-    from milepost.stores.opening import open_store
-    from milepost.stores.postgres import PostgresStore
-    from milepost.stores.sqlite import SQLiteStore
-    from milepost.stores.views import FileCheckpointStore, MemoryCheckpointStore
-    from milepost.workflow_context import WorkflowContext
-    from milepost.workflow_engine import WorkflowEngine
-    from milepost.workflows import Workflow, workflow
+    from milepost.stores.postgres.store import PostgresStore
+    from milepost.stores.sqlite.store import SQLiteStore
+    from milepost.stores.url import open_store
+    from milepost.workflows.context import WorkflowContext
+    from milepost.workflows.definition import Workflow, workflow
+    from milepost.workflows.steps import Step, Steps, branch, parallel, step
 
 __version__ = "0.1.0"
 
@@ -246,36 +246,36 @@ __all__ = [
 _HOMES = {
     "codec": "",
     "reducers": "",
-    "checkpoint": "CHECKPOINT_VERSION Checkpoint",
-    "checkpoint_data": "CheckpointData",
-    "context": "Context current",
-    "engine": "Bound Engine",
-    "events": (
+    "model.checkpoint": "CHECKPOINT_VERSION Checkpoint",
+    "model.checkpoint_data": "CheckpointData",
+    "executor.context": "Context current",
+    "engine.engine": "Bound Engine",
+    "model.events": (
         "AttemptFailed CheckpointFailed CheckpointSaved Emitted Event NodeCompleted NodeOverdue NodeStarted Progress "
         "RollbackCompleted RunCompleted RunStarted RunWaiting StepCompleted StepStarted WorkflowCompleted WorkflowStarted"
     ),
-    "flow": "END START",
-    "graph": "CompiledGraph Graph",
-    "handles": "RunHandle",
-    "inventory": "CheckpointInfo Pruned Retention RunInfo Stats VerifyReport Wait",
+    "executor.flow": "END START",
+    "graph.builder": "CompiledGraph Graph",
+    "engine.handle": "RunHandle",
+    "model.info": "CheckpointInfo Pruned Retention RunInfo Stats VerifyReport Wait",
     "options": "RunOptions",
-    "reports": "ResumeInfo ResumePlan RunResult",
-    "results": (
+    "model.reports": "ResumeInfo ResumePlan RunResult",
+    "model.results": (
         "BranchResult ParallelResult Reply RollbackError SkipMarker StepResult StepType SubWorkflowInvocationResult "
         "WorkflowResult"
     ),
-    "retry": "Retry",
-    "steps": "Step Steps branch parallel step",
+    "model.retry": "Retry",
+    "workflows.steps": "Step Steps branch parallel step",
     "store": "Store",
     "stores.memory": "MemoryStore",
-    "stores.opening": "open_store",
-    "stores.sqlite": "SQLiteStore",
-    "workflows": "Workflow workflow",
-    "workflow_context": "WorkflowContext",
-    "workflow_engine": "WorkflowEngine",
-    "stores.file": "FileStore",
-    "stores.postgres": "PostgresStore",
-    "stores.views": "FileCheckpointStore MemoryCheckpointStore",
+    "stores.url": "open_store",
+    "stores.sqlite.store": "SQLiteStore",
+    "workflows.definition": "Workflow workflow",
+    "workflows.context": "WorkflowContext",
+    "engine.workflow_engine": "WorkflowEngine",
+    "stores.file.store": "FileStore",
+    "stores.postgres.store": "PostgresStore",
+    "adapters.checkpoint_view": "FileCheckpointStore MemoryCheckpointStore",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -7,27 +7,27 @@ from contextlib import contextmanager
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver, is_logged
-from milepost.effects import Routine
 from milepost.errors import AsyncNodeError, MilepostError, OptionError, RunStopped, RunSuspended, SerializeStateError
-from milepost.examining import Wish
-from milepost.flow import Flow, GraphFlow, StepFlow
-from milepost.identifiers import new_nonce, new_run_id
+from milepost.executor.checks import Wish
+from milepost.executor.continuation import CONTINUE, check_options
+from milepost.executor.effects import Routine
+from milepost.executor.flow import Flow, GraphFlow, StepFlow
+from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
+from milepost.executor.run import Run
+from milepost.executor.start import enqueue, start
+from milepost.executor.units import unit_of
+from milepost.model.ids import new_nonce, new_run_id
+from milepost.model.record import format_time
+from milepost.model.reports import ResumePlan
 from milepost.options import Options, merge_options
-from milepost.parts import unit_of
-from milepost.protocols import AnyStore
-from milepost.record import format_time
-from milepost.reports import ResumePlan
-from milepost.resuming import await_due, give_back, plan, resume, resume_claimed
-from milepost.runtime import Run
-from milepost.starting import enqueue, start
 from milepost.store import Store, Token, check_run_id
-from milepost.turning import CONTINUE, check_options
 
 if TYPE_CHECKING:
     from milepost.drivers import AsyncDriver
-    from milepost.events import Event
-    from milepost.stepping import StepRun
+    from milepost.model.events import Event
+    from milepost.workflows.run import StepRun
 
 __all__ = ["Job", "store_of"]
 
@@ -38,7 +38,7 @@ def store_of(given: object) -> Store:
     """What was given as a store: one of ours as it is, a user's behind a journal; `OptionError` for anything else."""
     if isinstance(given, Store):
         return given
-    from milepost.stores.adapt import adapted  # what most programs never need
+    from milepost.adapters.user_stores import adapted  # what most programs never need
 
     return adapted(given)
 
@@ -87,10 +87,10 @@ class Job:
 
     def _run(self, store: Store | None, run_id: str, is_listening: bool) -> Run:
         if self.flow.front == "graph":
-            from milepost.graph_run import NodeRun
+            from milepost.graph.run import NodeRun
 
             return NodeRun(cast("GraphFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
-        from milepost.stepping import StepRun  # each front end without what only the other needs
+        from milepost.workflows.run import StepRun  # each front end without what only the other needs
 
         return StepRun(cast("StepFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
 
@@ -285,7 +285,7 @@ class Job:
         override: Callable[[Any], Any] | None,
         into: AnyStore | None,
     ) -> Routine[str]:
-        from milepost.forking_runs import fork  # what most programs never need
+        from milepost.graph.fork_run import fork  # what most programs never need
 
         store, run = self.run.store, self.run
         assert store is not None

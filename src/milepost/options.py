@@ -10,11 +10,11 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from msgspec.structs import force_setattr
 
-from milepost.clock import SYSTEM, Clock
 from milepost.errors import OptionError
-from milepost.executors import ExecutorLike, checked_executor
-from milepost.hooks import Hook
-from milepost.retry import Retry, as_seconds
+from milepost.model.clock import SYSTEM, Clock
+from milepost.model.executors import ExecutorLike, checked_executor
+from milepost.model.hooks import Hook
+from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_tag
 
 __all__ = ["EngineOptions", "Options", "RunOptions", "merge_options", "option_names"]

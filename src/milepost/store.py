@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
 
 import msgspec
 
-from milepost.clock import SYSTEM, Clock
 from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
-from milepost.process import this_process
-from milepost.record import Record
-from milepost.seals import Seals
+from milepost.model.clock import SYSTEM, Clock
+from milepost.model.process import this_process
+from milepost.model.record import Record
+from milepost.model.seal import Seals
 
 if TYPE_CHECKING:
-    from milepost.inventory import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
+    from milepost.model.info import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
 
 __all__ = [
     "ENDED",
@@ -286,7 +286,7 @@ def check_run_id(value: Any) -> str:
 
 
 def _check_retention(given: Any) -> None:
-    from milepost.inventory import Retention
+    from milepost.model.info import Retention
 
     if not isinstance(given, Retention):
         raise OptionError(f"retention must be a Retention, not {given!r}: Retention(keep_last=3)", option="retention")

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, overload
 
-from milepost import signalling
-from milepost.clock import SYSTEM
+from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver
-from milepost.examining import Wish
-from milepost.flow import Flow
+from milepost.drivers.wakeups import wake
+from milepost.executor import signals as signalling
+from milepost.executor.checks import Wish
+from milepost.executor.flow import Flow
 from milepost.job import Job, store_of
+from milepost.model.clock import SYSTEM
+from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import RunOptions
-from milepost.protocols import AnyStore
-from milepost.reports import ResumePlan, RunResult
-from milepost.wakeups import wake
 
 __all__ = ["Bound", "StateVerbs", "Verbs"]
 
@@ -28,7 +28,7 @@ OutputT = TypeVar("OutputT", covariant=True)
 if TYPE_CHECKING:
     import typing_extensions
 
-    from milepost.events import Event
+    from milepost.model.events import Event
 
     FullT = typing_extensions.TypeVar("FullT", covariant=True, default=Any)
 else:

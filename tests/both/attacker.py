@@ -13,9 +13,9 @@ from typing import Any
 
 import psycopg
 
-from milepost.record import Record
+from milepost.model.record import Record
 from milepost.store import Signal
-from milepost.stores.file_commit import Lines, encode, load
+from milepost.stores.file.commit import Lines, encode, load
 
 __all__ = ["Attacker"]
 

@@ -19,11 +19,11 @@ import pytest
 
 from milepost import END, FileStore, Graph, MemoryStore, SQLiteStore, Store
 from milepost.drivers import AsyncDriver, SyncDriver
-from milepost.effects import Effect, Hold
-from milepost.examining import Wish
-from milepost.heartbeat import HeldLease
+from milepost.drivers.heartbeat import HeldLease
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Effect, Hold
 from milepost.job import Job
-from milepost.stores.postgres import PostgresStore
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import FakeClock
 
 LEASE = 30.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from milepost.branches import Branch, Branches
+from milepost.drivers.branches import Branch, Branches
 
 
 def crash(verbs: Any, graph: Any, store: Any, run_id: str, state: Any = None, **options: Any) -> None:

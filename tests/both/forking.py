@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from milepost import END, Graph
-from milepost.record import CHECKPOINT
+from milepost.model.record import CHECKPOINT
 from milepost.reducers import append, largest, last, smallest, total, union
 
 few = pytest.mark.stores("memory", "sqlite")

@@ -42,8 +42,8 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.elsewhere import Errand, Task
-from milepost.pools import Pools, pools
+from milepost.drivers.executors import Errand, Task
+from milepost.drivers.pools import Pools, pools
 from milepost.testing import FakeClock
 
 # What loky and Dask have opened they leave to the garbage collector.
@@ -733,7 +733,7 @@ def test_a_pool_that_cannot_be_shut_down_keeps_no_other_one_open(caplog):
 
 
 def test_the_thread_that_called_a_factory_stays_for_what_it_has_started(monkeypatch):
-    monkeypatch.setattr("milepost.threads.IDLE", 0.01)
+    monkeypatch.setattr("milepost.drivers.threads.IDLE", 0.01)
     made: list[threading.Thread] = []
 
     def factory() -> Executor:

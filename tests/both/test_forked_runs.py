@@ -39,9 +39,9 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.events import RunStarted
-from milepost.record import OWNER, START
-from milepost.stores.postgres import PostgresStore
+from milepost.model.events import RunStarted
+from milepost.model.record import OWNER, START
+from milepost.stores.postgres.store import PostgresStore
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
 OTHER = {"signing_key": {"t": b"another key, of 24 bytes"}}

@@ -36,7 +36,7 @@ from milepost import (
     StateTypeError,
     current,
 )
-from milepost.record import CHECKPOINT, FAILURE
+from milepost.model.record import CHECKPOINT, FAILURE
 from milepost.reducers import append, total
 
 SECONDS = 20

@@ -27,7 +27,7 @@ from milepost import (
     RunStopped,
     StateTypeError,
 )
-from milepost.record import CHECKPOINT, OWNER
+from milepost.model.record import CHECKPOINT, OWNER
 
 EDGES = "fa ax xj fb by yj"
 

@@ -35,9 +35,9 @@ from milepost import (
     StateTypeError,
     StoreError,
 )
-from milepost.context import Context
-from milepost.events import RunWaiting
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
+from milepost.executor.context import Context
+from milepost.model.events import RunWaiting
 from milepost.testing import FakeClock, arun_flow, run_flow
 
 

@@ -34,7 +34,7 @@ from milepost import (
     StoreError,
     WrongFlowError,
 )
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
 
 
 @dataclass

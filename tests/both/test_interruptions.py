@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from milepost import END, Graph, LeaseLost, Retry, RunCancelled, RunStopped
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
 
 
 @dataclass

@@ -44,7 +44,7 @@ from milepost import (
     StateTypeError,
     StoreError,
 )
-from milepost.failures import type_name
+from milepost.model.failure import type_name
 
 T = TypeVar("T")
 

@@ -232,7 +232,7 @@ def test_a_result_whose_type_has_changed_is_refused_with_its_place(verbs, store,
 
 
 def hash_in_another_process(seed: str) -> str:
-    lines = "from milepost.comparing import hash_of; print(hash_of({'s': {'x', 'y', 'z'}, 'f': frozenset('abc')})[0])"
+    lines = "from milepost.workflows.matching import hash_of; print(hash_of({'s': {'x', 'y', 'z'}, 'f': frozenset('abc')})[0])"
     return subprocess.run(
         [sys.executable, "-c", lines], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
         stdout=subprocess.PIPE, check=True, text=True,

@@ -32,8 +32,8 @@ from milepost import (
     StateTypeError,
     reducers,
 )
-from milepost.context import Context
-from milepost.events import AttemptFailed, NodeOverdue, Progress
+from milepost.executor.context import Context
+from milepost.model.events import AttemptFailed, NodeOverdue, Progress
 
 
 @dataclass

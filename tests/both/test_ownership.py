@@ -20,11 +20,11 @@ from milepost import (
     RunTimeoutError,
     StateValidationError,
 )
-from milepost.fence import Held
-from milepost.heartbeat import heartbeat
-from milepost.process import describe_owner, this_process
-from milepost.record import make_record
+from milepost.drivers.heartbeat import heartbeat
+from milepost.model.process import describe_owner, this_process
+from milepost.model.record import make_record
 from milepost.store import NewRun
+from milepost.stores.base.fence import Held
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 from executed import Job
 
 from milepost import END, Graph, MissingExtraError, NodeError, Retry, Steps, step, workflow
-from milepost.executors.ray import RayExecutor
+from milepost.drivers.ray import RayExecutor
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

@@ -38,7 +38,7 @@ from milepost import (
     StateValidationError,
     WrongFlowError,
 )
-from milepost.record import START, make_record
+from milepost.model.record import START, make_record
 from milepost.store import NewRun
 
 

@@ -22,7 +22,7 @@ from milepost import (
     RouterError,
     RunTimeoutError,
 )
-from milepost.record import parse_time
+from milepost.model.record import parse_time
 from milepost.testing import FakeClock
 
 

@@ -25,7 +25,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
 
 
 class Undoing:

@@ -23,7 +23,7 @@ from milepost import (
     StateTooLargeError,
     StoreError,
 )
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from attacker import Attacker
 
 from milepost import NodeError
-from milepost.inventory import Wait
+from milepost.model.info import Wait
 from milepost.store import Release
 from milepost.testing.journals import begin, work
 

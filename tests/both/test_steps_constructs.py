@@ -35,7 +35,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.results import StepType
+from milepost.model.results import StepType
 
 
 def double(n: int) -> int:

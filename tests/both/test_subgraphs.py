@@ -29,7 +29,7 @@ from milepost import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.context import Context
+from milepost.executor.context import Context
 
 
 @dataclass

@@ -19,8 +19,8 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.record import ENCRYPTED, VERBATIM, Record, digest_of, make_record
-from milepost.seals import Seals
+from milepost.model.record import ENCRYPTED, VERBATIM, Record, digest_of, make_record
+from milepost.model.seal import Seals
 from milepost.store import Signal
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}

@@ -31,9 +31,9 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.events import RunCompleted, RunStarted
-from milepost.inventory import Wait
-from milepost.record import CHECKPOINT, OWNER
+from milepost.model.events import RunCompleted, RunStarted
+from milepost.model.info import Wait
+from milepost.model.record import CHECKPOINT, OWNER
 from milepost.store import Release
 from milepost.testing.journals import take, write
 

@@ -27,8 +27,8 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.events import RunWaiting
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
+from milepost.model.events import RunWaiting
 from milepost.testing import FakeClock
 
 

@@ -31,7 +31,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.events import RollbackCompleted, RunWaiting, StepCompleted, WorkflowCompleted, WorkflowStarted
+from milepost.model.events import RollbackCompleted, RunWaiting, StepCompleted, WorkflowCompleted, WorkflowStarted
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from milepost import Engine, OptionError, RunCancelled, StoreError, parallel, step, workflow
-from milepost import worker as workers
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
+from milepost.engine import worker as workers
 
 
 @workflow("approve")

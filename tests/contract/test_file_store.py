@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milepost.clock import Clock
+from milepost.model.clock import Clock
 from milepost.store import Store
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 from milepost.testing import StoreContract
 
 
@@ -16,4 +16,4 @@ class TestFileStore(StoreContract):
 
     def child_source(self, tmp_path: Path) -> str:
         place = str(tmp_path / "runs")
-        return f"from milepost.stores.file import FileStore; store = FileStore({place!r})"
+        return f"from milepost.stores.file.store import FileStore; store = FileStore({place!r})"

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from milepost.clock import Clock
+from milepost.model.clock import Clock
 from milepost.store import Store
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing import StoreContract
 from milepost.testing.contract_cancels import CancelContract
 from milepost.testing.contract_journal import JournalContract
@@ -98,7 +98,7 @@ class TestSignedAndEncryptedSQLiteStore(KeptContract):
 
     def child_source(self, tmp_path: Path) -> str:
         place = str(tmp_path / "runs.db")
-        return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r}, **{BOTH!r})"
+        return f"from milepost.stores.sqlite.store import SQLiteStore; store = SQLiteStore({place!r}, **{BOTH!r})"
 
     def query(self, tmp_path: Path, sql: str) -> list[Any]:
         with closing(sqlite3.connect(tmp_path / "runs.db", timeout=30)) as connection, connection:
@@ -111,7 +111,7 @@ class TestSignedAndEncryptedFileStore(KeptContract):
         return FileStore(tmp_path / "runs", clock=clock, **BOTH)
 
     def child_source(self, tmp_path: Path) -> str:
-        return f"from milepost.stores.file import FileStore; store = FileStore({str(tmp_path / 'runs')!r}, **{BOTH!r})"
+        return f"from milepost.stores.file.store import FileStore; store = FileStore({str(tmp_path / 'runs')!r}, **{BOTH!r})"
 
 
 @pytest.mark.slow
@@ -127,9 +127,11 @@ class TestSignedAndEncryptedPostgresStore(KeptContract):
         return self.database.query(sql)
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
-        from milepost.stores.postgres import PostgresStore
+        from milepost.stores.postgres.store import PostgresStore
 
         return PostgresStore(self.dsn, clock=clock, **BOTH)
 
     def child_source(self, tmp_path: Path) -> str:
-        return f"from milepost.stores.postgres import PostgresStore; store = PostgresStore({self.dsn!r}, **{BOTH!r})"
+        return (
+            f"from milepost.stores.postgres.store import PostgresStore; store = PostgresStore({self.dsn!r}, **{BOTH!r})"
+        )

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from milepost.clock import Clock
 from milepost.errors import StoreError
+from milepost.model.clock import Clock
 from milepost.store import Store
-from milepost.stores.postgres import PostgresStore
-from milepost.stores.postgres_links import Session
+from milepost.stores.postgres.connection import Session
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import StoreContract
 from milepost.testing.contract_claims import ClaimContract
 from milepost.testing.contract_due import DueContract
@@ -59,7 +59,7 @@ class Pooled:
         return PostgresStore(self.dsn, clock=clock)
 
     def child_source(self, tmp_path: Path) -> str:
-        return f"from milepost.stores.postgres import PostgresStore; store = PostgresStore({self.dsn!r})"
+        return f"from milepost.stores.postgres.store import PostgresStore; store = PostgresStore({self.dsn!r})"
 
 
 class TestBehindPgBouncer(Pooled, FenceContract, ClaimContract, DueContract, ThreadContract, ProcessContract):

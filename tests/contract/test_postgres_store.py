@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from milepost.clock import Clock
+from milepost.model.clock import Clock
 from milepost.store import Store
-from milepost.stores.postgres import PostgresStore
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import StoreContract
 from postgres_server import Database
 
@@ -26,7 +26,7 @@ class TestPostgresStore(StoreContract):
         return PostgresStore(self.dsn, clock=clock)
 
     def child_source(self, tmp_path: Path) -> str:
-        return f"from milepost.stores.postgres import PostgresStore; store = PostgresStore({self.dsn!r})"
+        return f"from milepost.stores.postgres.store import PostgresStore; store = PostgresStore({self.dsn!r})"
 
     def query(self, tmp_path: Path, sql: str) -> list[Any]:
         return self.database.query(sql)

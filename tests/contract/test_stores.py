@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from milepost.clock import Clock
+from milepost.model.clock import Clock
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing import StoreContract
 
 
@@ -30,7 +30,7 @@ class TestSQLiteStore(StoreContract):
 
     def child_source(self, tmp_path: Path) -> str:
         place = str(tmp_path / "runs.db")
-        return f"from milepost.stores.sqlite import SQLiteStore; store = SQLiteStore({place!r})"
+        return f"from milepost.stores.sqlite.store import SQLiteStore; store = SQLiteStore({place!r})"
 
     def query(self, tmp_path: Path, sql: str) -> list[Any]:
         with closing(sqlite3.connect(tmp_path / "runs.db", timeout=30)) as connection, connection:

@@ -14,14 +14,14 @@ from functools import cached_property
 from typing import Any
 
 from milepost import MemoryStore, RunSuspended, Store
-from milepost.branches import Branches
-from milepost.clock import Clock
-from milepost.effects import Effect, Gather, Outcome, Routine, Write
+from milepost.drivers.branches import Branches
 from milepost.errors import MilepostError
-from milepost.examining import Wish
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Effect, Gather, Outcome, Routine, Write
+from milepost.executor.resume import resume_claimed
 from milepost.job import Job
-from milepost.record import CHECKPOINT, FAILURE, ROLLBACK, ROUTE
-from milepost.resuming import resume_claimed
+from milepost.model.clock import Clock
+from milepost.model.record import CHECKPOINT, FAILURE, ROLLBACK, ROUTE
 from milepost.store import ENDED
 from milepost.testing import FakeClock, Stepper
 from milepost.testing.crashing import was_written

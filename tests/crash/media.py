@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from milepost import END, CompiledGraph, Graph, RunStopped, SQLiteStore, Store
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 
 MEDIA: dict[str, Callable[..., Store]] = {
     "sqlite": lambda folder, **options: SQLiteStore(Path(folder, "runs.db"), **options),

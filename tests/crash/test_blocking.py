@@ -11,7 +11,7 @@ import pytest
 from processes import Forks, Log, calls_of, die, say
 
 from milepost import END, CompiledGraph, Context, Engine, Graph, MilepostError, Retry
-from milepost.stores.opening import open_store
+from milepost.stores.url import open_store
 
 OTHERS = [f"other-{number}" for number in range(5)]
 

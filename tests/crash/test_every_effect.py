@@ -22,12 +22,12 @@ from milepost import (
     RunCancelled,
     SQLiteStore,
 )
-from milepost.clock import Clock
-from milepost.effects import Ask, Call, Drop, Hold, Write
 from milepost.errors import OptionError
-from milepost.forking_runs import fork
+from milepost.executor.effects import Ask, Call, Drop, Hold, Write
+from milepost.graph.fork_run import fork
 from milepost.job import Job
-from milepost.record import CHECKPOINT, FAILURE
+from milepost.model.clock import Clock
+from milepost.model.record import CHECKPOINT, FAILURE
 from milepost.store import Store, Token
 from milepost.testing import Crash, FakeClock, Stepper, crashtest
 

@@ -24,7 +24,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.clock import Clock
+from milepost.model.clock import Clock
 
 
 class Bodies:

@@ -32,7 +32,7 @@ from milepost import (
     Store,
     StoreError,
 )
-from milepost.stores import sqlite_schema
+from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.testing import FakeClock
 from milepost.testing.children import Child
 

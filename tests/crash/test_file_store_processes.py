@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from milepost.errors import RunExistsError, StoreError
-from milepost.process import this_process
+from milepost.model.process import this_process
 from milepost.store import Append, Release, Store, Token
-from milepost.stores import file_turns
-from milepost.stores.file import FileStore
+from milepost.stores.file import turns as file_turns
+from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.testing.children import Child, forked
 from milepost.testing.journals import begin, checkpoint, finish, new_run, take, work, write
@@ -174,7 +174,7 @@ def freeze_at(name, number):
 def child(tmp_path: Path) -> Iterator[Child]:
     with Child() as child:
         place = str(tmp_path / "runs")
-        child.tell(f"from milepost.stores.file import FileStore; store = FileStore({place!r}){FREEZE}")
+        child.tell(f"from milepost.stores.file.store import FileStore; store = FileStore({place!r}){FREEZE}")
         yield child
 
 
@@ -277,7 +277,7 @@ def test_of_20_processes_and_threads_that_create_one_id_one_wins(store: FileStor
     children = [Child() for _ in range(4)]
     try:
         for one in children:
-            one.tell(f"from milepost.stores.file import FileStore; store = FileStore({store.place!r})")
+            one.tell(f"from milepost.stores.file.store import FileStore; store = FileStore({store.place!r})")
         for n in range(3):
             for one in children:
                 one.begin(source, run_id=f"r{n}")
@@ -305,7 +305,7 @@ def test_processes_that_create_and_delete_one_id_all_the_time_never_mix_two_runs
     children = [Child() for _ in range(3)]
     try:
         for one in children:
-            one.tell(f"from milepost.stores.file import FileStore; store = FileStore({store.place!r})")
+            one.tell(f"from milepost.stores.file.store import FileStore; store = FileStore({store.place!r})")
         for number, one in enumerate(children):
             one.begin(source, me=number)
         for number, one in enumerate(children):

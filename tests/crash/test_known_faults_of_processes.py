@@ -15,7 +15,7 @@ import pytest
 from processes import Forks, Log, Process, calls_of, die, die_at, process, row, say
 
 from milepost import Engine, MilepostError
-from milepost.stores.opening import open_store
+from milepost.stores.url import open_store
 
 POLL = 0.1
 """Seconds between two looks of a worker."""

@@ -13,7 +13,7 @@ import pytest
 from milepost import END, CompiledGraph, Graph
 from milepost.errors import MilepostError, RunExistsError, StoreError
 from milepost.store import Append, Release, Statement, Token
-from milepost.stores.postgres import PostgresStore
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing.children import Child
 from milepost.testing.journals import begin, checkpoint, take, work, write
 from postgres_proxy import APPEND, COMMIT, Proxy
@@ -355,7 +355,7 @@ def test_a_process_that_freezes_with_a_lock_holds_up_others_for_a_short_time(
     with PostgresStore(postgres) as other, Child() as child:
         begin(other, "s", lease=3.0)
         child.tell(
-            "from milepost.stores.postgres import PostgresStore\n"
+            "from milepost.stores.postgres.store import PostgresStore\n"
             f"store = PostgresStore({postgres!r})\n"
             "begin(store, 'of the child', lease=3.0)\n"
             "open_write = store._write('look')\n"

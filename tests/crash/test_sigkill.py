@@ -19,7 +19,7 @@ import pytest
 from processes import Forks, Log, calls_of, die_at, process, say
 
 from milepost import END, CheckpointSaved, CompiledGraph, Context, Graph, Retry, RunNotFoundError, Store
-from milepost.stores.opening import open_store
+from milepost.stores.url import open_store
 
 ROUNDS = 14
 NODES = 3

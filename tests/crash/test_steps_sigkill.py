@@ -29,7 +29,7 @@ from milepost import (
     workflow,
 )
 from milepost.errors import MilepostError
-from milepost.stores.opening import open_store
+from milepost.stores.url import open_store
 
 ROUNDS = 6
 PARTS = 8

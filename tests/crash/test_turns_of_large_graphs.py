@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, OptionError, RunNotResumableError, RunSuspended
-from milepost.record import CHECKPOINT, OWNER
+from milepost.model.record import CHECKPOINT, OWNER
 from milepost.testing import crashtest
 
 

@@ -25,7 +25,7 @@ from milepost import (
     workflow,
 )
 from milepost.errors import RunNotFoundError
-from milepost.examining import Wish
+from milepost.executor.checks import Wish
 from milepost.job import Job
 from milepost.store import Store
 from milepost.testing import FakeClock, Stepper
@@ -317,7 +317,7 @@ def test_signals_for_two_visits_at_any_moment_answer_each_once(store):
 
 def claimed(flow: Any, store: Store, token: Any) -> Any:
     """Go on with a run as a worker does."""
-    from milepost.resuming import resume_claimed
+    from milepost.executor.resume import resume_claimed
 
     job = Job(flow, store, "r", {}, {"clock": store.clock}, Wish())
     return Stepper(resume_claimed(job.run, token), clock=store.clock).run()  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from processes import calls_of, die, say
 
 from milepost import Engine, RunSuspended, current, parallel, step, workflow
 from milepost.errors import MilepostError
-from milepost.stores.opening import open_store
+from milepost.stores.url import open_store
 
 
 @dataclass

@@ -29,13 +29,13 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.clock import Clock
-from milepost.effects import Write
 from milepost.errors import StatementError
-from milepost.examining import Wish
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Write
 from milepost.job import Job
-from milepost.stores.opening import open_store
-from milepost.stores.postgres import PostgresStore
+from milepost.model.clock import Clock
+from milepost.stores.postgres.store import PostgresStore
+from milepost.stores.url import open_store
 from milepost.testing import FakeClock, Stepper, crashtest
 
 Stores = Callable[[Clock], Store]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from milepost.checkpoint import Checkpoint, migrate, read_envelope
+from milepost.model.checkpoint import Checkpoint, migrate, read_envelope
 
 HERE = Path(__file__).parent
 OURS = sorted(path.name for path in HERE.glob("release_*.json"))

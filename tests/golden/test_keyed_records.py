@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from milepost.fence import Row
-from milepost.inventory import Wait
-from milepost.record import Record
-from milepost.seals import Seals
+from milepost.model.info import Wait
+from milepost.model.record import Record
+from milepost.model.seal import Seals
 from milepost.store import Signal
-from milepost.stores.keeper import Keeper, keeper_of
+from milepost.stores.base.fence import Row
+from milepost.stores.base.record_cipher import Keeper, keeper_of
 
 GOLDEN = json.loads((Path(__file__).parent / "keyed" / "release_2.json").read_text(encoding="utf-8"))
 KEYS = {

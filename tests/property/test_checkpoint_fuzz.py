@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milepost.checkpoint import Checkpoint, migrate, read_envelope
 from milepost.errors import DeserializeStateError, SerializeStateError
-from milepost.record import FAILURE, START, compress, make_record
-from milepost.seals import Seals
+from milepost.model.checkpoint import Checkpoint, migrate, read_envelope
+from milepost.model.record import FAILURE, START, compress, make_record
+from milepost.model.seal import Seals
 from thoroughness import examples
 
 MOMENT = datetime(2025, 12, 20, 15, 30, tzinfo=UTC)

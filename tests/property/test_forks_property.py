@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost import END, CompiledGraph, Graph, MemoryStore
-from milepost.effects import Effect
-from milepost.examining import Wish
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Effect
 from milepost.job import Job
-from milepost.record import CHECKPOINT
+from milepost.model.record import CHECKPOINT
 from milepost.reducers import append, largest, total
 from milepost.testing import FakeClock, Stepper
 from thoroughness import examples

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost.errors import GraphError
-from milepost.flow import END, START, Unit
-from milepost.graph import CompiledGraph, Graph
-from milepost.topology import Topology
+from milepost.executor.flow import END, START, Unit
+from milepost.graph.builder import CompiledGraph, Graph
+from milepost.graph.topology import Topology
 
 IDS = ["a", "b", "c", "d", "e"]
 

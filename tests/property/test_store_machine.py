@@ -27,9 +27,9 @@ from milepost.errors import (
     RunNotResumableError,
 )
 from milepost.store import ENDED, Latest, Ranges, Release, Store, Token
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing import FakeClock
 from milepost.testing.chats import chat
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, take, write

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, MilepostError
-from milepost.inventory import CheckpointInfo
+from milepost.model.info import CheckpointInfo
 from thoroughness import examples
 
 STATUSES = ("finished", "failed", "interrupted")

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from milepost import MemoryStore, Step, StepError, Workflow, WorkflowError, branch, current, parallel, step, workflow
-from milepost.effects import Effect
-from milepost.examining import Wish
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Effect
 from milepost.job import Job
-from milepost.record import CHECKPOINT, ROLLBACK
+from milepost.model.record import CHECKPOINT, ROLLBACK
 from milepost.store import ENDED
 from milepost.testing import FakeClock
 from milepost.testing.stepping import _Hand

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, assert_type
 
-from milepost.context import Context
-from milepost.graph import CompiledGraph, Graph
-from milepost.results import Reply
-from milepost.retry import Retry
+from milepost.executor.context import Context
+from milepost.graph.builder import CompiledGraph, Graph
+from milepost.model.results import Reply
+from milepost.model.retry import Retry
 
 
 @dataclass

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, assert_type
 
-from milepost.context import Context
-from milepost.flow import END, START, Flow
-from milepost.graph import CompiledGraph, Graph
+from milepost.executor.context import Context
+from milepost.executor.flow import END, START, Flow
+from milepost.graph.builder import CompiledGraph, Graph
+from milepost.model.results import Reply
+from milepost.model.retry import Retry
 from milepost.reducers import append, largest, total, union
-from milepost.results import Reply
-from milepost.retry import Retry
 
 
 @dataclass

@@ -33,9 +33,9 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.steps import Step
 from milepost.stores.memory import MemoryStore
 from milepost.verbs import Verbs
+from milepost.workflows.steps import Step
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_type
 
-from milepost.engine import Engine
-from milepost.graph import Graph
-from milepost.reports import RunResult
+from milepost.engine.engine import Engine
+from milepost.graph.builder import Graph
+from milepost.model.reports import RunResult
 from milepost.stores.memory import MemoryStore
 
 

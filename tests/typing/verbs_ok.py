@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, assert_type
 
 from milepost import CheckpointData, MemoryCheckpointStore
-from milepost.engine import Engine
-from milepost.events import Event
-from milepost.graph import CompiledGraph, Graph
-from milepost.handles import RunHandle
-from milepost.reports import ResumePlan, RunResult
+from milepost.engine.engine import Engine
+from milepost.engine.handle import RunHandle
+from milepost.engine.worker import Worker
+from milepost.graph.builder import CompiledGraph, Graph
+from milepost.model.events import Event
+from milepost.model.reports import ResumePlan, RunResult
 from milepost.stores.memory import MemoryStore
 from milepost.verbs import Bound
-from milepost.worker import Worker
 
 
 @dataclass

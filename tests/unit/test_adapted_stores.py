@@ -41,8 +41,8 @@ from milepost import (
     StoreError,
     WrongFlowError,
 )
-from milepost.clock import Clock
-from milepost.stores.adapt import adapted
+from milepost.adapters.user_stores import adapted
+from milepost.model.clock import Clock
 from milepost.testing import StoreContract
 from milepost.testing.children import Child, forked
 from milepost.testing.contract_seeds import SeedContract
@@ -281,7 +281,7 @@ CHILD = """
 import asyncio, os, signal, sys
 sys.path.insert(0, here)
 from milepost import END, Graph, MaxIterationsError
-from milepost.stores.adapt import adapted
+from milepost.adapters.user_stores import adapted
 from user_stores import IN_FILES, Line, Work
 
 line = Line()

@@ -31,9 +31,9 @@ from milepost import (
     StoreClosedError,
     StoreError,
 )
-from milepost.stores.adapt import adapted
-from milepost.stores.folder import FolderStore
-from milepost.stores.point_files import PointFiles
+from milepost.adapters.folder import FolderStore
+from milepost.adapters.point_files import PointFiles
+from milepost.adapters.user_stores import adapted
 from milepost.testing.children import Child
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "step_workflow.json"

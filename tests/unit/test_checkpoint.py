@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from milepost.checkpoint import CHECKPOINT_VERSION, Checkpoint, migrate, read_envelope
 from milepost.errors import (
     CheckpointCorruptError,
     CheckpointIntegrityError,
@@ -19,8 +18,9 @@ from milepost.errors import (
     DeserializeStateError,
     SerializeStateError,
 )
-from milepost.record import FAILURE, START, Record, compress, digest_of, make_record
-from milepost.seals import Seals
+from milepost.model.checkpoint import CHECKPOINT_VERSION, Checkpoint, migrate, read_envelope
+from milepost.model.record import FAILURE, START, Record, compress, digest_of, make_record
+from milepost.model.seal import Seals
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 MOMENT = datetime(2025, 12, 20, 15, 30, tzinfo=UTC)

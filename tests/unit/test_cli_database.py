@@ -18,7 +18,8 @@ import pytest
 from cli_calls import Shop, shop
 
 from milepost import SQLiteStore
-from milepost.stores import postgres_schema, sqlite_schema
+from milepost.stores.postgres import schema as postgres_schema
+from milepost.stores.sqlite import schema as sqlite_schema
 
 __all__ = ["shop"]
 

@@ -20,7 +20,7 @@ from test_cli_looking import make_run
 from milepost import SQLiteStore
 from milepost.cli.invocation import in_options
 from milepost.cli.logs import OneLine
-from milepost.inventory import Wait
+from milepost.model.info import Wait
 from milepost.store import Release
 
 __all__ = ["shop"]

@@ -19,7 +19,7 @@ from test_cli_edges import in_terminal
 
 from milepost import SQLiteStore
 from milepost.cli.graphs import graph_rows
-from milepost.standing import Visit
+from milepost.graph.status import Visit
 
 __all__ = ["shop"]
 

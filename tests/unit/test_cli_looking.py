@@ -12,11 +12,11 @@ from cli_calls import Shop, shop
 
 from milepost import Checkpoint, SQLiteStore
 from milepost.cli.looking import why_it_stands
-from milepost.identifiers import new_nonce
-from milepost.inventory import RunInfo, Wait
-from milepost.record import format_time, make_record
+from milepost.model.ids import new_nonce
+from milepost.model.info import RunInfo, Wait
+from milepost.model.record import format_time, make_record
 from milepost.store import NewRun, Release, Store, Token
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 
 __all__ = ["shop"]

@@ -11,8 +11,8 @@ from test_cli_edges import in_terminal
 from test_cli_looking import make_run
 
 from milepost import SQLiteStore
-from milepost.inventory import Wait
-from milepost.record import make_record
+from milepost.model.info import Wait
+from milepost.model.record import make_record
 from milepost.store import Append, Release
 
 __all__ = ["shop"]

@@ -12,7 +12,7 @@ from test_cli_looking import make_run
 from workshop_calls import STORE, Workshop, shop, workshop
 
 from milepost import SQLiteStore
-from milepost.inventory import Wait
+from milepost.model.info import Wait
 from milepost.store import Release
 
 __all__ = ["shop", "workshop"]

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from milepost import NonDeterminismError, SerializeStateError
-from milepost.comparing import LONGEST, arguments_of, described, differs, hash_of, non_determinism, plain_arguments
+from milepost.workflows.matching import (
+    LONGEST,
+    arguments_of,
+    described,
+    differs,
+    hash_of,
+    non_determinism,
+    plain_arguments,
+)
 
 
 @dataclass

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
-from milepost.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, make_record, packed
+from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, make_record, packed
 from milepost.store import Token
-from milepost.stores.differences import (
+from milepost.stores.base.deltas import (
     Base,
     Bases,
     Difference,

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from milepost import END, Graph, MemoryStore, NodeError
-from milepost.agreement import agreeing, agreeing_back
 from milepost.codec.succession import Succession
-from milepost.digests import Digests
-from milepost.record import CHECKPOINT, digest_of
+from milepost.model.agreement import agreeing, agreeing_back
+from milepost.model.digests import Digests
+from milepost.model.record import CHECKPOINT, digest_of
 
 LARGE = bytes(random.Random(7).randrange(32, 127) for _ in range(200_000))
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from milepost import END, Context, Graph, MemoryStore, NodeError, NodeTimeoutError, SQLiteStore
-from milepost.clock import SYSTEM
 from milepost.drivers import SyncDriver
-from milepost.effects import Write
+from milepost.drivers.heartbeat import Heartbeat, heartbeat
+from milepost.drivers.threads import Threads
 from milepost.errors import StoreClosedError
-from milepost.graph_run import NodeRun
-from milepost.heartbeat import Heartbeat, heartbeat
-from milepost.identifiers import new_nonce
+from milepost.executor.effects import Write
+from milepost.executor.start import start
+from milepost.graph.run import NodeRun
+from milepost.model.clock import SYSTEM
+from milepost.model.ids import new_nonce
 from milepost.options import Options
-from milepost.starting import start
 from milepost.store import Release, Renewal, Token
-from milepost.threads import Threads
 
 
 def one_node(fn: Any, **options: Any) -> Any:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from milepost import events
-from milepost.events import (
+from milepost.model import events
+from milepost.model.events import (
     AttemptFailed,
     Event,
     NodeCompleted,
     RunCompleted,
     RunWaiting,
 )
-from milepost.inventory import Wait
-from milepost.reports import ResumeInfo, ResumePlan, RunResult
+from milepost.model.info import Wait
+from milepost.model.reports import ResumeInfo, ResumePlan, RunResult
 
 INFO = ResumeInfo(run_id="r", source="latest", from_node="a", sequence=3, visit=1, next_node="b", skipped=("a",))
 KINDS = [

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from milepost.errors import NodeError, NodeTimeoutError, OptionError
-from milepost.failures import MAX_TEXT, describe, failure_fields, message_of, recorded_error, type_name
+from milepost.model.failure import MAX_TEXT, describe, failure_fields, message_of, recorded_error, type_name
 
 
 class Mute(Exception):

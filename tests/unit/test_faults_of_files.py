@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from milepost.errors import MilepostError, StoreError
-from milepost.record import make_record
+from milepost.model.record import make_record
 from milepost.store import Append, NewRun, Release, Store, Token
-from milepost.stores import sqlite_schema
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite import schema as sqlite_schema
+from milepost.stores.sqlite.store import SQLiteStore
 
 TIME = "2025-12-20T15:30:00.000000Z"
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from milepost import fence
-from milepost.fence import Held, Row
-from milepost.inventory import Wait
-from milepost.process import this_process
-from milepost.record import Record
+from milepost.model.info import Wait
+from milepost.model.process import this_process
+from milepost.model.record import Record
 from milepost.store import Append, Claim, Release, Token
 from milepost.store import LeaseState as State
+from milepost.stores.base import fence
+from milepost.stores.base.fence import Held, Row
 
 NOW = 1000.0
 OWNED = Row("r", "f", "running", NOW, NOW, 1, nonce="n", owner="host:1:1", lease=30.0, lease_until=NOW + 30)

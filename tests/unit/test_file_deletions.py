@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from threading import Thread
 
-from milepost.record import CHECKPOINT
+from milepost.model.record import CHECKPOINT
 from milepost.store import Release
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 from milepost.testing.chats import chat, state_of
 from milepost.testing.journals import begin, checkpoint, write
 

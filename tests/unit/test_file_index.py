@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from milepost.record import CHECKPOINT, FAILURE, Record
+from milepost.model.record import CHECKPOINT, FAILURE, Record
 from milepost.store import Release
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, failure, take, write

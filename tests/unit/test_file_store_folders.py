@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from milepost.clock import SystemClock
 from milepost.errors import CheckpointNotFoundError, RunExistsError, RunNotFoundError, StoreError, StoreVersionError
-from milepost.fence import Row
-from milepost.inventory import Wait
-from milepost.process import this_process
+from milepost.model.clock import SystemClock
+from milepost.model.info import Wait
+from milepost.model.process import this_process
 from milepost.store import Append, Release, Store, Token
-from milepost.stores.file import FileStore
-from milepost.stores.file_commit import RowText
+from milepost.stores.base.fence import Row
+from milepost.stores.file.commit import RowText
+from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
 

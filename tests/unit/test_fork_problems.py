@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost import END, Graph, GraphError
-from milepost.flow import BranchEnd, Fork
-from milepost.forks import Forks
+from milepost.executor.flow import BranchEnd, Fork
+from milepost.graph.forks import Forks
+from milepost.graph.topology import Topology
 from milepost.reducers import append, total
-from milepost.topology import Topology
 from thoroughness import examples
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from milepost.branches import Branches, merged
-from milepost.clock import SYSTEM
-from milepost.context import Context, RunScope
 from milepost.drivers import AsyncDriver, SyncDriver
-from milepost.effects import Call, Emit, Gather, HoldOver, Outcome, Routine, Sleep, Write
-from milepost.events import Emitted, Event
-from milepost.record import make_record
+from milepost.drivers.branches import Branches, merged
+from milepost.executor.context import Context, RunScope
+from milepost.executor.effects import Call, Emit, Gather, HoldOver, Outcome, Routine, Sleep, Write
+from milepost.model.clock import SYSTEM
+from milepost.model.events import Emitted, Event
+from milepost.model.record import make_record
 from milepost.store import Append, NewRun
 from milepost.stores.memory import MemoryStore
 from milepost.testing import FakeClock

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from milepost.context import Context
 from milepost.errors import GraphError, OptionError
-from milepost.flow import END, START
-from milepost.graph import CompiledGraph, Graph
-from milepost.retry import Retry
+from milepost.executor.context import Context
+from milepost.executor.flow import END, START
+from milepost.graph.builder import CompiledGraph, Graph
+from milepost.model.retry import Retry
 
 
 @dataclass

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from milepost.drawing import recorded_picture, to_mermaid
 from milepost.errors import OptionError
-from milepost.flow import END
-from milepost.graph import CompiledGraph, Graph
+from milepost.executor.flow import END
+from milepost.graph.builder import CompiledGraph, Graph
+from milepost.graph.drawing import recorded_picture, to_mermaid
 
 
 def unused(state: Any) -> Any:

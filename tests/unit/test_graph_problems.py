@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from milepost.errors import GraphError
-from milepost.flow import END, START
-from milepost.graph import Graph
+from milepost.executor.flow import END, START
+from milepost.graph.builder import Graph
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Annotated, Any, NamedTuple, NotRequired, Required, TypedDict
 import pytest
 
 from milepost.errors import StateTypeError
-from milepost.flow import END, Unit
-from milepost.graph import CompiledGraph, Graph
+from milepost.executor.flow import END, Unit
+from milepost.graph.builder import CompiledGraph, Graph
 from milepost.reducers import append, largest, last, smallest, total, union
 
 

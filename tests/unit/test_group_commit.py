@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from milepost.store import Append, Token, Verdict
-from milepost.stores import group_commit
-from milepost.stores.group_commit import GroupCommit
+from milepost.stores.base import group_commit
+from milepost.stores.base.group_commit import GroupCommit
 
 
 class Stopped(BaseException):

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from milepost import CheckpointWriteError, MemoryStore
-from milepost.effects import Ask, Write
-from milepost.journal import Journal
+from milepost.executor.effects import Ask, Write
+from milepost.executor.journal import Journal
+from milepost.model.record import ROUTE
 from milepost.options import Options
-from milepost.record import ROUTE
 from milepost.store import Token, Verdict
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from milepost.errors import CheckpointIntegrityError
-from milepost.fence import Row
-from milepost.inventory import Wait
-from milepost.record import CHECKPOINT, ENCRYPTED, FAILURE, VERBATIM, Record, make_record
-from milepost.seals import Seals
+from milepost.model.info import Wait
+from milepost.model.record import CHECKPOINT, ENCRYPTED, FAILURE, VERBATIM, Record, make_record
+from milepost.model.seal import Seals
 from milepost.store import Signal
-from milepost.stores.keeper import Keeper, keeper_of
-from milepost.stores.transaction import note_of
+from milepost.stores.base.fence import Row
+from milepost.stores.base.record_cipher import Keeper, keeper_of
+from milepost.stores.base.transaction import note_of
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 MARKER = "a text that must stay secret"

@@ -15,8 +15,8 @@ import pytest
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, MilepostError, SQLiteStore
 from milepost.errors import DeserializeStateError, NoCheckpointFoundError, OptionError, StoreError
-from milepost.inventory import Retention
-from milepost.record import (
+from milepost.model.info import Retention
+from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
     FINISH,
@@ -30,10 +30,10 @@ from milepost.record import (
     Record,
     make_record,
 )
-from milepost.seals import Seals
+from milepost.model.seal import Seals
 from milepost.store import Ranges, Release, Store
-from milepost.stores.pruning import Wish
-from milepost.stores.thinning import Trace, surplus, trace_of
+from milepost.stores.base.prune import Wish
+from milepost.stores.base.retention import Trace, surplus, trace_of
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
 

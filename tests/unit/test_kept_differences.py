@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from milepost import END, START, CheckpointCorruptError, CompiledGraph, Graph, NodeError
-from milepost.record import Record
+from milepost.model.record import Record
 from milepost.store import Release, Store
-from milepost.stores.file import FileStore
-from milepost.stores.guarded import Guarded
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.base.decoding_transaction import Guarded
+from milepost.stores.file.store import FileStore
+from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing.chats import chat, talk
 from milepost.testing.journals import begin, write
 

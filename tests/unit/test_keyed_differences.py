@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from milepost.errors import CheckpointIntegrityError
-from milepost.record import CHECKPOINT
+from milepost.model.record import CHECKPOINT
 from milepost.store import Release
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing.chats import chat, state_of, talk
 from milepost.testing.journals import begin, write
 

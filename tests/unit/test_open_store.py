@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError, StoreError
-from milepost.stores.file import FileStore
+from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
-from milepost.stores.opening import open_store
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite.store import SQLiteStore
+from milepost.stores.url import open_store
 
 
 def test_three_slashes_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

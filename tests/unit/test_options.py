@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError
+from milepost.model.retry import Retry
 from milepost.options import Options, merge_options
-from milepost.retry import Retry
 
 
 def hook(event: Any) -> None: ...

@@ -10,10 +10,10 @@ from urllib.parse import quote
 import pytest
 from cli_calls import Shop, shop
 
-from milepost.engine import Engine
+from milepost.engine.engine import Engine
 from milepost.errors import MilepostError, StoreError
-from milepost.stores.opening import open_store
-from milepost.stores.postgres import PostgresStore
+from milepost.stores.postgres.store import PostgresStore
+from milepost.stores.url import open_store
 
 __all__ = ["shop"]  # a fixture
 

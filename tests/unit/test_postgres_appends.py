@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from milepost.errors import StoreError
-from milepost.inventory import Wait
+from milepost.model.info import Wait
 from milepost.store import Append, Release, Token
-from milepost.stores.postgres import PostgresStore
-from milepost.stores.postgres_appends import Appends
+from milepost.stores.postgres.append import Appends
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing.journals import begin, checkpoint, failure, take, work, write
 from postgres_server import Database
 

@@ -17,11 +17,11 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from milepost import open_store
 from milepost.errors import OptionError, StoreClosedError, StoreError, StoreVersionError
-from milepost.record import make_record
+from milepost.model.record import make_record
 from milepost.store import Claim, Release
-from milepost.stores import postgres_schema
-from milepost.stores.postgres import PostgresStore
-from milepost.stores.postgres_schema import VERSION
+from milepost.stores.postgres import schema as postgres_schema
+from milepost.stores.postgres.schema import VERSION
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing.children import Child, forked
 from milepost.testing.journals import begin, checkpoint, take, work, write
 from postgres_server import Database
@@ -54,11 +54,13 @@ def test_a_name_that_no_schema_keeps_is_refused(postgres: str, name: Any) -> Non
 
 
 def test_8_processes_make_the_tables_at_once(postgres: str, schema: str) -> None:
-    source = f"from milepost.stores.postgres import PostgresStore as S; store = S({postgres!r}, schema={schema!r})"
+    source = (
+        f"from milepost.stores.postgres.store import PostgresStore as S; store = S({postgres!r}, schema={schema!r})"
+    )
     children = [Child() for _ in range(8)]
     try:
         for child in children:
-            child.tell("import milepost.stores.postgres")
+            child.tell("import milepost.stores.postgres.store")
         for n, child in enumerate(children):
             child.begin(f"{source}; answer = work(store, begin(store, f'r{{n}}'), 'a').outcome", n=n)
         assert ["written"] * 8 == [child.answer() for child in children]
@@ -439,7 +441,7 @@ def test_other_drivers_of_psycopg_do_as_well(postgres: str) -> None:
         pytest.skip("the pure Python form of psycopg needs the libpq of the system")
     source = f"""
 import psycopg
-from milepost.stores.postgres import PostgresStore
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing.journals import begin, work
 store = PostgresStore({postgres!r})
 token = begin(store, "r")

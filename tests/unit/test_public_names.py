@@ -48,7 +48,7 @@ def test_another_name_is_an_attribute_error_that_says_so():
 
 
 def test_the_modules_of_names_are_there_without_an_import_of_their_own():
-    assert "RunStarted" == run("import milepost; print(milepost.events.RunStarted.__name__)")
+    assert "RunStarted" == run("import milepost; print(milepost.model.events.RunStarted.__name__)")
     assert "register" == run("import milepost; print(milepost.codec.register.__name__)")
 
 
@@ -60,7 +60,7 @@ def test_all_names_come_with_a_star():
 
 def test_no_module_takes_the_place_of_a_name_that_is_called_as_it_is():
     loaded = "; ".join(
-        f"import {module}" for module in sorted({*TOLD.values()}) if module != "milepost.stores.postgres"
+        f"import {module}" for module in sorted({*TOLD.values()}) if module != "milepost.stores.postgres.store"
     )
     assert "function" == run(f"{loaded}; from milepost import workflow; print(type(workflow).__name__)")
 

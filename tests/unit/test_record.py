@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError
-from milepost.record import (
+from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
     START,
@@ -24,7 +24,7 @@ from milepost.record import (
     packed,
     parse_time,
 )
-from milepost.seals import Seals
+from milepost.model.seal import Seals
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from milepost import CheckpointCorruptError, NoBranchMatchedError, StepError, WorkflowError
-from milepost.failures import recorded_step_error
-from milepost.record import (
+from milepost.executor.recorded import Entry, Recorded, parent_of
+from milepost.model.failure import recorded_step_error
+from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
     FINISH,
@@ -23,7 +24,6 @@ from milepost.record import (
     make_record,
     step_head,
 )
-from milepost.recorded import Entry, Recorded, parent_of
 
 
 class Journal:

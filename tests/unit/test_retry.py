@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError
-from milepost.retry import LONGEST, Retry, as_seconds
+from milepost.model.retry import LONGEST, Retry, as_seconds
 
 EXACT = {"jitter": False}
 

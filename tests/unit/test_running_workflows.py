@@ -26,7 +26,7 @@ from milepost import (
     workflow,
 )
 from milepost.errors import OptionError
-from milepost.results import StepResult
+from milepost.model.results import StepResult
 from milepost.testing import FakeClock, arun_flow, context, crashtest, run_flow
 
 pytest_plugins = ["milepost.testing.plugin"]

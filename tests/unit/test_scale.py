@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from milepost.fence import Row
-from milepost.process import this_process
+from milepost.model.process import this_process
 from milepost.store import Append
-from milepost.stores import postgres_schema, sqlite_schema
-from milepost.stores.postgres import PostgresStore
-from milepost.stores.sqlite import SQLiteStore
-from milepost.stores.sqlite_transaction import SQLTransaction
-from milepost.stores.transaction import Overtaken, Transaction
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.postgres import schema as postgres_schema
+from milepost.stores.postgres.store import PostgresStore
+from milepost.stores.sqlite import schema as sqlite_schema
+from milepost.stores.sqlite.store import SQLiteStore
+from milepost.stores.sqlite.transaction import SQLTransaction
 from milepost.testing.journals import begin, checkpoint
 from postgres_server import Database
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, MissingExtraError, OptionError
-from milepost.record import CHECKPOINT, START, VERBATIM, Record, make_record, packed
-from milepost.seals import Code, Seals
+from milepost.model.record import CHECKPOINT, START, VERBATIM, Record, make_record, packed
+from milepost.model.seal import Code, Seals
 from milepost.store import Store
+from milepost.stores.base.key_ring import Vault
 from milepost.stores.memory import MemoryStore
-from milepost.stores.vault import Vault
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 OLD, NEW = b"the old key, 22 bytes.", b"the new key, 22 bytes."

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError, StoreClosedError, StoreError, StoreVersionError
-from milepost.record import Record, make_record
+from milepost.model.record import Record, make_record
 from milepost.store import Append, Claim, NewRun, Release, Token
-from milepost.stores import sqlite_schema
-from milepost.stores.sqlite import SQLiteStore
+from milepost.stores.sqlite import schema as sqlite_schema
+from milepost.stores.sqlite.store import SQLiteStore
 
 TIME = "2025-12-20T15:30:00.000000Z"
 

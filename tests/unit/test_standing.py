@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import pytest
 
 from milepost import END, BranchError, Engine, Graph, MemoryStore, NodeError, RunStopped, RunSuspended, SQLiteStore
-from milepost.graph import CompiledGraph
+from milepost.graph.builder import CompiledGraph
+from milepost.graph.status import Standing, Visit, standing
 from milepost.reducers import append
-from milepost.standing import Standing, Visit, standing
 
 
 @dataclass

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from milepost import END, Context, Graph, NodeError, Retry, SQLiteStore
-from milepost.branches import Branches, merged
-from milepost.effects import Alone, Gather, Routine, Write
+from milepost.drivers.branches import Branches, merged
+from milepost.executor.effects import Alone, Gather, Routine, Write
 from milepost.store import Append, Statement, Token
-from milepost.stores.postgres import PostgresStore
+from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import context, run_flow
 from milepost.testing.journals import begin, checkpoint
 from postgres_server import Database

@@ -17,7 +17,7 @@ from milepost import (
     SubWorkflowInvocationResult,
     WorkflowResult,
 )
-from milepost.results import RollbackError, StepType, step_result
+from milepost.model.results import RollbackError, StepType, step_result
 
 
 def result(name: str = "a", **fields) -> StepResult:

@@ -20,7 +20,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.results import StepType
+from milepost.model.results import StepType
 
 
 def f(x: int = 0) -> int:

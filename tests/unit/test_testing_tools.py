@@ -11,7 +11,7 @@ import pytest
 
 from milepost import END, Context, Graph, MemoryStore, NodeError, Progress, RunCancelled, current
 from milepost.errors import OptionError, RouterError
-from milepost.events import Event
+from milepost.model.events import Event
 from milepost.testing import FakeClock, arun_flow, context, crashtest, run_flow
 
 pytest_plugins = ["milepost.testing.plugin"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from milepost.flow import END
-from milepost.topology import Topology
+from milepost.executor.flow import END
+from milepost.graph.topology import Topology
 
 
 def topology(

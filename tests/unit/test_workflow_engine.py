@@ -35,7 +35,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.stores.adapt import adapted
+from milepost.adapters.user_stores import adapted
 
 Log = list[str]
 

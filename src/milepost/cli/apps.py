@@ -18,12 +18,12 @@ import click
 from milepost.cli.invocation import Invocation
 from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.targets import find_target
-from milepost.engine import Engine
+from milepost.engine.engine import Engine
+from milepost.engine.worker import Worker
 from milepost.errors import MilepostError
-from milepost.graph import CompiledGraph
+from milepost.graph.builder import CompiledGraph
 from milepost.store import Store
-from milepost.worker import Worker
-from milepost.workflows import Workflow
+from milepost.workflows.definition import Workflow
 
 __all__ = ["App", "Works", "app_option", "loaded", "opened_engine", "opened_store"]
 

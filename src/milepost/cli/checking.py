@@ -20,12 +20,12 @@ from milepost.cli.places import open_existing
 from milepost.cli.tables import print_table
 from milepost.cli.targets import load_target
 from milepost.cli.text import to_json
-from milepost.drawing import recorded_picture, to_dot, to_mermaid
-from milepost.graph import CompiledGraph
-from milepost.inventory import RunInfo
-from milepost.standing import Standing, standing
-from milepost.topology import Topology
-from milepost.workflows import Workflow
+from milepost.graph.builder import CompiledGraph
+from milepost.graph.drawing import recorded_picture, to_dot, to_mermaid
+from milepost.graph.status import Standing, standing
+from milepost.graph.topology import Topology
+from milepost.model.info import RunInfo
+from milepost.workflows.definition import Workflow
 
 __all__ = ["doctor", "draw_graph"]
 

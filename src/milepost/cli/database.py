@@ -15,8 +15,8 @@ from milepost.cli.exits import FAILED, OK, USAGE, NotFound
 from milepost.cli.invocation import Invocation, command, shared_options
 from milepost.cli.places import file_of, is_postgres, open_existing, url_of
 from milepost.cli.text import to_json
-from milepost.stores import sqlite_schema
-from milepost.stores.opening import shown_url
+from milepost.stores.sqlite import schema as sqlite_schema
+from milepost.stores.url import shown_url
 
 __all__ = ["db"]
 
@@ -136,8 +136,8 @@ def _tables(url: str, schema: str) -> _Tables:
 
 def _postgres(url: str) -> ModuleType:
     """What knows the tables of PostgreSQL. `MissingExtraError` without the driver."""
-    from milepost.stores import postgres_schema
-    from milepost.stores.postgres_connections import fields_of
+    from milepost.stores.postgres import schema as postgres_schema
+    from milepost.stores.postgres.pool import fields_of
 
     fields_of(url)
     return postgres_schema

@@ -11,12 +11,12 @@ from milepost.cli.exits import OK
 from milepost.cli.invocation import Invocation, command
 from milepost.cli.places import open_existing
 from milepost.cli.text import clean, to_json
-from milepost.clock import SYSTEM
 from milepost.drivers import SyncDriver
-from milepost.forking_runs import fork as forked
-from milepost.identifiers import new_run_id
+from milepost.graph.fork_run import fork as forked
+from milepost.model.clock import SYSTEM
+from milepost.model.ids import new_run_id
 from milepost.store import Store
-from milepost.stores.opening import open_store
+from milepost.stores.url import open_store
 
 __all__ = ["fork"]
 

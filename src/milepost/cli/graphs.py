@@ -8,9 +8,9 @@ from typing import Any
 
 from milepost.cli.lines import wait_document, wait_text
 from milepost.cli.text import clean, iso, plural, short, utc
-from milepost.flow import END
-from milepost.inventory import Wait
-from milepost.standing import Standing, Visit
+from milepost.executor.flow import END
+from milepost.graph.status import Standing, Visit
+from milepost.model.info import Wait
 
 __all__ = ["following", "graph_rows", "notes_of", "standing_document"]
 

@@ -20,7 +20,7 @@ from milepost.cli.invocation import Invocation
 from milepost.cli.places import chosen_url, file_of, folder_of, is_file_store, is_postgres, open_existing, url_of
 from milepost.cli.text import size
 from milepost.errors import MilepostError
-from milepost.stores.opening import shown_url
+from milepost.stores.url import shown_url
 
 __all__ = ["Finding", "store_findings"]
 
@@ -92,7 +92,7 @@ def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Findi
 
 def _files(folder: Path) -> Iterator[Finding]:
     """How long a durable file takes, and how far the clock of the file system is from the one here."""
-    from milepost.stores.files import Files
+    from milepost.stores.file.fs import Files
 
     files = Files(str(folder / ".milepost" / "temporary"))
     began, moment = time.perf_counter(), time.time()
@@ -153,12 +153,12 @@ def _clock(ahead: float) -> Finding:
 def _server(invocation: Invocation, url: str, source: str) -> Iterator[Finding]:
     place = Finding("store", shown_url(url), "problem")
     try:
-        from milepost.stores.postgres_driver import psycopg
+        from milepost.stores.postgres.driver import psycopg
     except MilepostError as exc:
         yield Finding(place.name, place.value, "problem", str(exc))
         return
-    from milepost.stores.postgres_connections import open_connection, place_of
-    from milepost.stores.postgres_schema import SCHEMA
+    from milepost.stores.postgres.pool import open_connection, place_of
+    from milepost.stores.postgres.schema import SCHEMA
 
     try:
         connection = open_connection(url, _PATIENCE)
@@ -187,7 +187,7 @@ def _server_version(connection: Any) -> Finding:
 
 
 def _tables(url: str) -> Finding:
-    from milepost.stores.postgres_schema import status
+    from milepost.stores.postgres.schema import status
 
     found, needed = status(url)
     if found > needed:

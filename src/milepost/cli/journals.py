@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from milepost.checkpoint import Checkpoint, read_envelope
 from milepost.cli.text import clean, iso
 from milepost.errors import DeserializeStateError
-from milepost.examining import is_live
-from milepost.origins import origins_of
-from milepost.record import (
+from milepost.executor.checks import is_live
+from milepost.executor.continuation import CONTINUE, newest_turn
+from milepost.model.checkpoint import Checkpoint, read_envelope
+from milepost.model.origin import origins_of
+from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
     FINISH,
@@ -28,7 +29,6 @@ from milepost.record import (
     parse_time,
 )
 from milepost.store import Latest, Store
-from milepost.turning import CONTINUE, newest_turn
 
 __all__ = [
     "Entry",

@@ -17,7 +17,7 @@ from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.tables import print_facts, print_table
 from milepost.cli.text import ago, clean, iso, plural, size, to_json
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError
-from milepost.inventory import Pruned, VerifyReport
+from milepost.model.info import Pruned, VerifyReport
 from milepost.store import Store
 
 __all__ = ["delete", "export", "import_run", "prune", "stats", "verify"]

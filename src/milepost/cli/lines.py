@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from milepost.cli.text import clean, duration, error_text, iso, short, utc
-from milepost.events import (
+from milepost.executor.flow import END
+from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
     Emitted,
@@ -26,11 +27,10 @@ from milepost.events import (
     WorkflowCompleted,
     WorkflowStarted,
 )
-from milepost.flow import END
-from milepost.inventory import Wait
-from milepost.reports import ResumeInfo
-from milepost.results import SkipMarker, StepResult
-from milepost.telling import status_of
+from milepost.model.info import Wait
+from milepost.model.messages import status_of
+from milepost.model.reports import ResumeInfo
+from milepost.model.results import SkipMarker, StepResult
 
 __all__ = ["line_of", "progress_text", "signal_command", "step_of", "visit_of", "wait_document", "wait_text"]
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TextIO, cast
 
 from milepost.cli.lines import line_of
 from milepost.cli.text import iso, to_json
-from milepost.events import Event, RunStarted, StepCompleted, WorkflowCompleted, WorkflowStarted
-from milepost.results import SkipMarker
-from milepost.telling import status_of
+from milepost.model.events import Event, RunStarted, StepCompleted, WorkflowCompleted, WorkflowStarted
+from milepost.model.messages import status_of
+from milepost.model.results import SkipMarker
 
 __all__ = ["Watcher", "event_document", "prints_aside", "recorded", "watching"]
 

@@ -11,7 +11,7 @@ from typing import TextIO
 from milepost.cli.invocation import Invocation
 from milepost.cli.live import prints_aside
 from milepost.cli.text import clean, error_text, iso, to_json
-from milepost.drivers.driver import log as log_event
+from milepost.drivers.base import log as log_event
 
 __all__ = ["OneLine", "logging_runs", "logging_warnings"]
 

@@ -20,8 +20,8 @@ from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
 from milepost.cli.text import ago, clean, duration, iso, short, size, to_json
 from milepost.errors import RunNotFoundError
-from milepost.flow import END
-from milepost.inventory import RunInfo
+from milepost.executor.flow import END
+from milepost.model.info import RunInfo
 from milepost.store import Store
 
 __all__ = ["history", "info_document", "runs", "shown_next", "why_it_stands"]

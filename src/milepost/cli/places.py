@@ -14,7 +14,7 @@ import click
 from milepost.cli.exits import NotFound
 from milepost.cli.invocation import Invocation
 from milepost.store import Store
-from milepost.stores.opening import open_store
+from milepost.stores.url import open_store
 
 __all__ = [
     "DEFAULT_URL",

@@ -13,8 +13,8 @@ from rich.text import Text
 from milepost.cli.tables import drawn_table, fact_lines
 from milepost.cli.watching import follow
 from milepost.errors import DeserializeStateError
-from milepost.inventory import RunInfo
-from milepost.record import CHECKPOINT, Record
+from milepost.model.info import RunInfo
+from milepost.model.record import CHECKPOINT, Record
 from milepost.store import Latest, Store
 
 __all__ = ["redrawn"]

@@ -23,11 +23,11 @@ from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
 from milepost.cli.text import clean, iso, plural, pretty, to_json
 from milepost.errors import RunSuspended
-from milepost.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
-from milepost.flow import Flow
-from milepost.reports import ResumePlan, RunResult
-from milepost.results import WorkflowResult
-from milepost.workflows import Workflow
+from milepost.executor.flow import Flow
+from milepost.model.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
+from milepost.model.reports import ResumePlan, RunResult
+from milepost.model.results import WorkflowResult
+from milepost.workflows.definition import Workflow
 
 __all__ = ["resume", "retry", "run"]
 

@@ -15,7 +15,7 @@ from milepost.cli.invocation import Invocation, command
 from milepost.cli.places import open_or_make
 from milepost.cli.targets import load_target, read_input, read_json, read_pairs
 from milepost.cli.text import clean, iso, to_json
-from milepost.engine import Engine
+from milepost.engine.engine import Engine
 from milepost.verbs import Bound, Verbs
 
 __all__ = ["cancel", "signal", "start"]

@@ -19,8 +19,8 @@ from milepost.cli.tables import print_facts, print_table
 from milepost.cli.text import ago, duration, plural, short, size, to_json
 from milepost.cli.trees import Tree, TreeStep, rows_of, tree_of
 from milepost.cli.watching import drawn, exit_code_of, watched
-from milepost.record import Record
-from milepost.standing import Standing, Visit, standing
+from milepost.graph.status import Standing, Visit, standing
+from milepost.model.record import Record
 from milepost.store import Latest
 
 __all__ = ["show"]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from milepost.cli.lines import line_of, progress_text, step_of, visit_of
 from milepost.cli.tables import STYLES
-from milepost.events import (
+from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
     Event,
@@ -25,7 +25,7 @@ from milepost.events import (
     StepStarted,
     WorkflowCompleted,
 )
-from milepost.telling import status_of
+from milepost.model.messages import status_of
 
 __all__ = ["Spinner"]
 

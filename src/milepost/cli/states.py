@@ -18,7 +18,7 @@ from milepost.cli.journals import state_of
 from milepost.cli.places import open_existing
 from milepost.cli.text import clean, pretty, short, to_json
 from milepost.errors import CheckpointNotFoundError
-from milepost.record import CHECKPOINT, OWNER, Record
+from milepost.model.record import CHECKPOINT, OWNER, Record
 from milepost.store import Store
 
 __all__ = ["diff", "state"]

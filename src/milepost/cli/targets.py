@@ -20,9 +20,9 @@ import click
 
 from milepost.codec import Codec
 from milepost.errors import DeserializeStateError, GraphError
-from milepost.flow import Flow
-from milepost.graph import CompiledGraph, Graph
-from milepost.workflows import Workflow
+from milepost.executor.flow import Flow
+from milepost.graph.builder import CompiledGraph, Graph
+from milepost.workflows.definition import Workflow
 
 __all__ = ["Runnable", "find_target", "load_target", "read_input", "read_json", "read_pairs"]
 

@@ -12,10 +12,10 @@ from milepost.cli.journals import failure_text
 from milepost.cli.lines import wait_document, wait_text
 from milepost.cli.text import clean, iso, plural, short, utc
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
-from milepost.examining import is_live
-from milepost.inventory import Wait
-from milepost.record import CHECKPOINT, Record, parse_time
-from milepost.recorded import Entry, Recorded
+from milepost.executor.checks import is_live
+from milepost.executor.recorded import Entry, Recorded
+from milepost.model.info import Wait
+from milepost.model.record import CHECKPOINT, Record, parse_time
 from milepost.store import ENDED, Latest
 
 __all__ = ["Tree", "TreeStep", "rows_of", "tree_of"]

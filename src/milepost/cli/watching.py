@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import click
 
-from milepost.chronicle import Chronicle
 from milepost.cli.apps import app_option, opened_store
 from milepost.cli.exits import FAILED, OK
 from milepost.cli.invocation import Invocation, command, in_options
@@ -20,12 +19,13 @@ from milepost.cli.lines import line_of
 from milepost.cli.live import event_document
 from milepost.cli.text import clean, short, to_json
 from milepost.errors import DeserializeStateError
-from milepost.events import Event
-from milepost.flow import Flow
-from milepost.inventory import RunInfo
-from milepost.record import FAILURE, FINISH, ROLLBACK, Record
-from milepost.recorded import Entry
-from milepost.results import SkipMarker
+from milepost.executor.chronicle import Chronicle
+from milepost.executor.flow import Flow
+from milepost.executor.recorded import Entry
+from milepost.model.events import Event
+from milepost.model.info import RunInfo
+from milepost.model.record import FAILURE, FINISH, ROLLBACK, Record
+from milepost.model.results import SkipMarker
 from milepost.store import ENDED, Store
 
 __all__ = ["drawn", "exit_code_of", "follow", "watch", "watched"]

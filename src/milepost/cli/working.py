@@ -24,14 +24,14 @@ from milepost.cli.looking import info_document
 from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
 from milepost.cli.text import plural, short, to_json
+from milepost.engine.worker import Host, Worker
 from milepost.errors import RunNotFoundError
-from milepost.flow import Flow
-from milepost.inventory import RunInfo
+from milepost.executor.flow import Flow
 from milepost.job import Job
+from milepost.model.info import RunInfo
 from milepost.options import Options
 from milepost.store import Store
 from milepost.verbs import Bound, Verbs
-from milepost.worker import Host, Worker
 
 __all__ = ["recover", "worker"]
 

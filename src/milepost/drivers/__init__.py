@@ -1,13 +1,13 @@
 """Performs the effects that the core yields: one driver that blocks, one that awaits. Neither holds any logic.
 
-Both keep the protocol of `milepost.effects`. They differ in how they wait, and in where user code runs:
+Both keep the protocol of `milepost.executor.effects`. They differ in how they wait, and in where user code runs:
 
 | effect | `SyncDriver` | `AsyncDriver` |
 |---|---|---|
 | `Call` of a sync function | in the caller's thread; with a timeout or while streaming in a daemon thread | a daemon thread |
 | the same with an executor | there; the caller's thread waits | there; no thread waits |
 | `Call` of a coroutine function | refused before anything runs | awaited in the caller's task |
-| `Write`, `Ask` | in the caller's thread | in the store's lane, `milepost.lane` |
+| `Write`, `Ask` | in the caller's thread | in the store's lane, `milepost.drivers.store_queue` |
 | `Gather` | branches are stepped here, their calls go to threads | stepped here, their calls become tasks |
 
 Contextvars are copied into threads that run user code. A stream goes in step with its consumer: the run does not go on
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from milepost.drivers.base import is_logged
 from milepost.drivers.blocking import SyncDriver
-from milepost.drivers.driver import is_logged
 
 if TYPE_CHECKING:
     from milepost.drivers.awaiting import AsyncDriver

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from milepost.branches import Branch, Branches, merged
-from milepost.clock import Clock
-from milepost.context import current_context
-from milepost.drivers.driver import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake
-from milepost.effects import (
+from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake
+from milepost.drivers.branches import Branch, Branches, merged
+from milepost.drivers.store_queue import lane_of
+from milepost.drivers.threads import Promise
+from milepost.executor.context import current_context
+from milepost.executor.effects import (
     OVERDUE_GRACE,
     Alone,
     Ask,
@@ -29,12 +30,11 @@ from milepost.effects import (
     Sleep,
     Write,
 )
-from milepost.hooks import Hook, surround
-from milepost.lane import lane_of
-from milepost.threads import Promise
+from milepost.model.clock import Clock
+from milepost.model.hooks import Hook, surround
 
 if TYPE_CHECKING:
-    from milepost.events import Event
+    from milepost.model.events import Event
 
 __all__ = ["AsyncDriver"]
 

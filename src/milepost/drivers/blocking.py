@@ -12,11 +12,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, TypeVar
 
-from milepost.branches import Branch, Branches, merged
-from milepost.clock import Clock
-from milepost.context import run_within
-from milepost.drivers.driver import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, is_awake, watched
-from milepost.effects import (
+from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, is_awake, watched
+from milepost.drivers.branches import Branch, Branches, merged
+from milepost.drivers.threads import Kept, Promise, threads
+from milepost.errors import AsyncNodeError
+from milepost.executor.context import run_within
+from milepost.executor.effects import (
     OVERDUE_GRACE,
     Alone,
     Ask,
@@ -32,10 +33,9 @@ from milepost.effects import (
     Sleep,
     Write,
 )
-from milepost.errors import AsyncNodeError
-from milepost.events import Event
-from milepost.hooks import Hook
-from milepost.threads import Kept, Promise, threads
+from milepost.model.clock import Clock
+from milepost.model.events import Event
+from milepost.model.hooks import Hook
 
 __all__ = ["SyncDriver"]
 

@@ -16,11 +16,11 @@ from typing import Unpack
 
 import msgspec
 
-from milepost.fence import Row
-from milepost.record import Record
+from milepost.model.record import Record
 from milepost.store import Signal, StoreOptions
-from milepost.stores.runs import Runs
-from milepost.stores.transaction import Entry, Note, Tally, Transaction
+from milepost.stores.base.fence import Row
+from milepost.stores.base.store import Runs
+from milepost.stores.base.transaction import Entry, Note, Tally, Transaction
 
 __all__ = ["MemoryStore"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from milepost.record import CHECKPOINT, format_time, make_record
+from milepost.model.record import CHECKPOINT, format_time, make_record
 from milepost.store import Store, Token
 from milepost.testing.journals import EPOCH_TIME, write
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
-from milepost.heartbeat import heartbeat
+from milepost.drivers.heartbeat import heartbeat
 
 __all__ = ["FakeClock"]
 

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from milepost.clock import Clock
-from milepost.context import RunScope, current_context
-from milepost.events import Event
-from milepost.record import format_time
-from milepost.results import Outcome, SkipMarker, StepResult, StepType
+from milepost.executor.context import RunScope, current_context
+from milepost.model.clock import Clock
+from milepost.model.events import Event
+from milepost.model.record import format_time
+from milepost.model.results import Outcome, SkipMarker, StepResult, StepType
 from milepost.store import Statement, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.stepping import Lease
-from milepost.workflow_context import WorkflowContext
+from milepost.workflows.context import WorkflowContext
 
 __all__ = ["context"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from milepost.inventory import Wait
-from milepost.record import FINISH
+from milepost.model.info import Wait
+from milepost.model.record import FINISH
 from milepost.store import Append, Release, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from milepost.errors import RunNotFoundError
-from milepost.process import this_process
-from milepost.record import OWNER
+from milepost.model.process import this_process
+from milepost.model.record import OWNER
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires

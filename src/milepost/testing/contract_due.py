@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from milepost.inventory import Wait
-from milepost.record import OWNER
+from milepost.model.info import Wait
+from milepost.model.record import OWNER
 from milepost.store import Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires

@@ -9,9 +9,21 @@ from typing import Any
 import pytest
 
 from milepost.errors import RunExistsError, RunNotFoundError
-from milepost.inventory import Wait
-from milepost.process import this_process
-from milepost.record import CHECKPOINT, FAILURE, FINISH, ITEMS, REPLY, ROLLBACK, ROUTE, START, WAIT, Record, make_record
+from milepost.model.info import Wait
+from milepost.model.process import this_process
+from milepost.model.record import (
+    CHECKPOINT,
+    FAILURE,
+    FINISH,
+    ITEMS,
+    REPLY,
+    ROLLBACK,
+    ROUTE,
+    START,
+    WAIT,
+    Record,
+    make_record,
+)
 from milepost.store import Append, Release, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError, RunNotFoundError, StoreClosedError
-from milepost.inventory import Pruned, Retention, Stats
+from milepost.model.info import Pruned, Retention, Stats
 from milepost.store import Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from milepost.record import CHECKPOINT
+from milepost.model.record import CHECKPOINT
 from milepost.store import Append, Release, Store
 from milepost.testing.chats import chat, said, state_of, talk
 from milepost.testing.clock import FakeClock

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from milepost.errors import CheckpointNotFoundError
-from milepost.record import OWNER
+from milepost.model.record import OWNER
 from milepost.store import Ranges, Release, Store
 from milepost.testing.contract_subject import StoreUnderTest
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, owner, take, whole, work, write

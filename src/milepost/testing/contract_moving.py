@@ -20,8 +20,8 @@ from milepost.errors import (
     RunIDRequiredError,
     RunNotFoundError,
 )
-from milepost.inventory import Wait
-from milepost.record import CHECKPOINT, format_time, make_record
+from milepost.model.info import Wait
+from milepost.model.record import CHECKPOINT, format_time, make_record
 from milepost.store import Release, Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock

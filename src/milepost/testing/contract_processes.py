@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from milepost.record import START
+from milepost.model.record import START
 from milepost.store import Store, Token
 from milepost.testing.children import Child
 from milepost.testing.contract_subject import StoreUnderTest, requires

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from milepost.errors import RunNotFoundError, RunNotResumableError, SignalRefusedError
-from milepost.inventory import Wait
+from milepost.model.info import Wait
 from milepost.store import Release, Signal, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires

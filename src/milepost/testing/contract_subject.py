@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from milepost.clock import SYSTEM, Clock
+from milepost.model.clock import SYSTEM, Clock
 from milepost.store import Store
 from milepost.testing.children import Child
 from milepost.testing.clock import FakeClock
@@ -47,7 +47,7 @@ class StoreUnderTest:
     """Whether this system forks processes and freezes them."""
 
     sees_dead_processes: ClassVar[bool] = sys.platform == "linux"
-    """Whether the end of an owner's process is noticed before its lease ends; see `milepost.process`."""
+    """Whether the end of an owner's process is noticed before its lease ends; see `milepost.model.process`."""
 
     runs_statements: ClassVar[bool] = False
     """Whether an append may have statements: then `query` says how to look at what they did."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from milepost.errors import CheckpointNotFoundError
-from milepost.inventory import Pruned
-from milepost.record import FAILURE, REPLY, ROUTE, format_time, make_record
+from milepost.model.info import Pruned
+from milepost.model.record import FAILURE, REPLY, ROUTE, format_time, make_record
 from milepost.store import Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from milepost.errors import CheckpointNotFoundError, RunLockedError, RunNotFoundError
-from milepost.record import OWNER
+from milepost.model.record import OWNER
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires

@@ -18,22 +18,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
 
-from milepost.clock import Clock
-from milepost.context import Context
-from milepost.effects import Ask, Call, Effect, Write
 from milepost.errors import MilepostError, OptionError, RunNotFoundError, RunSuspended
-from milepost.examining import Wish
-from milepost.flow import Flow, StepFlow
+from milepost.executor.checks import Wish
+from milepost.executor.context import Context
+from milepost.executor.effects import Ask, Call, Effect, Write
+from milepost.executor.flow import Flow, StepFlow
 from milepost.job import Job
+from milepost.model.clock import Clock
+from milepost.model.record import CHECKPOINT, ROLLBACK, ROUTE
 from milepost.options import RunOptions, merge_options
-from milepost.record import CHECKPOINT, ROLLBACK, ROUTE
 from milepost.store import Store, Token
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, inputs_of
 from milepost.testing.stepping import Stepper
 from milepost.verbs import Verbs
-from milepost.workflows import Workflow
+from milepost.workflows.definition import Workflow
 
 __all__ = ["Crash", "CrashReport", "crashtest"]
 

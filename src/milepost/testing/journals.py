@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from milepost.record import CHECKPOINT, FAILURE, FINISH, OWNER, START, Record, format_time, make_record
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, START, Record, format_time, make_record
 from milepost.store import Append, Claim, Claimed, Latest, NewRun, Ranges, Release, RunRow, Store, Token, Verdict
 
 __all__ = [

@@ -17,23 +17,23 @@ from typing import Any, cast
 
 import msgspec
 
-from milepost import signalling
 from milepost.drivers import AsyncDriver, SyncDriver
-from milepost.effects import Routine, Sleep
 from milepost.errors import AsyncNodeError, OptionError, RunSuspended
-from milepost.examining import Wish
-from milepost.flow import StepFlow
-from milepost.inventory import Wait
+from milepost.executor import signals as signalling
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Routine, Sleep
+from milepost.executor.flow import StepFlow
+from milepost.executor.run import Run
 from milepost.job import Job
-from milepost.results import WorkflowResult
-from milepost.runtime import Run
-from milepost.stepping import Frame, StepRun
-from milepost.steps import Calls, Chooses, Maps, Spreads, Step, Waits, is_async
+from milepost.model.info import Wait
+from milepost.model.results import WorkflowResult
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.verbs import Bound
-from milepost.workflows import Workflow
+from milepost.workflows.definition import Workflow
+from milepost.workflows.run import Frame, StepRun
+from milepost.workflows.steps import Calls, Chooses, Maps, Spreads, Step, Waits, is_async
 
 __all__ = ["Answers", "Passing", "PassingAsync", "Play", "inputs_of"]
 

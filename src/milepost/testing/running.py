@@ -17,8 +17,6 @@ from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import msgspec
 
-from milepost.declarations import read_function
-from milepost.effects import Routine
 from milepost.errors import (
     GraphError,
     MilepostError,
@@ -28,19 +26,21 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.events import Event
-from milepost.examining import Wish
-from milepost.flow import END, BranchEnd, Codec, Fork, GraphFlow, Router, Unit, Walk
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Routine
+from milepost.executor.flow import END, BranchEnd, Codec, Fork, GraphFlow, Router, Unit, Walk
+from milepost.graph.declarations import read_function
 from milepost.job import Job
+from milepost.model.events import Event
+from milepost.model.reports import RunResult
+from milepost.model.results import WorkflowResult
 from milepost.options import RunOptions
-from milepost.reports import RunResult
-from milepost.results import WorkflowResult
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, Passing, PassingAsync, Play
 from milepost.verbs import Bound, Verbs
-from milepost.workflows import Workflow
+from milepost.workflows.definition import Workflow
 
 __all__ = ["arun_flow", "run_flow"]
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from milepost.branches import Branch, Branches
-from milepost.context import current_context
 from milepost.drivers import SyncDriver
-from milepost.drivers.driver import invoke
-from milepost.effects import (
+from milepost.drivers.base import invoke
+from milepost.drivers.branches import Branch, Branches
+from milepost.drivers.threads import Kept
+from milepost.executor.context import current_context
+from milepost.executor.effects import (
     Alone,
     Ask,
     AttemptTimedOut,
@@ -30,10 +31,9 @@ from milepost.effects import (
     Sleep,
     Write,
 )
-from milepost.hooks import Hook, surround
+from milepost.model.hooks import Hook, surround
 from milepost.store import Claimed, Token
 from milepost.testing.clock import FakeClock
-from milepost.threads import Kept
 
 __all__ = ["Lease", "Stepper"]
 
@@ -42,7 +42,7 @@ EffectT = TypeVar("EffectT", bound=Effect)
 
 
 class Lease:
-    """A lease that nothing renews and that never ends, unless the test says so; see `milepost.effects.Held`."""
+    """A lease that nothing renews and that never ends, unless the test says so; see `milepost.executor.effects.Held`."""
 
     def __init__(self) -> None:
         self.is_lost = False

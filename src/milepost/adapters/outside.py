@@ -1,0 +1,59 @@
+"""A journal that is not all there is: something outside it may know of a run, or know better.
+
+Before a verb speaks of a run, the store looks there and takes in what the journal lacks, as saves from outside. Verbs of
+a run's owner do not look: the journal is theirs.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from milepost.store import Latest, NewRun, Token, check_run_id
+from milepost.stores.base.store import Runs
+
+__all__ = ["LooksOutside"]
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _after_a_look(verb: Verb) -> Verb:
+    """The verb of that name, performed once what lies outside was taken in."""
+
+    @functools.wraps(verb)
+    def looked(self: LooksOutside, run_id: str, *args: Any, **kwargs: Any) -> Any:
+        self._look(check_run_id(run_id))
+        # Of the medium's own class, which may have its own way to do it.
+        return getattr(super(LooksOutside, self), verb.__name__)(run_id, *args, **kwargs)
+
+    return cast("Verb", looked)
+
+
+class LooksOutside(Runs):
+    """`Runs` with a look outside before each verb that begins something. Put it before the medium's class."""
+
+    @abc.abstractmethod
+    def _look(self, run_id: str) -> None:
+        """Take in what is known outside of a run that nobody here executes. Raises what reading it raises."""
+
+    def create(self, new: NewRun) -> Token:
+        self._look(check_run_id(new.run_id))
+        return super().create(new)
+
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
+        if before is None:
+            self._look(check_run_id(run_id))
+        return super().latest(run_id, before=before, with_nodes=with_nodes)
+
+    get_run = _after_a_look(Runs.get_run)
+    put_signal = _after_a_look(Runs.put_signal)
+    request_cancel = _after_a_look(Runs.request_cancel)
+    save = _after_a_look(Runs.save)
+    load = _after_a_look(Runs.load)
+    history = _after_a_look(Runs.history)
+    delete = _after_a_look(Runs.delete)
+    delete_run = _after_a_look(Runs.delete_run)
+    export = _after_a_look(Runs.export)
+    verify = _after_a_look(Runs.verify)

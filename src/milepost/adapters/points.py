@@ -1,0 +1,305 @@
+"""The marked points of a run, as stores that keep `CheckpointData` tell them, and what an engine records, and back.
+
+A workflow marks points with `.checkpoint()`: such a point is the results of all steps up to the one that marked it, which
+has what a resume needs beside what people read. Every checkpoint of a graph is a point: one step result, whose output is
+the state. What was saved from outside is a point as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from milepost.errors import CheckpointCorruptError
+from milepost.model.checkpoint import Checkpoint
+from milepost.model.checkpoint_data import CheckpointData
+from milepost.model.record import CHECKPOINT, ROLLBACK, ROUTE, START, Record, parse_time
+from milepost.store import Ranges, Store
+from milepost.stores.base.fence import is_live
+
+__all__ = [
+    "NO_ORIGIN",
+    "TOLD_BY",
+    "Marked",
+    "Origin",
+    "envelope_of",
+    "is_marked",
+    "is_of_steps",
+    "marked_of",
+    "origin_in",
+    "origin_of",
+    "point_of",
+]
+
+_HEADER = (
+    "next_node",
+    "sequence",
+    "attempt",
+    "prev_node_id",
+    "visit",
+    "iteration",
+    "branch",
+    "outcome",
+    "missed",
+    "epoch",
+    "updates",
+    "tags",
+)
+_NODE = "node"
+_CHOICE = ("verdict", "index", "next_node")
+_OF_RECORDS = ("args", "rollback", "sequence", "visit", "timestamp")
+
+TOLD_BY = (START, CHECKPOINT, ROUTE, ROLLBACK)
+"""The kinds of the records that points are made of."""
+
+Origin = tuple[str, str]
+"""What run a point is of: the flow's name, and the first 16 digits of its inputs' digest."""
+NO_ORIGIN: Origin = ("unknown", "0" * 16)
+
+
+def origin_of(store: Store, run_id: str) -> Origin:
+    """What the run's start record tells; a run without one has none."""
+    begun = store.read(run_id, kinds=(START,), limit=1)
+    return origin_in(begun[0]) if begun else NO_ORIGIN
+
+
+def origin_in(begun: Record) -> Origin:
+    """What a start record tells."""
+    told = begun.fields()
+    flow, inputs_hash = NO_ORIGIN
+    return str(told.get("flow") or flow), str(told.get("inputs_hash") or inputs_hash)[:16]
+
+
+def point_of(data: bytes, origin: Callable[[], Origin]) -> CheckpointData:
+    """The point that an envelope holds: one that was saved as such, or a graph's checkpoint as the only result.
+
+    `origin` is asked only for the latter, which does not tell it. Raises `DeserializeStateError`, a ValueError, if it is none.
+    """
+    found = Checkpoint.decode(data)
+    if "workflow_name" in found.extra:
+        return CheckpointData.decode(data)
+    moment = datetime.fromtimestamp(0, UTC) if found.timestamp is None else found.timestamp
+    return CheckpointData(found.node_id, *origin(), (_node_result(found),), moment)
+
+
+def _node_result(found: Checkpoint) -> dict[str, Any]:
+    """A graph's checkpoint as the result of a step."""
+    result = {
+        "name": found.node_id,
+        "step_type": _NODE,
+        "success": True,
+        "output": found.state,
+        "duration_ms": found.duration_ms,
+        "error": None,
+    }
+    result |= {name: getattr(found, name) for name in _HEADER if getattr(found, name) is not None}
+    if found.missed is not None:
+        result["missed"] = list(found.missed)
+    return {**result, **found.extra}
+
+
+def envelope_of(run_id: str, point: CheckpointData) -> bytes:
+    """What `point_of` was made from: a graph's checkpoint, or the point itself where it is no graph's."""
+    results = point.step_results
+    if len(results) != 1 or results[0].get("step_type") != _NODE:
+        return point.encode()
+    result = dict(results[0])
+    for name in ("name", "step_type", "success", "error"):
+        result.pop(name, None)
+    header = {name: result.pop(name) for name in _HEADER if name in result}
+    if "missed" in header:
+        header["missed"] = tuple(header["missed"])
+    state, duration = result.pop("output", None), result.pop("duration_ms", None)
+    return Checkpoint(
+        run_id, point.checkpoint_id, state=state, timestamp=point.saved_at, duration_ms=duration, extra=result, **header
+    ).encode()
+
+
+# -- workflows of steps ------------------------------------------------------------------------------------
+
+
+class Marked:
+    """The marked points of one run of a workflow."""
+
+    def __init__(self, records: Sequence[Record], live: Ranges, origin: Origin = NO_ORIGIN) -> None:
+        self._records = records
+        self._live = live
+        self._origin = origin
+        self.marks: dict[str, Record] = {}
+        """The newest record of each point that counts, by id, in the order of the records."""
+        for record in records:
+            if record.kind == CHECKPOINT and (record.is_foreign or is_marked(record)) and self._counts(record):
+                self.marks.pop(record.node_id, None)
+                self.marks[record.node_id] = record
+
+    @property
+    def saved(self) -> set[str]:
+        """The ids of points that were ever saved from outside."""
+        return {record.node_id for record in self._records if record.is_foreign}
+
+    @property
+    def own(self) -> set[str]:
+        """The ids of points that the run itself ever marked, whether they count or not."""
+        return {r.node_id for r in self._records if is_marked(r)}
+
+    def _counts(self, record: Record) -> bool:
+        return is_live(record.sequence, self._live)
+
+    def point(self, mark: Record) -> CheckpointData:
+        """The point that a record marks; one that was saved from outside is given as it is.
+
+        Raises `DeserializeStateError` where what it is made of is damaged.
+        """
+        if mark.is_foreign:
+            return point_of(mark.state() or b"", lambda: self._origin)
+        origin = self._origin
+        results: dict[str, dict[str, Any]] = {}
+        run: dict[str, Any] = {}
+        choices: dict[str, Any] = {}
+        for record in self._records:
+            if record.kind == START:
+                told = record.fields()
+                origin = origin_in(record)
+                run = {"begun_at": told.get("timestamp"), "version": told.get("flow_version")}
+            if record.sequence > mark.sequence:
+                continue
+            if record.is_foreign and self._records[0].kind != START:
+                # What the run went on from is all that it has of what was before.
+                taken = point_of(record.state() or b"", lambda: NO_ORIGIN)
+                counting = self._counting(record, taken)
+                if counting:
+                    origin, results = (taken.workflow_name, taken.inputs_hash), counting
+                    run = next((result.pop("run") for result in results.values() if "run" in result), {})
+                    choices = dict(run.get("choices") or {})
+            if record.is_foreign or not self._counts(record):
+                continue
+            if record.kind == ROUTE:
+                told = record.fields()
+                choices[record.node_id] = {name: told[name] for name in _CHOICE if name in told}
+            elif record.kind == ROLLBACK and record.node_id in results:
+                # Whoever goes on from here must not undo it once more.
+                results[record.node_id].pop("rollback", None)
+            elif record.kind == CHECKPOINT:
+                results.pop(record.node_id, None)
+                results[record.node_id] = _result_of(record)
+                choices.pop(record.node_id, None)
+        _show_parts(results)
+        results[mark.node_id]["run"] = {
+            "begun_at": run.get("begun_at"),
+            "version": run.get("version"),
+            "choices": choices,
+        }
+        saved_at = parse_time(str(mark.fields()["timestamp"]))
+        return CheckpointData(mark.node_id, *origin, tuple(results.values()), saved_at)
+
+    def _counting(self, record: Record, taken: CheckpointData) -> dict[str, dict[str, Any]]:
+        """The results of a point that was taken in which count: they have its number and those before it."""
+        first = record.sequence - len(taken.step_results) + 1
+        return {
+            str(result.get("name")): dict(result)
+            for number, result in enumerate(taken.step_results, first)
+            if is_live(max(0, number), self._live)
+        }
+
+    def since(self, step_id: str, before: int) -> int | None:
+        """The number from which on points have that step's result, as it was below `before`; None if none has."""
+        for record in reversed(self._records):
+            if record.sequence >= before or record.kind != CHECKPOINT or record.is_foreign:
+                continue
+            if record.node_id == step_id and self._counts(record):
+                return record.sequence
+        for record in self._records:
+            if record.is_foreign and step_id in self._counting(
+                record, point_of(record.state() or b"", lambda: NO_ORIGIN)
+            ):
+                return record.sequence
+        return None
+
+
+def is_marked(record: Record) -> bool:
+    """Whether a record of a run is a point that its workflow marked."""
+    # The text is looked for first: most records are not, and reading a header costs more.
+    return (
+        record.kind == CHECKPOINT and b'"marked":true' in (record.header or b"") and bool(record.fields().get("marked"))
+    )
+
+
+def is_of_steps(records: Sequence[Record]) -> bool:
+    """Whether records of the kinds `TOLD_BY` are those of a workflow's run."""
+    if records and records[0].kind == START:
+        return records[0].fields().get("front") == "workflow"
+    # A run that was taken in from its points, and then went on, has no start record.
+    return any(record.kind == CHECKPOINT and "step_type" in record.fields() for record in records)
+
+
+def marked_of(store: Store, run_id: str) -> Marked | None:
+    """The marked points of a run of a workflow; None for a run that is none. Raises `RunNotFoundError`.
+
+    A record that was changed is `CheckpointCorruptError`.
+    """
+    live = store.get_run(run_id).live
+    begun = store.read(run_id, kinds=(START,), limit=1)
+    if begun and not is_of_steps(begun):
+        return None
+    records = store.read(run_id, kinds=TOLD_BY)
+    if not is_of_steps(records):
+        return None
+    for record in records:
+        if not record.is_foreign:
+            store.seals.check(run_id, record)
+    return Marked(records, live)
+
+
+def _result_of(record: Record) -> dict[str, Any]:
+    """The result in a step's record, and what of its header a resume needs."""
+    fields = record.fields()
+    if "step_type" not in fields:
+        return _node_result(Checkpoint.decode(record.envelope()))
+    try:
+        kept = json.loads(record.state() or b"")
+        result = {name: kept.get(name) for name in ("name", "step_type", "success", "output", "duration_ms", "error")}
+    except (ValueError, AttributeError, RecursionError) as exc:
+        raise CheckpointCorruptError(
+            f"record {record.sequence} of step {record.node_id!r} holds no result of a step: {exc}",
+            node_id=record.node_id,
+            sequence=record.sequence,
+        ) from exc
+    result["name"] = record.node_id
+    result |= {name: kept[name] for name in ("outcome", "attempts", "error_type") if kept.get(name) is not None}
+    return result | {name: fields[name] for name in _OF_RECORDS if name in fields}
+
+
+def _show_parts(results: dict[str, dict[str, Any]]) -> None:
+    """Have the output of what is made of other steps show what those gave."""
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for step_id, result in results.items():
+        parts.setdefault(step_id.rpartition("/")[0], []).append(result)
+    # What is inside ended before what it is in, so that its own output is shown already.
+    for step_id, result in results.items():
+        inside = parts.get(step_id)
+        if inside is not None:
+            result["output"] = _shown(result, inside)
+
+
+def _shown(result: dict[str, Any], inside: Sequence[dict[str, Any]]) -> Any:
+    output, kind = result.get("output"), result.get("step_type")
+    if result.get("outcome") == "recovered":
+        return inside[-1].get("output")
+    if not result.get("success") or result.get("outcome") == "skipped":
+        return output
+    by_name = {str(part.get("name")).rpartition("/")[2]: part for part in inside}
+    if kind == "parallel" and isinstance(output, list):
+        ordered = [by_name[name] for name in output if name in by_name]
+        shown = [{name: part.get(name) for name in ("name", "success", "output", "error")} for part in ordered]
+        return {"success": all(part["success"] for part in shown), "child_results": shown}
+    if kind == "branch" and isinstance(output, dict):
+        chosen = by_name.get(str(output.get("selected_step_name")), {})
+        return {**output, "inner_output": chosen.get("output")}
+    if kind == "map" and isinstance(output, dict):
+        indexes = [str(index) for index in range(len(inside))]
+        if by_name.keys() == set(indexes):
+            return [by_name[index].get("output") for index in indexes]
+        return {name: part.get("output") for name, part in by_name.items()}
+    return output

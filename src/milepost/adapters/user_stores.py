@@ -1,0 +1,481 @@
+"""A store that a user wrote, as a store of runs: a journal in memory in front of it.
+
+The journal has what an engine needs and the user's store does not know of: the start record, the fence, failures, the
+history. Each checkpoint goes to the user's store in the write that appends it: where that fails nothing is appended, and
+the run stops. When a verb speaks of a run that nobody executes here and the user's store has another newest checkpoint
+than the journal, what the store has counts and is taken in, as saves from outside.
+
+The user's methods are called one at a time. The journal lasts as long as the user's object, in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from milepost.adapters.checkpoint_view import AsyncView
+from milepost.adapters.loop_thread import LoopThread
+from milepost.adapters.outside import LooksOutside
+from milepost.adapters.points import NO_ORIGIN, TOLD_BY, Marked, Origin, is_marked, origin_in
+from milepost.adapters.users import BY_NODE, BY_POINT, Kept, NodeStore, PointStore, UserStore
+from milepost.errors import OptionError, RunExistsError, StoreError
+from milepost.model.clock import SYSTEM, Clock
+from milepost.model.failure import shown
+from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
+from milepost.store import (
+    Append,
+    Claim,
+    Claimed,
+    NewRun,
+    Ranges,
+    Renewal,
+    Store,
+    Token,
+    Verdict,
+    check_id,
+    check_run_id,
+)
+from milepost.stores.base.fence import Row, is_live
+from milepost.stores.base.store import Runs
+from milepost.stores.base.transaction import Transaction, note_of
+from milepost.stores.memory import MemoryStore
+
+__all__ = ["Adapted", "adapted"]
+
+logger = logging.getLogger("milepost")
+
+_PATIENCE = 0.5
+"""Seconds for which a renewal waits for its turn."""
+
+
+def adapted(store: object, *, clock: Clock = SYSTEM) -> Store:
+    """`store` itself if it is one of ours; a user's object with the methods of a small protocol, behind a journal.
+
+    The same object gives the same journal each time within a process, and is warned of once. `OptionError` for anything
+    else, with the methods that it lacks.
+    """
+    if isinstance(store, Store):
+        return store
+    if isinstance(store, AsyncView):
+        return store.store
+    kind = _kind_of(store)
+    with _lock:
+        known = _known.get(id(store))
+        if known is None or known.given() is not store:
+            known = _Known(_reference(store), _Front(clock=clock), lambda: None)
+        wrapper = known.wrapper()
+        if wrapper is None:
+            wrapper = Adapted(kind(store, known.front.loop), known.front, clock)
+            if id(store) not in _known:
+                _warn(wrapper.place, kind.by_point)
+            _known[id(store)] = known._replace(wrapper=weakref.ref(wrapper))
+        return wrapper
+
+
+def _kind_of(store: object) -> type[NodeStore] | type[PointStore]:
+    lacking = {
+        methods: [name for name in methods if not callable(getattr(store, name, None))]
+        for methods in (BY_NODE, BY_POINT)
+    }
+    if isinstance(store, type) or all(lacking.values()):
+        nearest = min(lacking, key=lambda methods: len(lacking[methods]) / len(methods))
+        problem = "which is a class" if isinstance(store, type) else f"which lacks {_listed(lacking[nearest])}"
+        raise OptionError(
+            f"store must be a store, such as SQLiteStore('runs.db') or open_store(url), or an object with the methods "
+            f"{_listed(nearest)}, not {shown(store)}, {problem}",
+            option="store",
+        )
+    return PointStore if lacking[BY_NODE] else NodeStore
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _warn(place: str, by_point: bool) -> None:
+    of_workflows = (
+        "what a workflow did after the newest point that it marked with .checkpoint() (another process does it again)"
+        if by_point
+        else "a comparison of a workflow's inputs in another process (it goes on with those that it is given)"
+    )
+    logger.warning(
+        "store %s keeps checkpoints only, and the journal of its runs is in this process's memory. It cannot promise: a "
+        "start record (a run that dies before its first checkpoint is gone), a fence (two processes may execute one run "
+        "at once), a history (of each node the newest checkpoint is kept), waits (a workflow that has to wait is refused "
+        "there), %s",
+        place,
+        of_workflows,
+    )
+
+
+class _Front(MemoryStore):
+    """The journal in memory. It does not know the user's store, whose life it shares."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.origins: dict[str, Origin] = {}
+        self.of_steps: set[str] = set()
+        """The runs that are those of workflows."""
+        self.loop = LoopThread()
+        """Where the user's coroutines run, always: what they keep open may be bound to it."""
+
+    def know(self, run_id: str, begun: Record) -> None:
+        """Note what a run's start record tells of it."""
+        self.origins[run_id] = origin_in(begun)
+        if begun.fields().get("front") == "workflow":
+            self.of_steps.add(run_id)
+
+    def forget(self, run_id: str) -> None:
+        """Note no more of a run."""
+        self.origins.pop(run_id, None)
+        self.of_steps.discard(run_id)
+
+
+class _Known(NamedTuple):
+    """A user's object, while it lives, with its journal and the wrapper of the two, while somebody has that."""
+
+    given: Callable[[], object | None]
+    front: _Front
+    wrapper: Callable[[], Adapted | None]
+
+
+_known: dict[int, _Known] = {}
+_lock = threading.Lock()
+
+
+def _reference(store: object) -> Callable[[], object | None]:
+    key = id(store)
+    try:
+        return weakref.ref(store, lambda _: _known.pop(key, None))
+    except TypeError:  # it has slots and no place for references: it stays
+        return lambda: store
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Adapted(LooksOutside):
+    """A user's store behind its journal; see `adapted`."""
+
+    can_park = False
+    can_fork = False
+    """A run that waits would be lost with this process."""
+
+    def __init__(self, user: UserStore, front: _Front, clock: Clock = SYSTEM) -> None:
+        super().__init__(clock=clock)
+        self.place = front.place = user.place
+        self._user = user
+        self._front = front
+        # Tokens live as long as the journal, for whose runs they are.
+        self._held = front._held
+        self._turn = threading.RLock()
+        """Held by whoever changes something: the user's methods are called one at a time, each change as one."""
+
+    def __repr__(self) -> str:
+        return f"<{self.place} behind a journal in memory>"
+
+    def close(self) -> None:
+        with self._turn:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._front.close()
+            for key, known in list(_known.items()):
+                if known.front is self._front:
+                    _known.pop(key, None)
+            self._user.close()
+
+    # -- the medium ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _write(self, op: str) -> Iterator[Transaction]:
+        with self._turn, self._front._write(op) as tx:
+            yield tx
+
+    @contextmanager
+    def _read(self, op: str) -> Iterator[Transaction]:
+        with self._front._read(op) as tx:
+            yield tx
+
+    def _lease_end(self, now: float, lease: float) -> float | None:
+        return None
+
+    def _after_fork(self, is_child: bool) -> None:
+        if is_child:
+            self._turn = threading.RLock()
+
+    # -- what the user's store has ---------------------------------------------------------------------
+
+    def _look(self, run_id: str) -> None:
+        with self._turn:
+            self._check_open()
+            with self._front._read("look") as tx:
+                row = tx.row(run_id)
+                if row is not None and self._state(row, self.clock.time()) in {"live", "ours"}:
+                    return  # who executes it here has told the user's store everything
+                told = None if row is None else self._told(tx, run_id, row.live)
+            entries, origin = self._user.entries(run_id)
+            if not self._is_same(run_id, told, entries):
+                self._take_in(run_id, entries, origin)
+
+    def _told(self, tx: Transaction, run_id: str, live: Ranges, before: int | None = None) -> _Told:
+        """What the user's store was told of a run, with the records below `before`."""
+        is_marked = self._user.by_point and run_id in self._front.of_steps
+        return _Told(tx, run_id, live, self._origin(run_id), before, is_marked=is_marked)
+
+    def _is_same(self, run_id: str, told: _Told | None, entries: Sequence[Kept]) -> bool:
+        """Whether the newest checkpoint is the same here and there, or all are: then the order here is the better one."""
+        theirs = {entry.node_id: entry.data for entry in entries}
+        mine = {} if told is None else told.records
+
+        def is_kept(record: Record) -> bool:
+            assert told is not None
+            kept = theirs.get(record.node_id)
+            return kept is not None and kept == self._user.kept_as(run_id, told.kept(record), self._origin(run_id))
+
+        if not mine or not entries:
+            return not mine and not entries
+        newest = max(mine.values(), key=lambda record: record.sequence)
+        if newest.node_id == entries[-1].node_id:
+            return is_kept(newest)
+        return mine.keys() == theirs.keys() and all(is_kept(record) for record in mine.values())
+
+    def _take_in(self, run_id: str, entries: Sequence[Kept], origin: Origin | None) -> None:
+        """Have the journal say what the user's store says. Places stay: numbers and visits go on from there."""
+        self._front.forget(run_id)
+        if origin is not None:
+            self._front.origins[run_id] = origin
+        if entries and entries[-1].is_of_steps:
+            self._front.of_steps.add(run_id)
+        with self._front._write("look") as tx:
+            old = tx.row(run_id)
+            if old is not None:
+                tx.remove_run(run_id)
+            if not entries:
+                return
+            now = self.clock.time()
+            epoch = 1 if old is None else old.epoch + 1
+            flow = "" if origin is None else origin[0]
+            row = Row(run_id, flow, "interrupted", created_at=now, updated_at=now, epoch=epoch)
+            tx.add_row(row)
+            sequence = 0
+            for entry in entries:
+                sequence = max(sequence + 1, entry.sequence)
+                record = Record(sequence, CHECKPOINT, entry.node_id, entry.visit, len(entry.data), None, entry.data)
+                tx.insert(run_id, (record,), note_of(run_id, record, now))
+            # What the numbers pass over was never here; nor was the start record of a run whose flow is known.
+            tx.put_row(replace(row, sequence=sequence, pruned=sequence - len(entries) + bool(flow)))
+
+    def _origin(self, run_id: str) -> Origin:
+        return self._front.origins.get(run_id, NO_ORIGIN)
+
+    # -- verbs -----------------------------------------------------------------------------------------
+
+    def create(self, new: NewRun) -> Token:
+        token = super().create(new)
+        self._front.know(new.run_id, new.record)
+        return token
+
+    def append(self, batch: Sequence[Append]) -> list[Verdict]:
+        """One by one, so that a checkpoint which the user's store does not take stops only its own run.
+
+        After a `StoreError` some of the batch may be written; whoever hears of it asks the journal.
+        """
+        verdicts: list[Verdict] = []
+        failed: StoreError | None = None
+        for append in batch:
+            try:
+                verdicts += super().append([append])
+            except StoreError as exc:
+                failed = failed or exc
+        if failed is not None:
+            raise failed
+        return verdicts
+
+    def _append(self, tx: Transaction, append: Append) -> Verdict:
+        verdict = super()._append(tx, append)
+        if verdict.outcome == "written":
+            for record in append.records:
+                self._tell(tx, append.token.run_id, record)
+        return verdict
+
+    def _tell(self, tx: Transaction, run_id: str, record: Record) -> None:
+        """Have the user's store keep a checkpoint that is its own to keep, and forget what has been undone."""
+        if record.kind == CHECKPOINT:
+            if not self._user.by_point or run_id not in self._front.of_steps:
+                self._keep(run_id, Kept(record.node_id, record.envelope()))
+            elif is_marked(record):
+                told = self._told(tx, run_id, self._ranges(tx, run_id), record.sequence + 1)
+                self._keep(run_id, told.kept(record))
+        elif record.kind == ROLLBACK:
+            live = self._ranges(tx, run_id)
+            still = self._told(tx, run_id, live, record.sequence + 1).records
+            gone = [
+                kept
+                for kept in self._told(tx, run_id, live, record.sequence).records.values()
+                if kept.node_id not in still
+            ]
+            for kept in sorted(gone, key=lambda kept: -kept.sequence):
+                self._user.forget(run_id, kept.node_id)
+
+    def _ranges(self, tx: Transaction, run_id: str) -> Ranges:
+        row = tx.row(run_id)
+        return () if row is None else row.live
+
+    def _keep(self, run_id: str, kept: Kept) -> None:
+        self._user.keep(run_id, kept, self._origin(run_id))
+
+    def renew(self, tokens: Sequence[Token]) -> list[Renewal]:
+        # A slow save must not hold up the thread that keeps all leases of the process; these have no end.
+        if not self._turn.acquire(timeout=_PATIENCE):
+            return [Renewal("unknown") for _ in tokens]
+        try:
+            return super().renew(tokens)
+        finally:
+            self._turn.release()
+
+    def _claim(self, tx: Transaction, row: Row, wish: Claim, **how: Any) -> Claimed:
+        claimed = super()._claim(tx, row, wish, **how)
+        if claimed.token is not None and wish.live is not None:
+            self._tell_live(tx, row, wish.live)
+        return claimed
+
+    def _tell_live(self, tx: Transaction, row: Row, live: Ranges) -> None:
+        """Have the user's store keep what counts from now on, and forget what does not."""
+        told = self._told(tx, row.run_id, live)
+        before, now = self._told(tx, row.run_id, row.live).records, told.records
+        changed = [node_id for node_id, record in before.items() if now.get(node_id) != record]
+        # The newest first: in this order what is newest there is good at any time.
+        for node_id in sorted(changed, key=lambda node_id: -before[node_id].sequence):
+            counting = now.get(node_id)
+            if counting is None:
+                self._user.forget(row.run_id, node_id)
+            else:
+                self._keep(row.run_id, told.kept(counting))
+        for node_id in sorted(now.keys() - before.keys(), key=lambda node_id: now[node_id].sequence):
+            self._keep(row.run_id, told.kept(now[node_id]))
+
+    def save(self, run_id: str, node_id: str, data: bytes) -> None:
+        kept = Kept(check_id(node_id), bytes(memoryview(data)))
+        with self._turn:
+            self._look(check_run_id(run_id))
+            self._check_free(run_id, "saved to")
+            self._keep(run_id, kept)
+            Runs.save(self, run_id, node_id, data)
+
+    def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
+        with self._turn:
+            if run_id in self._front.of_steps:
+                self._delete_step(run_id, node_id, force)
+                return
+            if any(info.node_id == node_id for info in self.history(run_id)):
+                self._check_free(run_id, "deleted from", force)
+                self._user.forget(run_id, node_id)
+            Runs.delete(self, run_id, node_id, force=force)
+
+    def _delete_step(self, run_id: str, step_id: str, force: bool) -> None:
+        """Delete what was recorded of a step, and with it what counts no more then."""
+        with self._front._read("delete") as tx:
+            before = self._told(tx, run_id, self._ranges(tx, run_id)).records
+        Runs.delete(self, run_id, step_id, force=force)
+        with self._front._read("delete") as tx:
+            now = self._told(tx, run_id, self._ranges(tx, run_id)).records
+        for record in sorted(before.values(), key=lambda record: -record.sequence):
+            if record.node_id not in now:
+                self._user.forget(run_id, record.node_id)
+
+    def delete_run(self, run_id: str, *, force: bool = False) -> None:
+        with self._turn:
+            self._look(check_run_id(run_id))
+            self._check_free(run_id, "deleted", force)
+            self._user.forget_run(run_id)
+            Runs.delete_run(self, run_id, force=force)
+            self._front.forget(run_id)
+
+    def _forget(self, run_id: str, wish: Any) -> bool:
+        with self._turn:
+            was_meant = super()._forget(run_id, wish)
+            if was_meant and not wish.is_dry:
+                self._user.forget_run(run_id)
+        return was_meant
+
+    def import_run(self, data: bytes, *, run_id: str | None = None) -> str:
+        with self._turn:
+            name = super().import_run(data, run_id=run_id)
+            try:
+                self._keep_imported(name)
+            except BaseException:
+                Runs.delete_run(self, name)
+                raise
+        return name
+
+    def _keep_imported(self, run_id: str) -> None:
+        if self._user.entries(run_id)[0]:
+            raise RunExistsError(
+                f"run {run_id!r} exists in {self.place}: give another run_id", run_id=run_id, status="interrupted"
+            )
+        for begun in self.read(run_id, kinds=(START,), limit=1):
+            self._front.know(run_id, begun)
+        with self._front._read("import") as tx:
+            told = self._told(tx, run_id, self._ranges(tx, run_id))
+            points = sorted(told.records.values(), key=lambda record: record.sequence)
+        for point in points:
+            self._keep(run_id, told.kept(point))
+
+    def _check_free(self, run_id: str, deed: str, force: bool = False) -> None:
+        """Raise `RunLockedError` while somebody executes the run, unless `force`."""
+        with self._front._read("look") as tx:
+            row = tx.row(run_id)
+        if row is not None and not force:
+            self._refuse_live(row, self._state(row, self.clock.time()), deed)
+
+
+class _Told:
+    """What a user's store is told of a run: each node's checkpoint that counts, or each point that a workflow marked."""
+
+    def __init__(
+        self, tx: Transaction, run_id: str, live: Ranges, origin: Origin, before: int | None, *, is_marked: bool
+    ) -> None:
+        self._marked: Marked | None = None
+        self.records: dict[str, Record]
+        """By node."""
+        if is_marked:
+            self._marked = Marked(tx.records(run_id, before=before, kinds=TOLD_BY), live, origin)
+            self.records = dict(self._marked.marks)
+        else:
+            found = {
+                node_id: tx.live_checkpoint(run_id, live, before=before, node_id=node_id)
+                for node_id in tx.node_ids(run_id)
+            }
+            self.records = {node_id: record for node_id, record in found.items() if record is not None}
+        for undone in tx.records(run_id, before=before, kinds=(ROLLBACK,)):
+            # Whoever went on from a checkpoint that has what was undone would take it for done.
+            since = self._since(tx, run_id, live, undone)
+            if since is not None and is_live(undone.sequence, live):
+                spoilt = range(since, undone.sequence)
+                self.records = {n: record for n, record in self.records.items() if record.sequence not in spoilt}
+
+    def _since(self, tx: Transaction, run_id: str, live: Ranges, undone: Record) -> int | None:
+        if self._marked is not None:
+            return self._marked.since(undone.node_id, undone.sequence)
+        done = tx.live_checkpoint(run_id, live, before=undone.sequence, node_id=undone.node_id)
+        return None if done is None else done.sequence
+
+    def kept(self, record: Record) -> Kept:
+        """What is to be kept of one of the records."""
+        if self._marked is None:
+            return Kept(record.node_id, record.envelope())
+        return Kept(record.node_id, b"", point=self._marked.point(record))

@@ -1,0 +1,176 @@
+"""What both drivers share: events on their way, the call of user code, and quick effects."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from milepost.drivers.branches import Branch
+from milepost.drivers.heartbeat import heartbeat
+from milepost.drivers.threads import Kept, Promise, threads
+from milepost.executor.context import run_within
+from milepost.executor.effects import (
+    Alone,
+    Call,
+    Drop,
+    Effect,
+    Emit,
+    Held,
+    Hold,
+)
+from milepost.model.clock import Clock
+from milepost.model.events import (
+    AttemptFailed,
+    CheckpointFailed,
+    Event,
+    NodeOverdue,
+    RunCompleted,
+    RunStarted,
+    RunWaiting,
+    WorkflowCompleted,
+    WorkflowStarted,
+)
+from milepost.model.hooks import Hook, notify
+from milepost.model.messages import sentence
+
+__all__ = [
+    "GLANCE",
+    "MAX_THREADS",
+    "Driver",
+    "StreamClosed",
+    "_put",
+    "held_of",
+    "invoke",
+    "is_awake",
+    "is_logged",
+    "log",
+]
+
+logger = logging.getLogger("milepost")
+
+MAX_THREADS = 32
+"""Threads that a `Gather` without its own limit has for its calls at once under the sync driver."""
+GLANCE = 0.5
+"""Seconds between two looks at the lease while a driver sleeps, and at most between two chances for Ctrl-C to be seen: a
+signal that comes just before a wait without end does not end it."""
+
+
+_LEVELS: dict[type[Event], int] = {
+    **dict.fromkeys((AttemptFailed, CheckpointFailed, NodeOverdue), logging.WARNING),
+    **dict.fromkeys((RunStarted, RunCompleted, RunWaiting, WorkflowStarted, WorkflowCompleted), logging.INFO),
+}
+"""Of the other events: DEBUG."""
+
+
+class StreamClosed(BaseException):
+    """Thrown into the core when the consumer of a stream has gone: the run stops at a durable point."""
+
+
+def is_logged() -> bool:
+    """Whether somebody reads events in the log; they need not be made otherwise."""
+    return logger.isEnabledFor(logging.INFO)
+
+
+def log(event: Event) -> None:
+    """One record per event: WARNING for what went wrong, INFO for a run, DEBUG for the rest."""
+    level = _LEVELS.get(type(event), logging.DEBUG)
+    if logger.isEnabledFor(level):
+        node_id = getattr(event, "node_id", None) or getattr(event, "step_name", None)
+        extra = {"run_id": event.run_id, "node_id": node_id}
+        logger.log(level, "%s", sentence(event), extra=extra)
+
+
+class Driver:
+    """What both drivers share: events on their way, and the effects that neither block nor call user code."""
+
+    def __init__(self, clock: Clock, hooks: Sequence[Hook] = ()) -> None:
+        self.clock = clock
+        self.hooks = hooks
+        self.stream_to: Callable[[Event], None] | None = None
+
+    def publish(self, event: Event) -> list[Any]:
+        """Log the event, tell hooks and stream; the context managers that hooks returned."""
+        log(event)
+        around = notify(self.hooks, event) if self.hooks else []
+        if self.stream_to is not None:
+            self.stream_to(event)
+        return around
+
+    def perform_quick(self, effect: Effect) -> Any:
+        """The answer of an effect that only concerns this process."""
+        if isinstance(effect, Emit):
+            self.publish(effect.event)
+            return None
+        if isinstance(effect, Hold):
+            return heartbeat.hold(effect.store, effect.token, effect.lease, self.clock)
+        if isinstance(effect, Drop):
+            heartbeat.drop(effect.store, effect.token, effect.owed)
+            return None
+        if isinstance(effect, Alone):
+            return None
+        raise TypeError(f"this driver does not perform {type(effect).__name__}")
+
+    def bind(self, call: Call) -> Callable[[], Any]:
+        """`call` as a function without arguments, for a thread: in a copy of this context, surrounded by hooks."""
+        around = self.publish(call.announce) if call.announce is not None else ()
+        context = contextvars.copy_context()
+        return lambda: context.run(invoke, call, around)
+
+    def submit(self, call: Call, then: Callable[[Promise], None] | None = None, kept: Kept | None = None) -> Promise:
+        """Have a sync call run elsewhere, by its executor or in a thread; `then` is called there with its outcome.
+
+        What an executor is given can be taken back: it is told to `kept` first.
+        """
+        if call.executor is None:
+            return threads.submit(self.bind(call), then)
+        from milepost.drivers.executors import Errand  # what most programs never need
+
+        errand = Errand(call, self.publish(call.announce) if call.announce is not None else (), then)
+        if kept is not None:
+            kept.add(errand)
+        errand.begin()
+        return errand
+
+    def mark_overdue(self, call: Call) -> None:
+        """Tell the call, and whoever listens, that its time is over."""
+        if call.context is not None:
+            call.context._stop = True
+            self.publish(
+                NodeOverdue(run_id=call.context.run_id, timestamp=self.clock.time(), node_id=call.context.node_id)
+            )
+
+
+def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
+    """Call user code with its context current; of a coroutine function this gives the coroutine."""
+    return run_within(call.context, call.fn, call.args, around)
+
+
+def _put(ended: queue.SimpleQueue[tuple[Branch, Promise]], branch: Branch, promise: Promise) -> None:
+    ended.put((branch, promise))
+
+
+def is_awake(held: Held | None) -> bool:
+    """Whether a sleep need not go on, because the run is lost, cancelled or to be given back."""
+    return held is not None and (held.is_over or (held.is_draining and not held.is_ending))
+
+
+@contextmanager
+def watched(held: Held | None, tell: Callable[[], None]) -> Iterator[None]:
+    """Have `tell` called, in any thread, if the run is lost or cancelled while the block lasts."""
+    if held is None:
+        yield
+        return
+    held.watch(tell)
+    try:
+        yield
+    finally:
+        held.unwatch(tell)
+
+
+def held_of(call: Call) -> Held | None:
+    """The lease of the run that a call is made for."""
+    return None if call.context is None else call.context._scope.held

@@ -1,0 +1,267 @@
+"""Calls of user code that an executor performs: on their way there, there, and back.
+
+A call goes as a `Task`, which is what an executor is handed. In this process it runs with everything that a call in one of
+our threads has: the whole context and the caller's contextvars. Where it is pickled on its way, only the ids of the context
+go with it. User code's errors come back as values, so that whatever the future itself raises is the executor's doing.
+
+No thread waits for a call that is elsewhere: the future's callback settles the promise.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import itertools
+import pickle
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from milepost.drivers.pools import Taken, is_broken, pools
+from milepost.drivers.threads import Promise, threads
+from milepost.executor.context import Context, ContextElsewhere, current_context, run_within
+from milepost.executor.effects import Call
+from milepost.model.failure import describe
+from milepost.model.hooks import surround
+from milepost.model.process import this_process
+
+__all__ = ["Errand", "Task"]
+
+
+class Task:
+    """One call of user code, as an executor is given it."""
+
+    __slots__ = ("__weakref__", "_args", "_context", "_fn", "_number", "_variables")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: Context[Any] | ContextElsewhere,
+        variables: contextvars.Context | None = None,
+    ) -> None:
+        self._fn = fn
+        self._args = args
+        self._context = context
+        self._variables = variables
+        """What it runs in, in the process that made it."""
+        self._number = next(_numbers)
+
+    @property
+    def __name__(self) -> str:
+        """The function's, by which executors with a dashboard call the task."""
+        return _name_of(self._fn)
+
+    def __call__(self) -> Any:
+        """What the function returned, or what it raised as `Raised`."""
+        if self._variables is not None:
+            return self._variables.run(self._perform)
+        return self._perform()
+
+    def _perform(self) -> Any:
+        try:
+            value = run_within(self._context, self._fn, self._args)
+            if self._variables is None:
+                _check_sendable(value, self._fn)
+        except BaseException as exc:
+            return Raised(exc)
+        return value
+
+    def __reduce__(self) -> Any:
+        if self._variables is not None:
+            _on_their_way[self._number] = self
+        return _arrive, (this_process().key, self._number, self._fn, self._args, self._context)
+
+
+_numbers = itertools.count(1)
+_on_their_way: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
+"""Tasks of this process that were pickled: one that comes back to it is found here."""
+
+
+def _arrive(
+    process: str, number: int, fn: Callable[..., Any], args: tuple[Any, ...], context: ContextElsewhere
+) -> Task:
+    task = _on_their_way.get(number) if process == this_process().key else None
+    return Task(fn, args, context) if task is None else task
+
+
+class Raised:
+    """What user code raised, on its way back. In its own process the error stays as it is."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _came_back, (_movable(self.error), "".join(traceback.format_exception(self.error)))
+
+
+def _check_sendable(value: Any, fn: Callable[..., Any]) -> None:
+    """Raise TypeError for what cannot go back: an executor that finds out for itself may never tell."""
+    try:
+        _try_to_send(value)
+    except Exception as exc:
+        raise _unsendable(fn, exc) from exc
+
+
+def _try_to_send(value: Any) -> None:
+    # Large buffers, such as those of arrays, are left out: they can be sent, and to copy them takes time.
+    sender = sys.modules.get("cloudpickle", pickle)  # there, the executor sends more than pickle can
+    sender.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+
+
+def _unsendable(fn: Callable[..., Any], error: BaseException) -> TypeError:
+    if _is_found(fn):
+        text = f"what {_name_of(fn)!r} is given or gives cannot be sent to another process: let it be data"
+    else:
+        text = (
+            f"{_name_of(fn)!r} cannot be sent to another process, which finds it by its name: define it at module level"
+        )
+    return TypeError(f"{text} ({describe(error)})")
+
+
+def _movable(error: BaseException) -> BaseException:
+    """The error, or its text where it cannot be sent or made again from what it was made of: that would break a pool."""
+    try:
+        _try_to_send(error)
+        copy.copy(error)
+    except Exception:
+        return RuntimeError(describe(error))
+    return error
+
+
+def _came_back(error: BaseException, text: str) -> Raised:
+    error.__cause__ = TracebackThere(text)
+    return Raised(error)
+
+
+class TracebackThere(Exception):
+    """The traceback of an error in the process where it was raised, as text: its cause here."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+class Errand(Promise):
+    """The outcome of a call that an executor performs; `then` is called once it is there, in any thread."""
+
+    __slots__ = ("_around", "_call", "_is_unwanted", "_taken", "_task", "_then", "_variables")
+
+    def __init__(self, call: Call, around: Sequence[Any], then: Callable[[Promise], None] | None) -> None:
+        super().__init__()
+        assert call.context is not None
+        self._call = call
+        self._then = then
+        self._variables = contextvars.copy_context()
+        self._around = surround(around, call.context.run_id) if around else None
+        self._task: Task | None = Task(call.fn, call.args, call.context, self._variables)
+        self._taken: Taken | None = None
+        self._is_unwanted = False
+
+    def begin(self) -> None:
+        """Hand the call in, once."""
+        # A factory may take its time, and so may sending what the call is given.
+        threads.submit(self._begin)
+
+    def recall(self) -> bool:
+        """Take the call back: True if it has not begun and never will."""
+        self._is_unwanted = True
+        taken = self._taken
+        return taken is not None and taken.tells and taken.future.cancel()
+
+    def abandon(self) -> None:
+        """Have it not begun if it has not yet, as far as its executor can; nobody asks for the outcome any more."""
+        self._is_unwanted = True
+        if self._taken is not None:
+            self._taken.future.cancel()
+
+    def _begin(self) -> None:
+        try:
+            self._variables.run(self._enter)
+            if self._is_unwanted:
+                raise RuntimeError("it was abandoned before it began")
+            assert self._call.executor is not None
+            assert self._task is not None
+            self._taken = pools.submit(self._call.executor, self._task)
+        except BaseException as exc:
+            self._end(None, self._read(exc))
+            return
+        if self._is_unwanted:
+            self._taken.future.cancel()
+        self._taken.future.add_done_callback(self._came_back)
+
+    def _enter(self) -> None:
+        current_context.set(self._call.context)  # type: ignore[arg-type]
+        if self._around is not None:
+            self._around.__enter__()
+
+    def _came_back(self, future: Future[Any]) -> None:
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = future.result()
+        except BaseException as exc:
+            error = self._read(exc)
+        if isinstance(value, Raised):
+            value, error = None, value.error
+        self._end(value, error)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        if self._around is not None:
+            try:
+                self._variables.run(self._around.__exit__, type(error) if error else None, error, None)
+            except BaseException as exc:
+                error = exc
+        self.value, self.error = value, error
+        self._task = None
+        self.settle()
+        if self._then is not None:
+            self._then(self)
+
+    def _read(self, error: BaseException) -> BaseException:
+        """What an executor's error means."""
+        assert self._call.executor is not None
+        fn = self._call.fn
+        if is_broken(error):
+            if self._taken is not None:
+                pools.give_up(self._call.executor, self._taken.number)
+            return error
+        told: BaseException
+        if _is_about_pickling(error):
+            told = _unsendable(fn, error)
+        elif not isinstance(error, Exception) or type(error).__name__.endswith("CancelledError"):
+            who = "the executor" if self._taken is None else self._taken.kind
+            told = RuntimeError(f"{who} dropped the call of {_name_of(fn)!r}: {describe(error)}")
+        else:
+            return error
+        told.__cause__ = error
+        return told
+
+
+def _is_about_pickling(error: BaseException) -> bool:
+    text = str(error).lower()
+    return "pickl" in type(error).__name__.lower() or "pickl" in text or "serializ" in text or "local object" in text
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    while isinstance(fn, partial):
+        fn = fn.func
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def _is_found(fn: Any) -> bool:
+    """Whether a function or class can be found by its name; of anything else that is not known to fail: True."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    if not isinstance(fn, (FunctionType, type)):
+        return True
+    found: Any = sys.modules.get(fn.__module__)
+    for name in fn.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is fn

@@ -1,0 +1,206 @@
+"""The pools of this process: one for each factory that is given as `executor=`, shared by all runs.
+
+A factory is called when its pool is first needed, in whatever thread needs it, and again once that pool has broken. Its
+pools are shut down when the last engine that binds the factory is closed, and when the interpreter ends; an executor that
+was given as such is its owner's, and never touched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from milepost.drivers.threads import Threads, threads
+from milepost.model.executors import ExecutorLike
+from milepost.model.failure import describe
+
+__all__ = ["Pools", "Taken", "is_broken", "pools"]
+
+logger = logging.getLogger("milepost")
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether an executor that raised this takes no more calls."""
+    return isinstance(error, BrokenExecutor) or (isinstance(error, RuntimeError) and "after shutdown" in str(error))
+
+
+class Taken(NamedTuple):
+    """A call that an executor has taken. It does not hold the pool, which must not go where its futures are settled."""
+
+    future: Future[Any]
+    number: int
+    """Of the pool, among those that the factory made."""
+    kind: str
+    """The name of the executor's class."""
+    tells: bool
+    """Whether a future that could be cancelled has surely not begun: of executors at large that is only a wish."""
+
+
+_TELLING = {"concurrent.futures.thread", "concurrent.futures.process", "loky.process_executor"}
+"""By name, because to import them takes time that most programs have no use for."""
+
+
+def _taken(pool: Executor, number: int, task: Callable[[], Any]) -> Taken:
+    kind = type(pool)
+    tells = not _TELLING.isdisjoint(base.__module__ for base in kind.__mro__)
+    return Taken(pool.submit(task), number, kind.__name__, tells)
+
+
+class _Slot:
+    """The pool of one factory, while there is one."""
+
+    __slots__ = ("factory", "making", "number", "pool", "users")
+
+    def __init__(self, factory: Callable[[], Executor]) -> None:
+        self.factory = factory
+        self.making = threading.Lock()
+        """Held while the factory is called, which may take seconds; nobody else waits for it."""
+        self.pool: Executor | None = None
+        self.number = 0
+        """How many pools the factory has made."""
+        self.users = 0
+        """Engines that bind the factory."""
+
+
+class Pools:
+    """The pools that factories have made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[Any, _Slot] = {}
+        self._made: weakref.WeakSet[Executor] = weakref.WeakSet()
+        self._leaving: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Processes of pools that were shut down while a call may still have run in them."""
+        self._makers = Threads(lasting=True)
+        """Where factories are called: the system may end processes with the thread that started them, and a local cluster of
+        Ray has itself ended so."""
+
+    def submit(self, executor: ExecutorLike, task: Callable[[], Any]) -> Taken:
+        """Hand `task` to the executor.
+
+        A factory's pool that refuses the task because it has broken is replaced, and the new one is asked: nothing has
+        begun. Raises what making the pool and handing over raise, and TypeError where a factory gives no executor.
+        """
+        if isinstance(executor, Executor):
+            return _taken(executor, 0, task)
+        slot = self._slot(executor)
+        pool, number = self._pool_of(slot)
+        try:
+            return _taken(pool, number, task)
+        except RuntimeError as exc:
+            if not is_broken(exc):
+                raise
+        self.give_up(executor, number)
+        return _taken(*self._pool_of(slot), task)
+
+    def give_up(self, executor: ExecutorLike, number: int) -> None:
+        """Use that pool of a factory no more. Waits for nothing: it may be called by the thread that notices the break."""
+        if isinstance(executor, Executor):
+            return
+        slot = self._slot(executor)
+        pool = slot.pool
+        if pool is not None and slot.number == number:
+            slot.pool = None
+            # In another thread: this one may hold the pool's own lock.
+            threads.submit(partial(self._shut, pool))
+
+    def keep(self, executor: ExecutorLike | None) -> None:
+        """Tell that one more engine binds this executor."""
+        if executor is not None and not isinstance(executor, Executor):
+            slot = self._slot(executor)
+            with self._lock:
+                slot.users += 1
+
+    def leave(self, executor: ExecutorLike | None) -> None:
+        """Tell that an engine which kept it is closed; with the last one a factory's pool is shut down."""
+        if executor is None or isinstance(executor, Executor):
+            return
+        slot = self._slot(executor)
+        with self._lock:
+            slot.users -= 1
+            if slot.users > 0:
+                return
+            self._slots.pop(_key(executor), None)
+        pool, slot.pool = slot.pool, None
+        if pool is not None:
+            self._shut(pool)
+
+    def close(self) -> None:
+        """Shut all pools down and end their processes; calls that still run there are not waited for."""
+        made = [*self._made]
+        with self._lock:
+            self._slots.clear()
+        for pool in made:
+            self._shut(pool)
+        for process in [*self._leaving]:
+            with suppress(Exception):  # it has ended by itself
+                process.kill()
+
+    def _slot(self, factory: Callable[[], Executor]) -> _Slot:
+        key = _key(factory)
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is None:
+                slot = self._slots[key] = _Slot(factory)
+            return slot
+
+    def _pool_of(self, slot: _Slot) -> tuple[Executor, int]:
+        with slot.making:
+            pool = slot.pool
+            if pool is None:
+                pool = self._make(slot.factory)
+                slot.number += 1
+                slot.pool = pool
+            return pool, slot.number
+
+    def _make(self, factory: Callable[[], Executor]) -> Executor:
+        making = self._makers.submit(factory)
+        making.done.wait()
+        pool = making.get()
+        if not isinstance(pool, Executor):
+            name = getattr(factory, "__qualname__", None) or repr(factory)
+            raise TypeError(f"executor={name} gave {pool!r}: it must give a concurrent.futures.Executor")
+        # At the end of the interpreter the standard library waits for what its pools run, which may never end. What is
+        # registered last is called first, hence now: the pool's module has registered by now.
+        getattr(threading, "_register_atexit", atexit.register)(self.close)
+        self._made.add(pool)
+        return pool
+
+    def _shut(self, pool: Executor) -> None:
+        # No public name tells the processes, and none ends them before Python 3.14.
+        self._leaving.update((getattr(pool, "_processes", None) or {}).values())
+        try:
+            try:
+                pool.shutdown(wait=False, cancel_futures=True)
+            except TypeError:  # executors of other libraries may know `wait` only
+                pool.shutdown(wait=False)
+        except Exception as exc:  # what it works with, the client of a cluster say, may have been closed before
+            logger.info("a pool (%s) could not be shut down: %s", type(pool).__name__, describe(exc))
+
+
+def _key(factory: Callable[[], Executor]) -> Any:
+    try:
+        hash(factory)
+    except TypeError:
+        return id(factory)  # its slot keeps it alive
+    return factory
+
+
+pools = Pools()
+"""The pools of this process."""
+
+
+def _after_fork() -> None:
+    pools.__init__()  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

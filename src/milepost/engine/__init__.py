@@ -1,0 +1,1 @@
+"""What a service uses: engine, handles, workers and schedules."""

@@ -1,0 +1,776 @@
+"""An engine binds once what a service would otherwise give with every call: store, dependencies, hooks and options.
+
+Its verbs are those of a flow (`milepost.verbs`), with the flow as the first argument and the store left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
+
+from milepost.adapters.protocols import AnyStore
+from milepost.drivers import SyncDriver
+from milepost.drivers.wakeups import wake
+from milepost.engine.authorize import Authorize, Gate
+from milepost.errors import OptionError, RunNotFoundError
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Ask, Routine
+from milepost.executor.flow import Flow
+from milepost.job import Job, store_of
+from milepost.model.clock import SYSTEM, Clock
+from milepost.model.hooks import Hook
+from milepost.model.record import as_posix
+from milepost.model.reports import ResumePlan, RunResult
+from milepost.options import EngineOptions, Options, RunOptions, merge_options, option_names
+from milepost.store import RunRow, Store
+from milepost.stores.url import open_store
+from milepost.verbs import Bound, StateVerbs, Verbs
+
+if TYPE_CHECKING:
+    from milepost.engine.handle import RunHandle
+    from milepost.engine.worker import Worker
+    from milepost.model.events import Event
+    from milepost.model.info import CheckpointInfo, RunInfo
+    from milepost.model.results import WorkflowResult
+    from milepost.workflows.definition import Workflow
+
+__all__ = ["Authorize", "Bound", "Engine", "Verbs"]
+
+T = TypeVar("T")
+FullT = TypeVar("FullT")
+
+
+class Engine:
+    """Runs flows over one store. A context manager, sync and async; usable from any thread and event loop.
+
+    `store` is a store, which stays the caller's, or a URL, whose store is closed with the engine. `flows` are those
+    that may be found by their name; each needs a name of its own. `deps` is what nodes get as `ctx.deps`, `hooks` are
+    called with every event, `authorize(action, run_id, flow)` is asked before resume, override, signal, cancel and
+    delete. `executor` is where sync functions run that have none of their own: an executor, which stays the caller's,
+    or a factory of one, whose pool is shut down with the engine. Other options are defaults for each call: the call's
+    own win, hooks add up, tags merge.
+
+    Raises `OptionError` for an option out of its range, a flow without a name, or two of one name.
+    """
+
+    def __init__(
+        self,
+        store: AnyStore | str,
+        *,
+        flows: Sequence[Verbs[Any]] = (),
+        deps: Any = None,
+        hooks: Sequence[Hook] = (),
+        logger: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+        authorize: Authorize | None = None,
+        clock: Clock | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self.flows = _by_name(flows)
+        self._gate = Gate(authorize)
+        bound = {**options, "deps": deps, "hooks": hooks, "logger": logger, "clock": SYSTEM if clock is None else clock}
+        self._bound: dict[str, Any] = {**bound, "hooks": merge_options(bound, {}).hooks}
+        self._active: set[str] = set()
+        """The runs that this engine executes."""
+        self._is_owner = isinstance(store, str)
+        self._executor = self.options.executor
+        if self._executor is not None:
+            from milepost.drivers.pools import pools  # what most programs never need
+
+            pools.keep(self._executor)
+        self.store: Store = open_store(store) if isinstance(store, str) else store_of(store)
+
+    # -- running -------------------------------------------------------------------------------------
+
+    @overload
+    def run(
+        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        full: Literal[False] = False, **options: Any,
+    ) -> T: ...  # fmt: skip
+    @overload
+    def run(
+        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        full: Literal[True], **options: Any,
+    ) -> WorkflowResult[T]: ...  # fmt: skip
+    @overload
+    def run(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[False] = False,
+        **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    def run(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> RunResult[T]: ...  # fmt: skip
+    @overload
+    def run(
+        self, flow: Bound[T], *, run_id: str | None = None, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    def run(
+        self, flow: Bound[Any, FullT], *, run_id: str | None = None, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> FullT: ...
+    def run(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        state: Any = None,
+        *,
+        run_id: str | None = None,
+        full: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Run a flow: a graph on `state`, a workflow with inputs by name (or `inputs={...}`), or a bound one.
+
+        The final state, or what the workflow returned; with `full` the `RunResult` or `WorkflowResult`.
+        """
+        job, given = self._start(flow, state, run_id, options)
+        return _answer(job.do(given, full=full), full)
+
+    @overload
+    async def arun(
+        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        full: Literal[False] = False, **options: Any,
+    ) -> T: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        full: Literal[True], **options: Any,
+    ) -> WorkflowResult[T]: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[False] = False,
+        **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> RunResult[T]: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, flow: Bound[T], *, run_id: str | None = None, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    async def arun(
+        self, flow: Bound[Any, FullT], *, run_id: str | None = None, full: Literal[True], **options: Unpack[RunOptions]
+    ) -> FullT: ...
+    async def arun(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        state: Any = None,
+        *,
+        run_id: str | None = None,
+        full: bool = False,
+        **options: Any,
+    ) -> Any:
+        """`run`, awaited."""
+        job, given = self._start(flow, state, run_id, options)
+        return _answer(await job.ado(given, full=full), full)
+
+    @overload
+    def stream(
+        self, flow: Workflow[..., Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[Event]: ...  # fmt: skip
+    @overload
+    def stream(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[RunOptions]
+    ) -> Iterator[Event]: ...
+    @overload
+    def stream(
+        self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[RunOptions]
+    ) -> Iterator[Event]: ...
+    def stream(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        state: Any = None,
+        *,
+        run_id: str | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """`run` as its events; breaking off leaves the run interrupted."""
+        job, given = self._start(flow, state, run_id, options)
+        return job.stream(given)
+
+    @overload
+    def astream(
+        self, flow: Workflow[..., Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Event]: ...  # fmt: skip
+    @overload
+    def astream(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[RunOptions]
+    ) -> AsyncIterator[Event]: ...
+    @overload
+    def astream(
+        self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[RunOptions]
+    ) -> AsyncIterator[Event]: ...
+    def astream(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        state: Any = None,
+        *,
+        run_id: str | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Event]:
+        """`stream`, for `async for`."""
+        job, given = self._start(flow, state, run_id, options)
+        return job.astream(given)
+
+    # -- going on ------------------------------------------------------------------------------------
+
+    @overload
+    def resume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    def resume(
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> FullT: ...  # fmt: skip
+    def resume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """Go on with a run where its records end; see `Verbs.resume`."""
+        return _answer(self._job(flow, run_id, options, Wish()).do(full=full), full)
+
+    @overload
+    async def aresume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    async def aresume(
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> FullT: ...  # fmt: skip
+    async def aresume(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """`resume`, awaited."""
+        return _answer(await self._job(flow, run_id, options, Wish()).ado(full=full), full)
+
+    @overload
+    def resume_from(
+        self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[False] = False, **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    def resume_from(
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[True], **options: Unpack[RunOptions],
+    ) -> FullT: ...  # fmt: skip
+    def resume_from(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> Any:
+        """Go on after a node; see `Verbs.resume_from`."""
+        return _answer(self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).do(full=full), full)
+
+    @overload
+    async def aresume_from(
+        self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[False] = False, **options: Unpack[RunOptions],
+    ) -> T: ...  # fmt: skip
+    @overload
+    async def aresume_from(
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, node_id: str, *, visit: int | None = None,
+        rerun: bool = False, full: Literal[True], **options: Unpack[RunOptions],
+    ) -> FullT: ...  # fmt: skip
+    async def aresume_from(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        full: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> Any:
+        """`resume_from`, awaited."""
+        return _answer(
+            await self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).ado(full=full), full
+        )
+
+    @overload
+    def retry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    def retry(
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> FullT: ...  # fmt: skip
+    def retry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """Run again what failed; see `Verbs.retry`."""
+        return _answer(self._job(flow, run_id, options, Wish("retry")).do(full=full), full)
+
+    @overload
+    async def aretry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    async def aretry(
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
+        **options: Unpack[RunOptions],
+    ) -> FullT: ...  # fmt: skip
+    async def aretry(
+        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
+    ) -> Any:
+        """`retry`, awaited."""
+        return _answer(await self._job(flow, run_id, options, Wish("retry")).ado(full=full), full)
+
+    def resume_stream(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
+        """`resume` as its events."""
+        return self._job(flow, run_id, options, Wish()).stream()
+
+    def aresume_stream(
+        self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]
+    ) -> AsyncIterator[Event]:
+        """`resume_stream`, for `async for`."""
+        return self._job(flow, run_id, options, Wish()).astream()
+
+    def plan_resume(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str | None = None,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ResumePlan:
+        """Tell what a resume would do; see `Verbs.plan_resume`."""
+        return self._job(flow, run_id, options, Wish.of(node_id, visit, rerun), is_asked=False).plan()
+
+    async def aplan_resume(
+        self,
+        flow: Verbs[T] | Bound[T],
+        run_id: str,
+        node_id: str | None = None,
+        *,
+        visit: int | None = None,
+        rerun: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> ResumePlan:
+        """`plan_resume`, awaited."""
+        return await self._job(flow, run_id, options, Wish.of(node_id, visit, rerun), is_asked=False).aplan()
+
+    def fork_run(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        run_id: str,
+        node_id: str | None = None,
+        visit: int | None = None,
+        *,
+        new_run_id: str | None = None,
+        state_override: Callable[[Any], Any] | None = None,
+        into: AnyStore | None = None,
+    ) -> str:
+        """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume."""
+        job = self._fork(flow, run_id, state_override)
+        return job.fork(node_id, visit, new_run_id, state_override, into)
+
+    async def afork_run(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        run_id: str,
+        node_id: str | None = None,
+        visit: int | None = None,
+        *,
+        new_run_id: str | None = None,
+        state_override: Callable[[Any], Any] | None = None,
+        into: AnyStore | None = None,
+    ) -> str:
+        """`fork_run`, awaited."""
+        job = self._fork(flow, run_id, state_override)
+        return await job.afork(node_id, visit, new_run_id, state_override, into)
+
+    # -- leaving it to a worker ------------------------------------------------------------------------
+
+    @overload
+    def start(
+        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        at: datetime | None = None, **options: Any,
+    ) -> RunHandle[T]: ...  # fmt: skip
+    @overload
+    def start(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, at: datetime | None = None,
+        **options: Unpack[RunOptions],
+    ) -> RunHandle[T]: ...  # fmt: skip
+    @overload
+    def start(
+        self, flow: Bound[T], *, run_id: str | None = None, at: datetime | None = None, **options: Unpack[RunOptions]
+    ) -> RunHandle[T]: ...
+    def start(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        state: Any = None,
+        *,
+        run_id: str | None = None,
+        at: datetime | None = None,
+        **options: Any,
+    ) -> RunHandle[Any]:
+        """Record a run for a worker to take up, at once or from `at` (aware) on, and return its handle.
+
+        Nothing runs here. `if_exists`: error; resume, retry: a run that those verbs would go on with is made ready;
+        continue: so is a new turn of one that has finished; return: its handle.
+        """
+        job, given, seconds = self._queued(flow, state, run_id, at, options)
+        job.enqueue(given, seconds)
+        wake(self.store)
+        return self._handle(job.run.run_id, job.flow)
+
+    @overload
+    async def astart(
+        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        at: datetime | None = None, **options: Any,
+    ) -> RunHandle[T]: ...  # fmt: skip
+    @overload
+    async def astart(
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, at: datetime | None = None,
+        **options: Unpack[RunOptions],
+    ) -> RunHandle[T]: ...  # fmt: skip
+    @overload
+    async def astart(
+        self, flow: Bound[T], *, run_id: str | None = None, at: datetime | None = None, **options: Unpack[RunOptions]
+    ) -> RunHandle[T]: ...
+    async def astart(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        state: Any = None,
+        *,
+        run_id: str | None = None,
+        at: datetime | None = None,
+        **options: Any,
+    ) -> RunHandle[Any]:
+        """`start`, awaited."""
+        job, given, seconds = self._queued(flow, state, run_id, at, options)
+        await job.aenqueue(given, seconds)
+        wake(self.store)
+        return self._handle(job.run.run_id, job.flow)
+
+    @overload
+    def handle(self, run_id: str, flow: Verbs[T] | Bound[T]) -> RunHandle[T]: ...
+    @overload
+    def handle(self, run_id: str, flow: None = None) -> RunHandle[Any]: ...
+    def handle(self, run_id: str, flow: Verbs[T] | Bound[T] | None = None) -> RunHandle[T] | RunHandle[Any]:
+        """A run by its id: to look at, to wait for, to signal and to cancel. Nothing is asked of the store yet.
+
+        `flow` None: found by its name in the engine's flows, where something has to be decoded.
+        """
+        known = flow.flow if isinstance(flow, Bound) else flow
+        return self._handle(run_id, None if known is None else _flow(known))
+
+    def worker(
+        self,
+        flows: Sequence[Verbs[Any]] | None = None,
+        *,
+        concurrency: int = 10,
+        limits: Mapping[str, int] | None = None,
+        poll: float | timedelta = 1.0,
+        grace: float | timedelta = 30.0,
+    ) -> Worker:
+        """A worker for runs of `flows` (None: the engine's): its `run()` works here, `with` in the background.
+
+        `concurrency` runs at once, of which `limits={"ingest": 2}` bounds those of one flow; `poll` seconds between two
+        looks for work; `grace` seconds for what runs when the worker is stopped.
+        """
+        from milepost.engine.worker import Worker
+
+        return Worker(self, flows, concurrency=concurrency, limits=limits, poll=poll, grace=grace)
+
+    # -- signals and cancels ---------------------------------------------------------------------------
+
+    def signal(
+        self, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
+    ) -> Literal["taken", "kept", "duplicate"]:
+        """Send a run a signal; see `Verbs.signal`."""
+        return self._handle(run_id).signal(name, payload, signal_id=signal_id, to=to)
+
+    async def asignal(
+        self, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
+    ) -> Literal["taken", "kept", "duplicate"]:
+        """`signal`, awaited."""
+        return await self._handle(run_id).asignal(name, payload, signal_id=signal_id, to=to)
+
+    def cancel(self, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+        """Ask a run to end; see `Verbs.cancel`."""
+        return self._handle(run_id).cancel(reason)
+
+    async def acancel(self, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+        """`cancel`, awaited."""
+        return await self._handle(run_id).acancel(reason)
+
+    def cancel_all(self, reason: str = "") -> list[str]:
+        """Ask every run that this engine executes now to end; their ids."""
+        asked = sorted(self._active)
+        for run_id in asked:
+            self.cancel(run_id, reason)
+        return asked
+
+    async def acancel_all(self, reason: str = "") -> list[str]:
+        """`cancel_all`, awaited."""
+        asked = sorted(self._active)
+        for run_id in asked:
+            await self.acancel(run_id, reason)
+        return asked
+
+    # -- looking and deleting --------------------------------------------------------------------------
+
+    def list_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        updated_before: datetime | None = None,
+        updated_after: datetime | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[RunInfo]:
+        """A page of the store's runs; see `Store.list_runs`."""
+        return self.store.list_runs(
+            flow=flow,
+            status=status,
+            tags=tags,
+            updated_before=updated_before,
+            updated_after=updated_after,
+            limit=limit,
+            after=after,
+        )
+
+    async def alist_runs(self, **filters: Any) -> list[RunInfo]:
+        """`list_runs`, awaited; the same arguments."""
+        return cast("list[RunInfo]", await self._ask("list_runs", **filters))
+
+    def history(self, run_id: str) -> list[CheckpointInfo]:
+        """Every visit of a run, superseded ones marked."""
+        return self.store.history(run_id)
+
+    async def ahistory(self, run_id: str) -> list[CheckpointInfo]:
+        """`history`, awaited."""
+        return cast("list[CheckpointInfo]", await self._ask("history", run_id))
+
+    def delete_run(self, run_id: str, *, force: bool = False) -> None:
+        """Delete everything of a run; `RunLockedError` while somebody executes it, unless `force`."""
+        SyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
+
+    async def adelete_run(self, run_id: str, *, force: bool = False) -> None:
+        """`delete_run`, awaited."""
+        from milepost.drivers import AsyncDriver
+
+        await AsyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
+
+    def close(self) -> None:
+        """Close the store if the engine opened it, and the pool of `executor=` if no other engine binds that factory.
+
+        What waits in that pool is cancelled; what runs there is not waited for.
+        """
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            from milepost.drivers.pools import pools
+
+            pools.leave(executor)
+        if self._is_owner:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.close)
+
+    # -- for workers, and for other faces of an engine ---------------------------------------------------
+
+    def bind_config(self, config: Any) -> None:
+        """Give workflows `config` as `ctx.config`."""
+        self._bound["config"] = config
+
+    def begun(self, flow: Verbs[Any] | Bound[Any], run_id: str | None, options: Mapping[str, Any]) -> tuple[Job, Any]:
+        """A call that begins a run, and what it begins with; `options` may have a workflow's inputs among them."""
+        return self._start(flow, None, run_id, options)
+
+    def resumed(self, flow: Verbs[Any] | Bound[Any], run_id: str, options: Mapping[str, Any]) -> Job:
+        """A call that goes on with a run; `options` may have a workflow's inputs among them, to be compared."""
+        return self._job(flow, run_id, options, Wish())
+
+    @property
+    def options(self) -> Options:
+        """The options that calls begin with."""
+        return merge_options(self._bound, {})
+
+    def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
+        """`flows` by their names; None: those of the engine. `OptionError` for a flow without a name of its own."""
+        return {name: cast("Flow", flow) for name, flow in (self.flows if flows is None else _by_name(flows)).items()}
+
+    def job(self, flow: Flow, run_id: str) -> Job:
+        """A call that goes on with a run as a worker does: a checkpoint that cannot be saved always stops it."""
+        job = Job(flow, self.store, run_id, {"checkpoint_failure_fatal": True}, self._bound, Wish())
+        job.active = self._active
+        return job
+
+    # -- below ---------------------------------------------------------------------------------------
+
+    def _handle(self, run_id: str, flow: Flow | None = None) -> RunHandle[Any]:
+        from milepost.engine.handle import RunHandle  # what a program needs that looks at runs from outside
+
+        return RunHandle(self.store, run_id, flow, find=self.known().get, gate=self._gate, bound=self._bound)
+
+    def _queued(
+        self,
+        flow: Verbs[T] | Bound[T],
+        state: Any,
+        run_id: str | None,
+        at: datetime | None,
+        options: Mapping[str, Any],
+    ) -> tuple[Job, Any, float]:
+        if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
+            raise OptionError(f"at must be a datetime with a zone, not {at!r}", option="at")
+        job, begin_with = self._start(flow, state, run_id, options)
+        job.active = None
+        return job, begin_with, 0.0 if at is None else as_posix(at)
+
+    def _start(
+        self, flow: Verbs[T] | Bound[T], state: Any, run_id: str | None, options: Mapping[str, Any]
+    ) -> tuple[Job, Any]:
+        known, state, options = _begun(flow, state, options)
+        job = Job(known, self.store, run_id, options, self._bound, None)
+        job.active = self._active
+        if job.options.if_exists in {"resume", "retry", "continue"} and run_id is not None:
+            self._ask_to_resume(job, run_id)
+        return job, state
+
+    def _job(
+        self,
+        flow: Verbs[Any] | Bound[Any],
+        run_id: str,
+        options: Mapping[str, Any],
+        wish: Wish,
+        *,
+        is_asked: bool = True,
+    ) -> Job:
+        known = _flow(flow.flow if isinstance(flow, Bound) else flow)
+        given: Mapping[str, Any] | None = flow.state if isinstance(flow, Bound) else None
+        if known.front == "workflow":
+            given, options = _compared(known, given, options)
+        job = Job(known, self.store, run_id, options, self._bound, wish)
+        job.expect(given)
+        if is_asked:
+            job.active = self._active
+            self._ask_to_resume(job, run_id)
+        return job
+
+    def _fork(self, flow: Verbs[Any] | Bound[Any], run_id: str, override: Callable[[Any], Any] | None) -> Job:
+        job = self._job(flow, run_id, {}, Wish(), is_asked=False)
+        self._gate.ask("resume", run_id, job.flow.name)
+        if override is not None:
+            self._gate.ask("override", run_id, job.flow.name)
+        return job
+
+    def _ask_to_resume(self, job: Job, run_id: str) -> None:
+        self._gate.ask("resume", run_id, job.flow.name)
+        if job.options.state_override is not None:
+            self._gate.ask("override", run_id, job.flow.name)
+
+    def _deletion(self, run_id: str, force: bool) -> Routine[None]:
+        if self._gate.is_guarded:
+            try:
+                row: RunRow = yield Ask(self.store, "get_run", run_id)
+            except RunNotFoundError:
+                self._gate.ask("delete", run_id, "")
+            else:
+                self._gate.ask("delete", run_id, row.info.flow)
+        yield Ask(self.store, "delete_run", run_id, force=force)
+
+    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        def routine() -> Routine[Any]:
+            return (yield Ask(self.store, method, *args, **kwargs))
+
+        from milepost.drivers import AsyncDriver
+
+        return await AsyncDriver(self._bound["clock"]).run(routine())
+
+
+def _flow(given: Any) -> Flow:
+    """What was given as a flow; `OptionError` for what is none, such as a graph that was not compiled."""
+    if not isinstance(given, Verbs):
+        raise OptionError(f"{given!r} is no flow: give what compile() made, or flow.bind(state)", option="flow")
+    return cast("Flow", given)
+
+
+def _begun(
+    flow: Verbs[Any] | Bound[Any], state: Any, options: Mapping[str, Any]
+) -> tuple[Flow, Any, Mapping[str, Any]]:
+    """A flow, what it begins with, and the options, from what a verb was given."""
+    if isinstance(flow, Bound):
+        if state is not None:
+            raise OptionError("a bound flow has its input already: leave the state out", option="state")
+        return _flow(flow.flow), flow.state, options
+    known = _flow(flow)
+    if known.front == "workflow":
+        if state is not None:
+            raise TypeError(f"workflow {known.name!r} takes its inputs by name: run(wf, name=value), or inputs={{...}}")
+        rest = dict(options)
+        inputs, rest = cast("Workflow[..., Any]", flow).split(rest, rest.pop("inputs", None))
+        return known, inputs, rest
+    if state is None:
+        raise OptionError(
+            "run needs the state to begin with: run(flow, state) or run(flow.bind(state))", option="state"
+        )
+    return known, state, options
+
+
+def _compared(
+    flow: Flow, bound: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+    """The inputs that a resume compares, where it was given any, and the options."""
+    rest = dict(options)
+    inputs = rest.pop("inputs", None)
+    named = {name: rest.pop(name) for name in options if name not in option_names() and name in rest}
+    if bound is not None or not (named or inputs):
+        if named or inputs:
+            raise OptionError("a bound flow has its inputs already: leave them out", option="inputs")
+        return bound, rest
+    return cast("Workflow[..., Any]", flow).inputs_of((), {**named, **(inputs or {})}), rest
+
+
+def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
+    named: dict[str, Verbs[Any]] = {}
+    for flow in flows:
+        name = _flow(flow).name
+        if not getattr(flow, "is_named", True):
+            raise OptionError(
+                f"flow {name!r} was compiled without a name: compile('orders') names it for good", option="flows"
+            )
+        if name in named:
+            raise OptionError(f"two flows are called {name!r}: compile one under another name", option="flows")
+        named[name] = flow
+    return named
+
+
+def _answer(result: Any, full: bool) -> Any:
+    return result if full else result.output

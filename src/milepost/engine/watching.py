@@ -1,0 +1,255 @@
+"""Looking at a run from outside: its state, its outputs, its end. Nothing here takes a run or changes one.
+
+A graph's record says what it is by itself. What a step of a workflow gave is JSON until its type is known, and only the
+workflow's code knows that: so the code is played over the record, up to where it would do something new, and every step
+that it asks for on the way is noted (`Look`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from milepost.errors import (
+    CheckpointNotFoundError,
+    MilepostError,
+    NoCheckpointFoundError,
+)
+from milepost.executor.checks import Wish, check_flow, content_of
+from milepost.executor.effects import Routine
+from milepost.executor.journal import ask
+from milepost.executor.recorded import Entry, Recorded, parent_of
+from milepost.executor.resume import await_change
+from milepost.executor.run import Run
+from milepost.executor.start import attach
+from milepost.executor.units import codec_at
+from milepost.graph.resume import newest_live
+from milepost.model.record import CHECKPOINT, START, Record
+from milepost.model.results import StepResult
+from milepost.store import ENDED, Latest
+from milepost.workflows.replay import inputs_of, primed_or_over, read
+from milepost.workflows.run import Frame, StepRun
+from milepost.workflows.step import do
+from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step
+
+__all__ = ["Look", "await_output", "await_records", "await_result", "loaded", "state_of", "step_results"]
+
+PAGE = 100
+"""Records that are read at once by whoever follows a journal."""
+
+
+def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> Routine[Any]:
+    """The newest state of a run, or the state after a node's newest visit, or after `visit`, superseded or not.
+
+    Of a workflow: what it returned once it has finished, before that its inputs by name; or the output of a step.
+    Raises `CheckpointNotFoundError` where there is none.
+    """
+    assert run.store is not None
+    latest: Latest = yield from ask(run.store, "latest", run.run_id)
+    check_flow(run, latest.row)
+    if node_id is None:
+        if latest.point is None:
+            raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
+        if isinstance(run, StepRun) and latest.row.info.status != "finished":
+            return (yield from _inputs_of(run))
+        found = yield from run.find(Wish(), latest)
+        return found.state
+    record = yield from newest_live(run, CHECKPOINT, node_id, visit, latest.row.live if visit is None else ())
+    if record is None:
+        raise CheckpointNotFoundError(
+            run.run_id, node_id, f"there is none{f' of visit {visit}' if visit else ''} in {run.store.place}"
+        )
+    return (yield from _given(run, record))
+
+
+def _inputs_of(run: StepRun) -> Routine[Any]:
+    assert run.store is not None
+    begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+    if not begun:
+        raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
+    run.store.seals.check(run.run_id, begun[0])
+    return run.flow.completed(run.flow.codec.decode(begun[0].state() or b"{}", root="input"))
+
+
+def await_result(run: Run) -> Routine[Any]:
+    """Wait for the end of a run: its final state or output, or the error that it ended with."""
+    return (yield from attach(run)).output
+
+
+def await_output(run: Run, node_id: str) -> Routine[Any]:
+    """Wait until a node or step is recorded: the state after it, or its output.
+
+    `CheckpointNotFoundError` where the run ends without.
+    """
+    assert run.store is not None
+    while True:
+        latest: Latest = yield from ask(run.store, "latest", run.run_id)
+        check_flow(run, latest.row)
+        record = yield from newest_live(run, CHECKPOINT, node_id, None, latest.row.live)
+        if record is not None:
+            return (yield from _given(run, record))
+        if latest.row.info.status in ENDED:
+            raise CheckpointNotFoundError(
+                run.run_id, node_id, f"the run is {latest.row.info.status} and never recorded it"
+            )
+        yield from await_change(run)
+
+
+def await_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
+    """Wait for records above `after`: the next of them, and whether the run has ended and these are the last."""
+    assert run.store is not None
+    while True:
+        row = yield from ask(run.store, "get_run", run.run_id)
+        records: list[Record] = yield from ask(run.store, "read", run.run_id, after=after, limit=PAGE)
+        if records or row.info.status in ENDED:
+            is_last = row.info.status in ENDED and len(records) < PAGE
+            return records, is_last
+        yield from await_change(run)
+
+
+def _given(run: Run, record: Record) -> Routine[Any]:
+    """The state that a record of a graph holds, or what the code of a workflow got from the step of one."""
+    if not isinstance(run, StepRun):
+        assert run.store is not None
+        run.store.seals.check(run.run_id, record)
+        return codec_at(run.flow, record.node_id).decode(content_of(record)[1])
+    look = yield from _looked(run)
+    found = yield from look.read(record)
+    if not isinstance(found, StepResult):
+        return found
+    step, _ = look.step(record.node_id)
+    return found if step is not None and step.modifiers.as_result else found.output
+
+
+def loaded(run: StepRun, record: Record, looks: list[Look]) -> Routine[Any]:
+    """What a record of a workflow's step holds: its `StepResult`, or the state after a node of a graph in it.
+
+    `looks` is the caller's, and keeps the newest look for the next record.
+    """
+    if not looks or looks[0].recorded.newest < record.sequence:
+        looks[:] = [(yield from _looked(run))]
+    return (yield from looks[0].read(record))
+
+
+def step_results(run: StepRun) -> Routine[tuple[StepResult, ...]]:
+    """The results of a workflow's own steps, as far as its code, as it is now, fits the record."""
+    try:
+        look = yield from _looked(run)
+    except MilepostError:
+        return ()
+    assert look.root is not None
+    return tuple(look.root.results.values())
+
+
+# -- playing a workflow's code to look at it ----------------------------------------------------------------
+
+
+class Look(StepRun):
+    """A workflow's code, played over the record and no further."""
+
+    __slots__ = ("asked", "failure")
+
+    def __init__(self, run: StepRun) -> None:
+        assert run.store is not None
+        super().__init__(run.flow, run.store, run.run_id, run.options, is_listening=False)
+        self.is_awaited = run.is_awaited
+        self.asked: dict[str, tuple[Step[Any], Frame]] = {}
+        """Every step that the code asked for, and the workflow that did."""
+        self.failure: Exception | None = None
+        """Why the code came no further, where it did not come to an end or to something new."""
+
+    def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
+        step = super()._asked(frame, asked)
+        self.asked[frame.prefix + step.name] = step, frame
+        return step
+
+    def play_over(self, recorded: Recorded) -> Routine[None]:
+        """Play the code as far as it is recorded."""
+        self.recorded = recorded
+        self.is_live = False
+        assert recorded.start is not None
+        self.version = int(recorded.start.fields.get("flow_version") or 1)
+        self.root = Frame(self, self.flow, "", inputs_of(self, recorded.start), None)
+        routine = self.play(self.root)
+        try:
+            yield from _played(routine)
+        except MilepostError as exc:
+            self.failure = exc
+        except Exception as exc:
+            # It failed at a step for good, as it is recorded.
+            self.failure = getattr(exc, "error", exc)
+
+    def step(self, step_id: str) -> tuple[Step[Any] | None, Frame | None]:
+        """The step of that id as the code defines it, and the workflow that asked for it; None for what it does not."""
+        if step_id in self.asked:
+            return self.asked[step_id]
+        outer, frame = self.step(parent_of(step_id)) if parent_of(step_id) else (None, None)
+        if outer is None:
+            return None, None
+        name, work = step_id.rpartition("/")[2], outer.work
+        if isinstance(work, Maps):
+            return Step(name, Calls(work.fn, (), {}), Modifiers(compare_args=False)), frame
+        inner: tuple[Step[Any], ...] = ()
+        if isinstance(work, Spreads):
+            inner = work.children
+        elif isinstance(work, Chooses):
+            inner = tuple(step for _, step in work.options)
+        return next((step for step in inner if step.name == name), None), frame
+
+    def read(self, record: Record) -> Routine[Any]:
+        """What a record holds: the result of a step, or the state after a node of a graph that is a step."""
+        assert self.store is not None
+        self.store.seals.check(self.run_id, record)
+        step_id, fields = record.node_id, record.fields()
+        if "step_type" not in fields:
+            return self._state_in(record)
+        step, frame = self.step(step_id)
+        if step is not None and frame is not None:
+            self.recorded.done[step_id] = Entry(record.sequence, fields, record)
+            is_over, result = yield from _played(do(self, step, step_id, frame, is_child=True))
+            if is_over:
+                return result
+            raise self._unknown(step_id)
+        outer = self.recorded.done.get(parent_of(step_id))
+        if outer is not None and outer.fields.get("outcome") == "recovered":
+            # What an on_error gave: the step that failed has its output.
+            kept = Entry(record.sequence, fields, record).kept()
+            recovered = yield from self.read(outer.record)
+            return kept.result(recovered.output)
+        raise self._unknown(step_id)
+
+    def _state_in(self, record: Record) -> Any:
+        around = record.node_id
+        while around := parent_of(around):
+            outer, _ = self.step(around)
+            if outer is not None and isinstance(outer.work, Invokes):
+                inside = record.node_id.removeprefix(f"{around}/")
+                return codec_at(outer.work.flow, inside).decode(content_of(record)[1])
+        raise self._unknown(record.node_id)
+
+    def _unknown(self, step_id: str) -> MilepostError:
+        if isinstance(self.failure, MilepostError):
+            return self.failure
+        return CheckpointNotFoundError(
+            self.run_id, step_id, f"it is recorded, and the code of {self.flow.name!r} does not ask for it any more"
+        )
+
+
+def _looked(run: StepRun) -> Routine[Look]:
+    """The run's code, played over the record as it is now."""
+    assert run.store is not None
+    latest: Latest = yield from ask(run.store, "latest", run.run_id)
+    check_flow(run, latest.row)
+    look = Look(run)
+    _, records, parsed = yield from read(look, latest, [])
+    recorded = Recorded(records, latest.row.live, run.options.rename, parsed)
+    if recorded.start is None:
+        raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
+    yield from look.play_over(recorded)
+    return look
+
+
+def _played(routine: Routine[Any]) -> Routine[tuple[bool, Any]]:
+    """Whether a routine comes to its end, and with what; else it is closed where it would do something new."""
+    is_over, value = yield from primed_or_over(routine)
+    routine.close()
+    return is_over, value

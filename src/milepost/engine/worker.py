@@ -1,0 +1,465 @@
+"""Workers: they claim runs of the flows that they know and go on with them, here, several at once.
+
+A worker is a loop in an event loop of its own: claim what is due, start a task for each, wait for the next poll, the end
+of a task, or word that something was made ready in this process. All decisions about runs are the store's and the
+core's; what is here is how many are taken, which are left to others, and how to stop without losing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, cast
+
+from milepost.drivers import AsyncDriver
+from milepost.drivers.wakeups import listen, unlisten
+from milepost.engine.schedule import Schedule
+from milepost.errors import (
+    LeaseLost,
+    MilepostError,
+    OptionError,
+    RunCancelled,
+    RunNotFoundError,
+    RunSuspended,
+    StoreClosedError,
+    StoreError,
+)
+from milepost.executor.effects import Routine
+from milepost.executor.flow import Flow
+from milepost.executor.journal import Drained, ask
+from milepost.job import Job
+from milepost.model.clock import Clock
+from milepost.model.failure import describe
+from milepost.model.retry import as_seconds
+from milepost.options import Options
+from milepost.store import RunRow, Store, Token
+from milepost.verbs import Bound, Verbs
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger("milepost")
+
+LONGEST_PAUSE = 30.0
+"""Seconds between two polls of a store that fails, at most."""
+PATIENCE = 3
+"""How often in a row a pass `until_idle` may find its store failing."""
+MAX_REFUSED = 1000
+"""Runs that a worker remembers as refused, from one tidying to the next. One that it forgets and that is due still is taken
+and refused again, which costs two writes a minute."""
+SUSPICIOUS = 2
+"""Owners of a run that died in a row, from which on it is a suspect; less where it would be blocked by then."""
+TIDY = 60.0
+"""Seconds between two times that a worker has its store forget what its retention says."""
+
+
+class Host(Protocol):
+    """What a worker needs of its engine."""
+
+    @property
+    def store(self) -> Store:
+        """Where it looks for runs."""
+        ...
+
+    @property
+    def options(self) -> Options:
+        """What its runs are executed with."""
+        ...
+
+    def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
+        """`flows` by their names, None: all that the engine knows. `OptionError` for those that cannot be found by name."""
+        ...
+
+    def job(self, flow: Flow, run_id: str) -> Job:
+        """A call that goes on with a run."""
+        ...
+
+    async def astart(self, flow: Bound[Any], *, run_id: str, if_exists: Literal["return"]) -> Any:
+        """Leave a new run to a worker."""
+        ...
+
+
+class Worker:
+    """Runs what is due; see `Engine.worker`. A context manager, sync and async, that does so in the background."""
+
+    def __init__(
+        self,
+        engine: Host,
+        flows: Sequence[Verbs[Any]] | None = None,
+        *,
+        concurrency: int = 10,
+        limits: Mapping[str, int] | None = None,
+        poll: float | timedelta = 1.0,
+        grace: float | timedelta = 30.0,
+    ) -> None:
+        self.engine = engine
+        self.flows: dict[str, Flow] = engine.known(flows)
+        self.concurrency = _count("concurrency", concurrency)
+        self.limits = {name: _count(f"limits[{name!r}]", limit) for name, limit in (limits or {}).items()}
+        unknown = sorted(set(self.limits) - set(self.flows))
+        if unknown:
+            raise OptionError(
+                f"limits names {', '.join(map(repr, unknown))}, which this worker does not run: it runs "
+                f"{', '.join(map(repr, self.flows)) or 'no flow'}",
+                option="limits",
+            )
+        self.poll = as_seconds(poll, "poll")
+        self.grace = as_seconds(grace, "grace")
+        self.refused: dict[str, str] = {}
+        """Runs that this worker cannot go on with, and why: they are left to other code."""
+        self._schedules: dict[str, Schedule] = {}
+        self._running: dict[asyncio.Task[None], tuple[str, Job]] = {}
+        self._suspect: str | None = None
+        """The run with it that its process may die of; there is never another one beside it."""
+        self._put_off: dict[str, None] = {}
+        """Suspects whose turn comes after that, in this order."""
+        self._turn = 0
+        self._failures = 0
+        self._is_stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+
+    def every(self, name: str, flow: Bound[Any] | Verbs[Any], cron: str, *, tz: str = "UTC") -> Self:
+        """Start a run of `flow` at each time that `cron` (five fields) tells in the zone `tz`; the worker itself.
+
+        `flow` has its input (`flow.bind(...)`), or is a workflow that needs none. The run's id is
+        `name@<due time in UTC>`: of several workers with the same schedule one starts it. Times that
+        pass while no worker runs are not made up for. Needs the extra `cron`.
+        """
+        flow = _bound(flow)
+        self.engine.known([flow.flow])
+        if name in self._schedules:
+            raise OptionError(f"this worker has a schedule {name!r} already: give another name", option="name")
+        self._schedules[name] = Schedule(name, flow, cron, tz)
+        return self
+
+    # -- running it ----------------------------------------------------------------------------------
+
+    def run(self, until_idle: bool = False) -> None:
+        """Work in this thread until `stop`, or until nothing is due and nothing runs."""
+        asyncio.run(self.arun(until_idle))
+
+    async def arun(self, until_idle: bool = False) -> None:
+        """`run`, awaited. Cancelling it drains as `stop` does."""
+        with self._lock:
+            if self._loop is not None:
+                raise OptionError("this worker runs already: make another one", option="worker")
+            self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        listen(self.engine.store, self._poke)
+        try:
+            await self._work(until_idle)
+        finally:
+            unlisten(self.engine.store, self._poke)
+            try:
+                await self._drain()
+            finally:
+                self._loop = self._wake = None
+
+    def stop(self) -> None:
+        """Take nothing new, give what runs `grace` seconds to come to a boundary, then release it. Does not wait."""
+        self._is_stopping = True
+        for _, job in [*self._running.values()]:
+            job.run.drain()
+        self._poke()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run_in_background, name="milepost-worker", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None and exc is None:
+            raise self._error
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.ensure_future(self.arun())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._task is not None:
+            await self._task
+
+    def _run_in_background(self) -> None:
+        try:
+            self.run()
+        except BaseException as exc:
+            self._error = exc
+            logger.exception("a worker of %s ended", self.engine.store.place)
+
+    def _poke(self) -> None:
+        """Have the loop look at once; may be called from any thread."""
+        loop, wake = self._loop, self._wake
+        if loop is not None and wake is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(wake.set)
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    async def _work(self, until_idle: bool) -> None:
+        assert self._wake is not None
+        tidied_at = self._now()
+        self._begin_schedules()
+        while not self._is_stopping:
+            self._wake.clear()
+            taken = 0
+            # What a limit kept waiting is looked for once more after the runs that held it up, even if these end meanwhile.
+            is_busy = bool(self._running)
+            try:
+                await self._start_scheduled()
+                taken = await self._claim()
+                if self._now() - tidied_at >= TIDY:
+                    tidied_at = self._now()
+                    self._forget_refused()
+                    await self._tidy()
+                self._failures = 0
+            except StoreClosedError:
+                raise
+            except MilepostError as exc:
+                self._failures += 1
+                if until_idle and self._failures > PATIENCE:
+                    raise
+                level = logging.WARNING if self._failures == 1 else logging.DEBUG
+                logger.log(level, "a worker could not look for work in %s: %s", self.engine.store.place, exc)
+            is_busy = is_busy or bool(self._put_off)
+            if until_idle and not is_busy and not taken and not self._running and not self._failures:
+                return
+            await self._pause(self._next_look(taken))
+
+    def _next_look(self, taken: int) -> float:
+        """Seconds until the next poll: not at the same moment as those of other workers."""
+        if taken and len(self._running) < self.concurrency:
+            return 0.0
+        if self._failures:
+            return min(self.poll * 2.0**self._failures, LONGEST_PAUSE)
+        pause = self.poll * random.uniform(0.75, 0.95)  # noqa: S311 - spreads load, guards nothing
+        due = [schedule.due_at - self._now() for schedule in self._schedules.values()]
+        return max(0.0, min([pause, *due]))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for that long, or until something happens."""
+        assert self._wake is not None
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._wake.wait()),
+            asyncio.ensure_future(self._clock.sleep(seconds)),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    # -- taking ----------------------------------------------------------------------------------------
+
+    async def _claim(self) -> int:
+        """Claim what is due and may be taken, and go on with it; how many."""
+        await self._judge_suspect()
+        # Who is asked first changes from poll to poll, so that no flow starves another.
+        names = [*self.flows]
+        self._turn = (self._turn + 1) % max(1, len(names))
+        names = names[self._turn :] + names[: self._turn]
+        groups = [[name] for name in names if name in self.limits]
+        unlimited = [name for name in names if name not in self.limits]
+        if unlimited:
+            groups.insert(self._turn % (len(groups) + 1), unlimited)
+        taken = 0
+        for group in groups:
+            room = self.concurrency - len(self._running)
+            if group[0] in self.limits:
+                running = sum(name == group[0] for name, _ in self._running.values())
+                room = min(room, self.limits[group[0]] - running)
+            if room < 1:
+                continue
+            # Of suspects the one that died least often goes first: it is the least likely to be to blame.
+            claimed = sorted(await self._ask_due(group, room), key=lambda one: one[1].info.crash_count)
+            if self._suspect is None:
+                self._suspect = next((token.run_id for token, row in claimed if self._is_suspect(row)), None)
+            try:
+                await self._put_off_suspects(claimed)
+            finally:
+                for token, row in claimed:
+                    if token.run_id not in self._put_off:
+                        taken += 1
+                        self._begin(token, row)
+        return taken
+
+    async def _put_off_suspects(self, claimed: list[tuple[Token, RunRow]]) -> None:
+        """Give suspects but one back, so that they don't count as crashed too if that one takes this process down.
+
+        A run whose node kills its process takes all down that run beside it, and nobody can tell which one it was. So
+        those that have died several times without progress go on one by one: what is to blame is blocked, the others end.
+        """
+        returned = []
+        for token, row in claimed:
+            if self._is_suspect(row) and token.run_id != self._suspect:
+                self._put_off[token.run_id] = None
+                job = self.engine.job(self.flows[row.info.flow], token.run_id)
+                reason = (
+                    f"its owners died again and again: it goes on after run {self._suspect!r}, which may be to blame"
+                )
+                returned.append(self._track(row, job, job.agive_back(token, reason)))
+        if returned:
+            await asyncio.wait(returned)
+            for task in returned:
+                task.result()
+
+    def _is_suspect(self, row: RunRow) -> bool:
+        most = self.engine.options.max_crashes or 2 * SUSPICIOUS
+        return row.info.crash_count >= max(1, min(SUSPICIOUS, most // 2))
+
+    async def _judge_suspect(self) -> None:
+        """Let the next suspect come once the one that runs has made progress or has ended."""
+        if self._suspect is not None and self._put_off:
+            routine: Routine[RunRow] = ask(self.engine.store, "get_run", self._suspect)
+            with suppress(RunNotFoundError):
+                row = await AsyncDriver(self._clock).run(routine)
+                if not row.info.crash_count:
+                    self._suspect = None
+        if self._suspect is None and self._put_off:
+            del self._put_off[next(iter(self._put_off))]
+
+    async def _ask_due(self, names: list[str], room: int) -> list[tuple[Token, RunRow]]:
+        options = self.engine.options
+
+        routine: Routine[list[tuple[Token, RunRow]]] = ask(
+            self.engine.store,
+            "claim_due",
+            names,
+            room,
+            # One that is being given back may be free already, and is not known as refused yet.
+            (*self.refused, *self._put_off, *(job.run.run_id for _, job in self._running.values())),
+            lease=options.lease,
+            max_crashes=options.max_crashes,
+        )
+        return await AsyncDriver(self._clock).run(routine)
+
+    async def _tidy(self) -> None:
+        store = self.engine.store
+
+        if store.retention is not None:
+            await AsyncDriver(self._clock).run(ask(store, "tidy", None))
+
+    # -- going on ----------------------------------------------------------------------------------------
+
+    def _begin(self, token: Token, row: RunRow) -> None:
+        job = self.engine.job(self.flows[row.info.flow], token.run_id)
+        self._track(row, job, self._go_on(job, token))
+
+    def _track(self, row: RunRow, job: Job, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._running[task] = (row.info.flow, job)
+        task.add_done_callback(self._has_ended)
+        return task
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        _, job = self._running.pop(task)
+        if job.run.run_id == self._suspect:
+            self._suspect = None
+        if self._wake is not None:
+            self._wake.set()
+
+    async def _go_on(self, job: Job, token: Token) -> None:
+        """Go on with one run; whatever becomes of it is in the store, and ends nothing but this task."""
+        run_id = token.run_id
+        try:
+            await job.ago_on(token)
+        except (Drained, RunCancelled, RunSuspended):
+            return
+        except LeaseLost as exc:
+            logger.warning("%s", exc, extra={"run_id": run_id})
+        except Exception as exc:
+            if job.run.status == "running" and isinstance(exc, MilepostError) and not isinstance(exc, OSError):
+                self.refused[run_id] = str(exc)
+                logger.warning("run %r is left to other code: %s", run_id, describe(exc), extra={"run_id": run_id})
+                return
+            logger.warning("run %r is %s: %s", run_id, job.run.status, describe(exc), extra={"run_id": run_id})
+
+    def _forget_refused(self) -> None:
+        """Forget the oldest of many refused runs: those that are over by now must not be remembered for ever."""
+        for run_id in [*self.refused][: max(0, len(self.refused) - MAX_REFUSED)]:
+            del self.refused[run_id]
+
+    async def _drain(self) -> None:
+        """Let what runs come to a boundary, and release it; what does not in time is cut off, and released too."""
+        self._is_stopping = True
+        for _, job in self._running.values():
+            job.run.drain()
+        if self._running:
+            timer = asyncio.ensure_future(self._clock.sleep(self.grace))
+            ended = asyncio.ensure_future(asyncio.wait([*self._running]))
+            try:
+                await asyncio.wait([timer, ended], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                timer.cancel()
+                ended.cancel()
+        left = [*self._running]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    # -- schedules -------------------------------------------------------------------------------------
+
+    def _begin_schedules(self) -> None:
+        for schedule in self._schedules.values():
+            schedule.begin(datetime.fromtimestamp(self._now(), UTC))
+
+    async def _start_scheduled(self) -> None:
+        for schedule in self._schedules.values():
+            while schedule.due_at <= self._now():
+                try:
+                    await self.engine.astart(schedule.flow, run_id=schedule.run_id, if_exists="return")
+                except (StoreError, StoreClosedError):
+                    raise
+                except MilepostError as exc:
+                    # Others may have started it with another input. What this worker runs besides must not wait for that.
+                    logger.warning("schedule %r did not start run %r: %s", schedule.name, schedule.run_id, exc)
+                schedule.advance()
+
+    # -- time ------------------------------------------------------------------------------------------
+
+    @property
+    def _clock(self) -> Clock:
+        return self.engine.options.clock
+
+    def _now(self) -> float:
+        return self._clock.time()
+
+
+def _bound(flow: Any) -> Bound[Any]:
+    """A flow with its input; `OptionError` for one that needs an input and has none."""
+    if isinstance(flow, Bound):
+        return flow
+    if getattr(flow, "front", "") == "workflow":
+        try:
+            return cast("Bound[Any]", flow.bind())
+        except TypeError as exc:
+            raise OptionError(
+                f"a schedule starts a workflow with its inputs: {exc}; give wf.bind(...)", option="flow"
+            ) from None
+    raise OptionError(f"a schedule starts a flow with its input: flow.bind(state), not {flow!r}", option="flow")
+
+
+def _count(option: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise OptionError(f"{option} must be a whole number of at least 1, not {value!r}", option=option)
+    return value

@@ -1,0 +1,212 @@
+"""A journal's records as events: what a run told while it ran, for whoever looks at it later or from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from milepost.errors import CheckpointCorruptError, MilepostError
+from milepost.executor.flow import Flow
+from milepost.executor.units import codec_at
+from milepost.model.events import (
+    AttemptFailed,
+    Event,
+    NodeCompleted,
+    RollbackCompleted,
+    RunCompleted,
+    RunStarted,
+    RunWaiting,
+    StepCompleted,
+    WorkflowCompleted,
+    WorkflowStarted,
+)
+from milepost.model.failure import recorded_error, recorded_step_error
+from milepost.model.info import Wait
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, REPLY, ROLLBACK, START, WAIT, Record, parse_time
+from milepost.model.reports import ResumeInfo
+from milepost.model.results import RollbackError, StepResult, WorkflowResult
+
+__all__ = ["Chronicle"]
+
+
+class Chronicle:
+    """Tells the records of one run, given in order.
+
+    `load` gives what a step's record holds: its `StepResult`, or the state after a node of a graph that is a step. It is
+    asked when somebody looks at it; None: the recorded JSON, as the flow's codec reads it. Where `flow` does not say which
+    front end it is of, the start record does.
+    """
+
+    def __init__(self, run_id: str, flow: Flow, load: Callable[[Record], Any] | None = None) -> None:
+        self._run_id = run_id
+        self._flow = flow
+        self._is_workflow = getattr(flow, "front", "graph") == "workflow"
+        self._load = load
+        self._began: float | None = None
+        self._waits: dict[str, Wait] = {}
+        self._final: tuple[dict[str, Any], str] | None = None
+        """What the record of a failure that ends the run says, and at which node or step that was."""
+        self._rollback_errors: tuple[RollbackError, ...] = ()
+        self.results: tuple[StepResult, ...] = ()
+        """The results of a workflow's steps, which its end tells of: whoever has them puts them here before."""
+
+    def tell(self, record: Record) -> Event | None:
+        """The event that a record tells of, with its `sequence`; None for what is only the journal's own business."""
+        try:
+            fields = record.fields()
+            told: dict[str, Any] = {"run_id": self._run_id, "sequence": record.sequence}
+            told["timestamp"] = parse_time(fields["timestamp"]).timestamp()
+        except (CheckpointCorruptError, KeyError, TypeError, ValueError):
+            return None  # from outside, or damaged: verify() tells of that
+        if self._began is None:
+            self._began = told["timestamp"]
+        if record.kind == START or (record.kind == OWNER and fields.get("verb") != "delete"):
+            return self._started(record, fields, told)
+        if record.kind == CHECKPOINT:
+            return self._completed(record, fields, told)
+        if record.kind == FAILURE:
+            return self._attempt(record, fields, told)
+        if record.kind in {WAIT, REPLY}:
+            return self._waiting(record, fields, told)
+        if record.kind == ROLLBACK:
+            return self._undone(record, fields, told)
+        if record.kind == FINISH:
+            return self._ended(record, fields, told)
+        return None
+
+    # -- one kind of record each -----------------------------------------------------------------------
+
+    def _started(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+        is_first = record.kind == START
+        self._final = None
+        self._is_workflow = self._is_workflow or fields.get("front") == "workflow"
+        is_turn = fields.get("verb") == "continue"
+        if is_turn:
+            self._began = told["timestamp"]
+        given = self._flow.codec.decode(record.state() or b"null") if is_first or is_turn else None
+        resumed = None if is_first else self._resumed(fields)
+        if self._is_workflow:
+            return WorkflowStarted(workflow_name=self._flow.name, inputs=given or {}, resumed=resumed, **told)
+        return RunStarted(flow=self._flow.name, input=given, resumed=resumed, **told)
+
+    def _completed(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+        duration = fields.get("duration_ms", 0.0)
+        if "step_type" in fields:
+            outcome = str(fields.get("outcome", "succeeded"))
+            return StepCompleted(
+                step_name=record.node_id,
+                step_type=str(fields["step_type"]),
+                success=outcome != "failed",
+                duration_ms=duration,
+                outcome=outcome,
+                _load=lambda: self._loaded(record),
+                **told,
+            )
+        return NodeCompleted(
+            node_id=record.node_id,
+            visit=record.visit,
+            attempt=fields.get("attempt", 1),
+            next_node=fields.get("next_node"),
+            duration_ms=duration,
+            _load=lambda: self._loaded(record),
+            **told,
+        )
+
+    def _loaded(self, record: Record) -> Any:
+        if self._load is not None:
+            return self._load(record)
+        return codec_at(self._flow, record.node_id).decode(record.state() or b"null")
+
+    def _attempt(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event | None:
+        if fields.get("final"):
+            self._final = fields, record.node_id
+        if self._is_workflow and not record.node_id:
+            return None  # the code between steps failed, which is no attempt of anything: the end tells of it
+        return AttemptFailed(
+            node_id=record.node_id,
+            visit=record.visit,
+            attempt=fields.get("attempt", 1),
+            error=self._error(fields, record.node_id),
+            retry_in=self._pause(fields, told["timestamp"]),
+            **told,
+        )
+
+    def _waiting(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event | None:
+        """That a step begins to wait, or waits on after an answer that was refused."""
+        wait_id = str(fields.get("wait_id"))
+        if record.kind == WAIT:
+            wake_at = fields.get("wake_at")
+            self._waits[wait_id] = Wait(
+                wait_id,
+                fields.get("signal"),
+                msgspec.json.decode(record.state() or b"null"),
+                None if wake_at is None else parse_time(str(wake_at)),
+            )
+        elif not fields.get("refused"):
+            return None
+        wait = self._waits.get(wait_id) or Wait(wait_id, None)
+        return RunWaiting(node_id=record.node_id, wait=wait, reason=str(fields.get("refused") or ""), **told)
+
+    def _undone(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+        error = None
+        if fields.get("message") is not None:
+            error = self._error(fields, record.node_id)
+            failed = RollbackError(record.node_id, str(fields["message"]))
+            self._rollback_errors = (*self._rollback_errors, failed)
+        return RollbackCompleted(step_name=record.node_id, error=error, **told)
+
+    def _ended(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+        status = str(fields.get("status"))
+        error = None
+        if status == "failed":
+            error = self._error(*(self._final or (fields, "")))
+        assert self._began is not None
+        passed = (told["timestamp"] - self._began) * 1000
+        if not self._is_workflow:
+            return RunCompleted(
+                flow=self._flow.name, status=status, result=None, total_duration_ms=passed, error=error, **told
+            )
+        output = None
+        if status == "finished":
+            codec = getattr(self._flow, "output_codec", self._flow.codec)
+            output = codec.decode(record.state() or b"null", root="output")
+        result: WorkflowResult[Any] = WorkflowResult(
+            workflow_name=self._flow.name,
+            success=status == "finished",
+            step_results=self.results,
+            total_duration_ms=passed,
+            output=output,
+            rollback_errors=self._rollback_errors,
+            run_id=self._run_id,
+            status=status,
+            error=error,
+        )
+        return WorkflowCompleted(
+            workflow_name=self._flow.name,
+            success=result.success,
+            result=result,
+            total_duration_ms=passed,
+            error=error,
+            **told,
+        )
+
+    def _error(self, fields: dict[str, Any], node_id: str) -> MilepostError:
+        told = recorded_step_error if self._is_workflow else recorded_error
+        return told(self._run_id, fields, node_id)
+
+    def _resumed(self, fields: dict[str, Any]) -> ResumeInfo:
+        return ResumeInfo(
+            run_id=self._run_id,
+            source="latest",
+            from_node=None,
+            sequence=fields.get("from", -1),
+            visit=0,
+            next_node=None,
+        )
+
+    def _pause(self, fields: dict[str, Any], failed_at: float) -> float | None:
+        if "retry_at" not in fields:
+            return None
+        return max(0.0, parse_time(fields["retry_at"]).timestamp() - failed_at)

@@ -1,0 +1,128 @@
+"""How a run that exists is taken: the owner record that fences every owner before off.
+
+One write changes the owner, records the override and says which records count from now on. `take` does it when
+everything else was found to be in order; `take_over` does it first, from an owner that is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from milepost.executor import journal
+from milepost.executor.checks import Wish, locked, not_resumable
+from milepost.executor.continuation import CONTINUE
+from milepost.executor.effects import Routine
+from milepost.executor.journal import ask
+from milepost.executor.run import Run
+from milepost.model.record import OWNER, Record, format_time, make_record
+from milepost.store import Claim, Claimed, Latest, Token
+
+__all__ = ["take", "take_over"]
+
+
+def take(
+    run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, nonces: Callable[[], str]
+) -> Routine[bool]:
+    """Take the run; False if it has moved meanwhile. The owner record carries the override.
+
+    Raises `RunLockedError` where another owner came first, `RunNotResumableError` where too many owners died.
+    """
+    assert run.store is not None
+    row, options = found.row, run.options
+    crashed = row.lease == "ended"
+    epoch, sequence = row.epoch + 1, found.newest + 1
+    live = (*found.live, ("", sequence, None)) if found.live is not None else None
+    entered = yield from _entered(run) if found.live is not None else _nothing()
+    now = format_time(options.clock.time())
+    inside: Record | None = getattr(found, "at", None)
+    record = make_record(
+        run.run_id,
+        sequence,
+        now,
+        OWNER,
+        *entered,
+        state=None if override is None else override[1],
+        fields={
+            "verb": wish.verb,
+            "from": found.point.sequence,
+            "entry": run.flow.entry if wish.verb == CONTINUE else None,
+            "overrides": None if override is None or inside is None else inside.sequence,
+            "epoch": epoch,
+            "crashed": crashed or None,
+            "live": None if live is None else [list(r) for r in live],
+            "reason": "the owner before it was gone" if crashed else None,
+        },
+        compressing=bool(options.compress),
+    )
+    claim = Claim(
+        run.run_id,
+        found.newest,
+        epoch,
+        nonces(),
+        record,
+        options.lease,
+        crashed=crashed,
+        takeover=options.takeover,
+        reopen=options.reopen,
+        max_crashes=options.max_crashes,
+        live=live,
+    )
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch)
+    if claimed.outcome == "blocked":
+        raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+    if claimed.outcome == "locked":
+        if options.on_locked == "wait":
+            return False
+        raise locked(run, claimed.row)
+    if claimed.outcome == "moved":
+        return False
+    run.journal.token = claimed.token
+    run.journal.epoch, run.journal.sequence = epoch, sequence
+    if wish.verb == CONTINUE:
+        # What the first visit of the turn follows, here and after a crash, is this record.
+        found.fields = {**found.fields, "timestamp": now}
+    if crashed and live is None:
+        found.spent.attempts += 1
+    return True
+
+
+def _nothing() -> Routine[tuple[str, int]]:
+    return ("", 1)
+    yield  # the marker of a generator: it never asks for anything
+
+
+def _entered(run: Run) -> Routine[tuple[str, int]]:
+    """The visit that may have begun before it is superseded: its number is not used again."""
+    assert run.store is not None
+    latest: Latest = yield from ask(run.store, "latest", run.run_id)
+    if latest.point is None or latest.row.info.status == "finished":
+        return "", 1
+    return (yield from run.in_flight(latest))
+
+
+def take_over(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -> Routine[Token | None]:
+    """Take the run from a live owner, so that it stands still; None if it has moved meanwhile.
+
+    Afterwards the run is this store object's, held by no verb: whoever goes on with it claims it again.
+    """
+    assert run.store is not None
+    epoch, sequence = latest.row.epoch + 1, latest.newest + 1
+    record = make_record(
+        run.run_id,
+        sequence,
+        format_time(run.options.clock.time()),
+        OWNER,
+        fields={"verb": wish.verb, "from": latest.newest, "epoch": epoch, "reason": "taken over by request"},
+    )
+    claim = Claim(
+        run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
+        takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
+    )  # fmt: skip
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch)
+    if claimed.outcome != "claimed":
+        return None
+    assert claimed.token is not None
+    run.journal.token = claimed.token
+    yield from ask(run.store, "abandon", claimed.token)
+    return claimed.token

@@ -1,0 +1,389 @@
+"""What user code sees of the run that it is part of.
+
+One `Context` is made for each attempt and never changes. `current()` finds it anywhere below a node, worker threads
+included. Whatever costs something (logger, random numbers, key) is made when it is first asked for. In another process,
+where an executor runs the node, there is a `ContextElsewhere` instead, with the ids alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
+
+from milepost.errors import OptionError, RunCancelled, interruption
+from milepost.model.events import Emitted, Event, Progress
+from milepost.model.hooks import surround
+from milepost.model.record import parse_time
+from milepost.store import Statement, check_tag
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from milepost.executor.effects import Held
+    from milepost.model.clock import Clock
+    from milepost.store import Store
+
+__all__ = ["Context", "ContextElsewhere", "RunScope", "current", "current_context", "run_within"]
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    DepsT = typing_extensions.TypeVar("DepsT", default=Any)
+else:
+    DepsT = TypeVar("DepsT")
+OtherDepsT = TypeVar("OtherDepsT")
+
+current_context: ContextVar[Context[Any]] = ContextVar("milepost.executor.context")
+
+_default_logger = logging.getLogger("milepost")
+_queueing = threading.Lock()
+"""Held while a statement is queued: the threads of a node share its context."""
+
+
+class RunScope:
+    """What all contexts of one run have in common. Belongs to the core; user code sees it through `Context`."""
+
+    __slots__ = ("clock", "deps", "held", "logger", "publish", "run_id", "store")
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        clock: Clock,
+        store: Store | None = None,
+        deps: Any = None,
+        logger: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.clock = clock
+        self.store = store
+        self.deps = deps
+        self.logger = logger
+        self.held: Held | None = None
+        self.publish: Callable[[Event], None] | None = None
+        """Where live events go; None when nobody listens."""
+
+
+class Context(Generic[DepsT]):
+    """One attempt of one visit, as a node or step sees it."""
+
+    __slots__ = (
+        "_attempt",
+        "_ends_at",
+        "_followed_at",
+        "_node_id",
+        "_random",
+        "_scope",
+        "_source",
+        "_statements",
+        "_stop",
+        "_tags",
+        "_visit",
+    )
+
+    def __init__(
+        self,
+        scope: RunScope,
+        node_id: str,
+        visit: int = 1,
+        attempt: int = 1,
+        followed_at: str = "1970-01-01T00:00:00.000000Z",
+        timeout: float | None = None,
+    ) -> None:
+        self._scope = scope
+        self._node_id = node_id
+        self._visit = visit
+        self._attempt = attempt
+        self._followed_at = followed_at
+        self._ends_at = None if timeout is None else scope.clock.monotonic() + timeout
+        self._tags: dict[str, str] | None = None
+        self._random: Random | None = None
+        self._statements: list[Statement] | tuple[()] | None = ()
+        """What is to count with the checkpoint; a tuple: nothing may, for no checkpoint follows; None: nothing yet."""
+        self._source: str | None = None
+        """The run in which this visit was made, where it is a copy in a fork of that run."""
+        self._stop = False
+
+    @property
+    def run_id(self) -> str:
+        """The run's id; one is made where none was given."""
+        return self._scope.run_id
+
+    @property
+    def node_id(self) -> str:
+        """The node or step that runs."""
+        return self._node_id
+
+    @property
+    def visit(self) -> int:
+        """The how-many-th time the run is in this node, from 1."""
+        return self._visit
+
+    @property
+    def attempt(self) -> int:
+        """The how-many-th try of this visit, from 1."""
+        return self._attempt
+
+    @property
+    def idempotency_key(self) -> str:
+        """32 hex digits: the same for all attempts of this visit, in every process, and for no other visit.
+
+        A visit that a fork has copied keeps the one that it has in the run that it was made in.
+        """
+        text = f"{self._source or self._scope.run_id}\0{self.node_id}\0{self.visit}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[Any]:
+        """A logger whose records carry run_id, node_id and attempt."""
+        extra = {"run_id": self.run_id, "node_id": self.node_id, "attempt": self.attempt}
+        return _RunLogger(self._scope.logger or _default_logger, extra)
+
+    @property
+    def deps(self) -> DepsT:
+        """The object given as `deps=`; never stored."""
+        return cast("DepsT", self._scope.deps)
+
+    @property
+    def store(self) -> Store | None:
+        """The run's store, or None."""
+        return self._scope.store
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds left of this attempt's timeout, not below 0; None without one."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - self._scope.clock.monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: the attempt's time is over, the run is cancelled, or another owner has it."""
+        held = self._scope.held
+        return self._stop or (held is not None and held.is_over)
+
+    def check_cancelled(self) -> None:
+        """End this attempt here if it is to stop; `except Exception` does not catch that."""
+        if self.cancelled:
+            held = self._scope.held
+            reason = (held.cancel if held is not None else None) or "the attempt's time is over"
+            raise interruption(
+                RunCancelled(
+                    f"run {self.run_id!r} is to stop in node {self.node_id!r}: {reason}",
+                    run_id=self.run_id,
+                    node_id=self.node_id,
+                    reason=reason,
+                )
+            )
+
+    def now(self) -> datetime:
+        """The time of the record that this visit follows: the same on a retry and after a crash."""
+        return parse_time(self._followed_at)
+
+    def random(self) -> float:
+        """The next of the random numbers, 0 to 1, drawn from run, node and visit: the same again on a retry."""
+        return self._numbers().random()
+
+    def uuid4(self) -> uuid.UUID:
+        """A random UUID from the same source as `random()`: the same again on a retry and after a crash."""
+        return uuid.UUID(int=self._numbers().getrandbits(128), version=4)
+
+    def _numbers(self) -> Random:
+        if self._random is None:
+            import random  # what few nodes ask for
+
+            self._random = random.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
+        return self._random
+
+    def tag(self, key: str, value: str) -> None:
+        """Add a tag to the run; it is written with this visit's checkpoint.
+
+        TypeError unless both are str, `OptionError` for NUL and lone surrogates.
+        """
+        check_tag(key, value)
+        if self._tags is None:
+            self._tags = {}
+        self._tags[key] = value
+
+    def with_checkpoint(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
+        """Have a statement count with this visit's checkpoint: both are in the database then, or neither is.
+
+        SQLite and PostgreSQL stores execute it when the function has returned, in the transaction of the checkpoint, in the
+        order of the calls. `sql` is one statement with the placeholders of the store's driver (`?` or `:name` of sqlite3,
+        `%s` or `%(name)s` of psycopg), `params` are bound to them. What an attempt that fails has asked for is dropped. Where
+        a statement fails, or is one that controls the transaction, nothing is written and the attempt has failed, with op
+        `commit`.
+
+        Raises `OptionError` at once without a store, with a store that can't, and where no checkpoint follows: in routers,
+        predicates, rollbacks, the code of a workflow, and once the function has returned. TypeError for other types.
+        """
+        if not isinstance(sql, str):
+            raise TypeError(f"sql is a str, not {type(sql).__name__}")
+        bound: tuple[Any, ...] | Mapping[str, Any]
+        if isinstance(params, Mapping):
+            bound = dict(params)
+        elif isinstance(params, Sequence) and not isinstance(params, (str, bytes, bytearray, memoryview)):
+            bound = tuple(params)
+        else:
+            raise TypeError(f"params are a sequence or a mapping, not {type(params).__name__}")
+        with _queueing:
+            if self._statements is None:
+                self._check_store()
+                self._statements = []
+            if isinstance(self._statements, tuple):
+                raise OptionError(
+                    f"no checkpoint follows in {self.node_id!r} of run {self.run_id!r} that a statement could count with: call "
+                    f"ctx.with_checkpoint in the function of a node or step, before it returns",
+                    option="sql",
+                )
+            self._statements.append(Statement(sql, bound))
+
+    def _check_store(self) -> None:
+        store = self._scope.store
+        if store is not None and store.runs_statements:
+            return
+        which = (
+            "has no store" if store is None else f"keeps its checkpoints in {store.place}, which executes no statements"
+        )
+        raise OptionError(
+            f"run {self.run_id!r} {which}: ctx.with_checkpoint works with SQLiteStore and PostgresStore", option="store"
+        )
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Tell whoever listens how far this node is. Live: it is not recorded."""
+        if self._scope.publish is not None:
+            self._scope.publish(
+                Progress(
+                    run_id=self.run_id,
+                    timestamp=self._scope.clock.time(),
+                    node_id=self.node_id,
+                    done=done,
+                    total=total,
+                    message=message,
+                )
+            )
+
+    def emit(self, name: str, data: Any = None) -> None:
+        """Tell whoever listens something of your own. Live: it is not recorded."""
+        if self._scope.publish is not None:
+            self._scope.publish(
+                Emitted(
+                    run_id=self.run_id, timestamp=self._scope.clock.time(), node_id=self.node_id, name=name, data=data
+                )
+            )
+
+    def __repr__(self) -> str:
+        return f"Context({self.run_id!r}, {self.node_id!r}, visit={self.visit}, attempt={self.attempt})"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What goes with a call to another process."""
+        return ContextElsewhere, (self.run_id, self.node_id, self.visit, self.attempt, self.idempotency_key)
+
+
+class ContextElsewhere:
+    """One attempt of one visit, as a function sees it that an executor runs in another process: the ids, and no more.
+
+    Anything else that is asked of it is a LookupError that says what to do.
+    """
+
+    __slots__ = ("attempt", "idempotency_key", "node_id", "run_id", "visit")
+
+    def __init__(self, run_id: str, node_id: str, visit: int, attempt: int, idempotency_key: str) -> None:
+        self.run_id = run_id
+        self.node_id = node_id
+        self.visit = visit
+        self.attempt = attempt
+        self.idempotency_key = idempotency_key
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what Python itself asks of objects
+            raise AttributeError(name)
+        raise LookupError(
+            f"the context has no {name!r} here: node {self.node_id!r} of run {self.run_id!r} runs in another process, where "
+            f"only {', '.join(self.__slots__)} are known; make what it needs inside the function or give it as an argument, "
+            f"or run the node without executor="
+        )
+
+    def __repr__(self) -> str:
+        return f"ContextElsewhere({self.run_id!r}, {self.node_id!r}, visit={self.visit}, attempt={self.attempt})"
+
+
+class _RunLogger(logging.LoggerAdapter[Any]):
+    """Adds to the caller's extra instead of replacing it, which is what the adapter of the standard library does."""
+
+    def __init__(self, parent: logging.Logger | logging.LoggerAdapter[Any], extra: dict[str, Any]) -> None:
+        # An adapter given as `logger=` would replace our extra in turn: it is asked by us, and then passed over.
+        self._adapters: list[logging.LoggerAdapter[Any]] = []
+        while isinstance(parent, logging.LoggerAdapter):
+            self._adapters.append(parent)
+            parent = parent.logger
+        super().__init__(parent, extra)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        extra = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        for adapter in self._adapters:
+            msg, kwargs = adapter.process(msg, kwargs)
+            extra = {**(kwargs.get("extra") or {}), **extra}
+        kwargs["extra"] = extra
+        return msg, kwargs
+
+
+def run_within(
+    context: Context[Any] | ContextElsewhere | None,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    around: Sequence[Any] = (),
+) -> Any:
+    """Call user code with `context` current where there is one, surrounded by what hooks returned."""
+    if context is None:
+        return fn(*args)
+    reset = current_context.set(cast("Context[Any]", context))
+    try:
+        if around:
+            with surround(around, context.run_id):
+                return fn(*args)
+        return fn(*args)
+    except GeneratorExit as exc:
+        # Thrown into the core it would mean that nobody performs effects any more.
+        raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
+    finally:
+        current_context.reset(reset)
+
+
+@overload
+def current() -> Context[Any]: ...
+@overload
+def current(deps: type[OtherDepsT]) -> Context[OtherDepsT]: ...
+def current(deps: type[Any] | None = None) -> Context[Any]:
+    """The context of the node or step that the caller runs in.
+
+    `deps` tells type checkers what `ctx.deps` is; `OptionError` if it is something else. Outside a run: LookupError.
+    In another process, where an executor runs the function: a `ContextElsewhere`.
+    """
+    context = current_context.get(None)
+    if context is None:
+        raise LookupError(
+            "no run is going on here: current() works below a node or step; in a unit test use "
+            "milepost.testing.context(...)"
+        )
+    if deps is not None and not _is_instance(context.deps, deps):
+        raise OptionError(f"deps is {type(context.deps).__name__}, not {deps.__name__}: check deps=", option="deps")
+    return context
+
+
+def _is_instance(value: Any, kind: type[Any]) -> bool:
+    try:
+        return isinstance(value, kind)
+    except TypeError:
+        # A protocol that is there for type checkers only, or `dict[str, int]`: nothing can be asked of the value.
+        return True

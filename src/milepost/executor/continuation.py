@@ -1,0 +1,119 @@
+"""Turns: a graph's run that has finished goes on with a new state, at its entry, in the same journal.
+
+What begins a turn is an owner record with the verb "continue": it holds the state that the turn begins with, and the
+entry. Until the turn has a checkpoint of its own, that record is what a start record is to a new run: what was recorded
+before it tells nothing of the turn but how visits go on counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from milepost.errors import (
+    OptionError,
+    RunNotFoundError,
+    RunNotResumableError,
+    SerializeStateError,
+    StateTypeError,
+)
+from milepost.executor.effects import Routine
+from milepost.executor.flow import GraphFlow
+from milepost.executor.journal import ask
+from milepost.executor.run import Run
+from milepost.model.failure import place
+from milepost.model.record import OWNER, Record
+from milepost.options import Options
+from milepost.store import RunRow
+
+__all__ = ["CONTINUE", "check_options", "is_known", "newest_turn", "open_turn", "refused"]
+
+CONTINUE: Literal["continue"] = "continue"
+"""The verb of the owner record that begins a turn."""
+
+_MEANINGLESS = {
+    "state_override": "the state that is given is the one that the turn begins with",
+    "reroute": "a turn begins at the entry, and no router is asked",
+    "reopen": "a turn follows a run that has finished; reopen one that was cancelled or blocked with resume",
+    "takeover": "a run that somebody executes has not finished; on_locked='wait' waits for its end",
+}
+_HINTS = {
+    "waiting": "send what it waits for, or resume it when its time has come",
+    "failed": "retry or resume it first",
+    "ready": "a worker takes it up, or resume it first",
+    "cancelled": "go on with it by resume and reopen=True, or begin another run",
+    "blocked": "go on with it by resume and reopen=True, or begin another run",
+}
+
+
+def check_options(options: Options, front: str) -> None:
+    """Raise `OptionError` for a workflow, and for options that say nothing about a turn."""
+    if front != "graph":
+        text = "if_exists='continue' is for graphs: a workflow has no state that a turn could begin with"
+        raise OptionError(text, option="if_exists")
+    for name, why in _MEANINGLESS.items():
+        if getattr(options, name):
+            raise OptionError(f"{name} does not go with if_exists='continue': {why}", option=name)
+    if options.on_corrupt != "error":
+        text = "on_corrupt does not go with if_exists='continue': resume the run with it first, then continue it"
+        raise OptionError(text, option="on_corrupt")
+
+
+def is_known(run: Run) -> Routine[bool]:
+    """Whether the store has the run."""
+    assert run.store is not None
+    try:
+        yield from ask(run.store, "get_run", run.run_id)
+    except RunNotFoundError:
+        return False
+    return True
+
+
+def refused(run: Run, row: RunRow) -> RunNotResumableError | None:
+    """Why no turn can begin, or None: the one before it, or the run itself, has not finished."""
+    info = row.info
+    if info.status == "finished":
+        return None
+    waits = ", ".join(wait.wait_id for wait in info.waiting_for)
+    what = f"waits for {waits or 'its time'}" if info.status == "waiting" else f"is {info.status}"
+    told = f" ({info.reason})" if info.reason else ""
+    hint = _HINTS.get(info.status, "resume it first")
+    return RunNotResumableError(
+        f"run {run.run_id!r} {what}{told}, and a new turn begins only when it has finished: {hint}",
+        run_id=run.run_id,
+        status=info.status,
+        reason=info.reason,
+    )
+
+
+def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ...]]:
+    """The record that began a turn since the point, and it with what followed; (None, all) where none did."""
+    for at in range(len(tail) - 1, -1, -1):
+        if tail[at].kind == OWNER and tail[at].fields().get("verb") == CONTINUE:
+            return tail[at], tuple(tail[at:])
+    return None, tuple(tail)
+
+
+def open_turn(run: Run, found: Any, given: Any) -> tuple[Any, bytes]:
+    """The state that a new turn begins with, and that encoded; `found`, the end of the run, leads to its entry now.
+
+    Raises `StateTypeError` or `SerializeStateError` for what is no state, nor a part of one; what a reducer raises comes
+    through.
+    """
+    flow, entry = cast("GraphFlow", run.flow), run.flow.entry
+    try:
+        state = flow.taken_up(found.state, given)
+        data = run.journal.encode(state, flow.codec)
+        if isinstance(data, SerializeStateError):
+            raise data
+    except (StateTypeError, SerializeStateError) as exc:
+        exc.run_id, exc.state = run.run_id, flow.codec.decode(found.data)
+        act = "continue it with a state of the declared type or, in a partial graph, a mapping of some of its fields"
+        place(exc, f"what run {run.run_id!r} is to be continued with cannot be recorded", act)
+        raise
+    found.next_node, found.iteration, found.is_turn = entry, 0, True
+    found.spent.visit = found.spent.failures = found.spent.attempts = 0
+    found.spent.pause = 0.0
+    found.info = replace(found.info, source="latest", next_node=entry, skipped=(), repeated=(), already_completed=False)
+    return state, data

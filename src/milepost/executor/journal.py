@@ -1,0 +1,369 @@
+"""This process's hold on the journal of one run: numbers, token, and what every verdict of the store means.
+
+All records of a run that is being executed are made and written here. `write` maps each verdict to what follows in
+one place; `give_up` ends the hold. With no store nothing is written and nothing costs anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from milepost.codec.succession import Encoder
+from milepost.errors import (
+    CheckpointWriteError,
+    LeaseLost,
+    MilepostError,
+    RunCancelled,
+    SerializeStateError,
+    StatementError,
+    StateTooLargeError,
+    StateTypeError,
+    StoreError,
+)
+from milepost.executor.effects import Ask, Drop, Held, Routine, Write
+from milepost.executor.flow import Codec
+from milepost.model.failure import describe, failure_fields, first_line
+from milepost.model.process import this_process
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ROUTE, Record, format_time, make_record, make_step
+from milepost.options import Options
+from milepost.store import Append, Claim, NewRun, Release, Statement, Store, Token
+
+__all__ = ["Drained", "Journal", "ask", "take"]
+
+logger = logging.getLogger("milepost")
+
+
+class Drained(BaseException):
+    """The run is given back at this boundary, for anybody to go on with."""
+
+
+def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
+    """What a method of the store gives; whatever else than our own errors comes out of it is a `StoreError`."""
+    try:
+        return (yield Ask(store, method, *args, **kwargs))
+    except MilepostError:
+        raise
+    except Exception as exc:
+        raise StoreError(
+            f"the store {store.place} failed at {method}: {describe(exc)}; mend the store, then resume",
+            store=store.place,
+            op=method,
+        ) from exc
+
+
+def take(store: Store, method: str, wish: NewRun | Claim, epoch: int) -> Routine[Any]:
+    """What `create` or `claim` give. If this call is interrupted meanwhile, what it may have taken is given up again."""
+    try:
+        return (yield from ask(store, method, wish))
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as exc:
+        token = Token(wish.run_id, epoch, wish.nonce, this_process().key)
+        release = Release("interrupted", f"its verb was interrupted by {describe(exc)}")
+        owed: Release | None = None
+        try:
+            yield Write(store, Append(token, (), release))
+        except Exception:
+            owed = release
+        yield Drop(store, token, owed)
+        raise
+
+
+class Journal:
+    """The journal of one run, as its owner writes it."""
+
+    __slots__ = (
+        "_generation",
+        "_given",
+        "_options",
+        "_sequence",
+        "_taken_back",
+        "degraded",
+        "epoch",
+        "held",
+        "is_ending",
+        "is_released",
+        "missed",
+        "owed",
+        "run_id",
+        "store",
+        "token",
+    )
+
+    def __init__(self, store: Store | None, run_id: str, options: Options) -> None:
+        self.store = store
+        self.run_id = run_id
+        self._options = options
+        self.token: Token | None = None
+        self.epoch = 0
+        self._sequence = self._given = self._taken_back = -1
+        self._generation = 0
+        self.held: Held | None = None
+        self.degraded = False
+        """Whether a checkpoint could not be saved and the run goes on all the same."""
+        self.missed: tuple[str, ...] = ()
+        """The visits without a checkpoint, as `node#visit`."""
+        self.is_released = False
+        self.is_ending = False
+        """Whether the run is on its way to its end, so that a cancel is no news any more."""
+        self.owed: Release | None = None
+        """A release that the store could not take yet."""
+
+    # -- making records ------------------------------------------------------------------------------
+
+    @property
+    def sequence(self) -> int:
+        """Of the newest record that is written."""
+        return self._sequence
+
+    @sequence.setter
+    def sequence(self, newest: int) -> None:
+        self._sequence = self._given = newest
+
+    def next_number(self) -> int:
+        """The number of a record that is made now, and handed in before anybody else makes one.
+
+        What branches make while an append is under way goes into the next one, under the numbers after it.
+        """
+        self._given += 1
+        return self._given
+
+    def encode(self, state: Any, codec: Encoder, root: str = "state") -> bytes | SerializeStateError:
+        """Encode a state, or what `root` names.
+
+        That it cannot be saved is an answer; that it is no such state (`StateTypeError`) is raised.
+        """
+        try:
+            data = codec.encode(state, root=root)
+        except SerializeStateError as exc:
+            return exc
+        limit = self._options.max_state_size
+        if limit is not None and len(data) > limit:
+            return StateTooLargeError(
+                f"the {root} has {len(data)} bytes, and max_state_size is {limit}: keep large data outside it and "
+                f"its path in it, or raise max_state_size",
+                size=len(data),
+                limit=limit,
+                type_name=type(state).__qualname__,
+            )
+        if len(data) > self._options.warn_size:
+            logger.warning("%s of run %r has %d bytes", root, self.run_id, len(data), extra={"run_id": self.run_id})
+        return data
+
+    def encode_if_possible(self, state: Any, codec: Codec) -> bytes | None:
+        """Encode a state, or None where it cannot be."""
+        try:
+            return codec.encode(state)
+        except (SerializeStateError, StateTypeError):
+            return None
+
+    def make(
+        self,
+        kind: str,
+        node_id: str = "",
+        visit: int = 1,
+        *,
+        state: bytes | None = None,
+        timestamp: str | None = None,
+        **fields: Any,
+    ) -> Record:
+        """A record, with the next number."""
+        now = timestamp or format_time(self._options.clock.time())
+        return self.make_at(now, kind, node_id, visit, fields, state)
+
+    def make_at(
+        self, now: str, kind: str, node_id: str, visit: int, fields: Mapping[str, Any], state: bytes | None
+    ) -> Record:
+        """`make`, of fields that are kept as they are."""
+        self._given = number = self._given + 1
+        compressing = bool(self._options.compress)
+        if kind == CHECKPOINT:
+            assert state is not None
+            return make_step(self.run_id, number, now, node_id, visit, state, fields, self.epoch, compressing)
+        fields = {**fields, "epoch": self.epoch}
+        return make_record(self.run_id, number, now, kind, node_id, visit, state, fields, compressing)
+
+    def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
+        """A failure record; the error as text."""
+        told = failure_fields(error)
+        return self.make(FAILURE, node_id, visit, op=op, attempt=attempt, **told, **fields)
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        records: tuple[Record, ...],
+        release: Release | None = None,
+        tags: dict[str, str] | None = None,
+        statements: tuple[Statement, ...] = (),
+    ) -> Routine[None]:
+        """Append; every verdict is mapped here. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
+
+        With statements also `StatementError`, and then nothing is written and the numbers are free again: in a branch they
+        were drawn while that was `Alone`.
+        """
+        assert self.store is not None
+        assert self.token is not None
+        cancel = None
+        generation = self._generation
+        if records and records[-1].sequence > self._given:
+            self._given = records[-1].sequence
+        try:
+            verdict = yield Write(self.store, Append(self.token, records, release, tags, statements))
+        except StatementError:
+            self._take_back(generation)
+            raise
+        except Exception as exc:
+            # First, so that while the journal is asked no branch hands in a number after one that was not written.
+            self._take_back(generation)
+            if not (yield from self._was_written(records)):
+                raise self._unwritten(records, exc) from exc
+            self._given = max(self._given, self._taken_back)
+        else:
+            cancel = verdict.cancel
+            if verdict.outcome != "written":
+                self._take_back(generation)
+            if verdict.outcome == "refused" and release is not None and release.status == "finished":
+                # A cancel came before the end: what was done stays, and the run ends as cancelled.
+                yield from self.write(records[:-1], None, tags, statements)
+                raise self.cancelled(cancel or "")
+            if verdict.outcome != "written":
+                raise self.lost()
+        self._sequence += len(records)
+        self.is_released = release is not None
+        if cancel is not None and release is None and not self.is_ending:
+            raise self.cancelled(cancel)
+
+    def _take_back(self, generation: int) -> None:
+        """Give the numbers of an append that was not written again, once for all branches that handed in to it."""
+        if generation == self._generation:
+            self._generation += 1
+            self._taken_back, self._given = self._given, self._sequence
+
+    def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
+        """Whether an append with an unknown outcome took effect: asked of the journal, never written again blindly."""
+        if self.store is None or not records or records[0].header is None:
+            return False
+        first = records[0].sequence
+        try:
+            found = yield Ask(self.store, "read", self.run_id, after=first - 1, before=first + 1)
+        except Exception:
+            return False
+        if not found or found[0].header is None:
+            return False
+        is_ours: bool = found[0].header.startswith(records[0].header)
+        return is_ours
+
+    def _unwritten(self, records: tuple[Record, ...], exc: Exception) -> CheckpointWriteError:
+        assert self.store is not None
+        # What could not be written before goes first: the newest is what this write is about.
+        node_id = next((record.node_id for record in reversed(records) if record.node_id), None)
+        return CheckpointWriteError(
+            f"the checkpoint of node {node_id!r} of run {self.run_id!r} could not be written to {self.store.place}: "
+            f"{describe(exc)}; what was saved before is kept: mend the store, then resume",
+            run_id=self.run_id,
+            node_id=node_id,
+            store=self.store.place,
+            op="append",
+        )
+
+    def finish(
+        self,
+        result: int,
+        before: tuple[Record, ...] = (),
+        tags: dict[str, str] | None = None,
+        statements: tuple[Statement, ...] = (),
+    ) -> Routine[None]:
+        """Record the end of the run, whose result is checkpoint number `result`, together with `before`."""
+        finish = self.make(FINISH, status="finished", result=result)
+        release = Release("finished", degraded=self.degraded, missed=self.missed)
+        yield from self.write((*before, finish), release, tags, statements)
+
+    def finish_failed(
+        self,
+        before: tuple[Record, ...],
+        error: MilepostError,
+        original: BaseException | None = None,
+        statements: tuple[Statement, ...] = (),
+    ) -> Routine[None]:
+        """Record that the run failed with `error`, together with `before`."""
+        reason = first_line(error)
+        told = failure_fields(original or error)
+        finish = self.make(FINISH, status="failed", reason=reason, **told)
+        release = Release("failed", reason, degraded=self.degraded, missed=self.missed)
+        yield from self.write((*before, finish), release, None, statements)
+
+    def route(self, node_id: str, visit: int, next_node: str, iteration: int, **fields: Any) -> Routine[None]:
+        """Record the late answer of a router."""
+        yield from self.write((self.make(ROUTE, node_id, visit, next_node=next_node, iteration=iteration, **fields),))
+
+    def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
+        """Release the run. Where the store fails the release is owed, and tried again while the process lives.
+
+        Gives the verdict's outcome, or "owed".
+        """
+        assert self.store is not None
+        assert self.token is not None
+        try:
+            verdict = yield Write(self.store, Append(self.token, records, release))
+            if verdict.outcome == "taken":
+                # An append whose outcome nobody could learn was written after all: the release alone is missing.
+                verdict = yield Write(self.store, Append(self.token, (), release))
+        except Exception as failed:
+            self.owe(release, failed)
+            return "owed"
+        self.is_released = verdict.outcome == "written"
+        outcome: str = verdict.outcome
+        return outcome
+
+    def owe(self, release: Release, failed: BaseException) -> None:
+        """Note a release that the store could not take."""
+        self.owed = release
+        logger.warning(
+            "run %r could not be released as %s yet: %s",
+            self.run_id,
+            release.status,
+            describe(failed),
+            extra={"run_id": self.run_id},
+        )
+
+    # -- what ends a hold from outside -----------------------------------------------------------------
+
+    def begin_to_end(self) -> None:
+        """Note that the run is on its way to its end: only a lost lease keeps it from undoing what it did."""
+        self.is_ending = True
+        if self.held is not None:
+            self.held.is_ending = True
+
+    def check_hold(self) -> None:
+        """Raise `LeaseLost`, `RunCancelled` or `Drained` where the run is not this owner's to go on with."""
+        if self.held is None:
+            return
+        if self.held.is_lost:
+            raise self.lost()
+        if self.held.cancel is not None and not self.is_ending:
+            raise self.cancelled(self.held.cancel)
+        if self.held.is_draining and not self.is_ending:
+            raise Drained
+
+    def over(self) -> MilepostError:
+        """Why the run stopped being this owner's to go on with while user code was running."""
+        if self.held is not None and self.held.cancel is not None and not self.held.is_lost:
+            return self.cancelled(self.held.cancel)
+        return self.lost()
+
+    def lost(self) -> LeaseLost:
+        """The error of an owner that was overtaken."""
+        return LeaseLost(
+            f"run {self.run_id!r} has another owner now (this one had epoch {self.epoch}): what was recorded stands, what "
+            f"was done here since does not count; see `milepost show {self.run_id}`",
+            run_id=self.run_id,
+            epoch=self.epoch,
+        )
+
+    def cancelled(self, reason: str) -> RunCancelled:
+        """The error of a run that was cancelled."""
+        told = f": {reason}" if reason else ""
+        return RunCancelled(f"run {self.run_id!r} was cancelled{told}", run_id=self.run_id, reason=reason)

@@ -1,0 +1,528 @@
+"""What a run has recorded, by step or node: everything that is answered from the record instead of being done again.
+
+Made from records of a journal in one pass: for a workflow from all of them, for a graph from those since the point where it
+goes on. Records that are superseded only count visits, and the signals that they used. Pure; nothing is decoded before
+somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+
+from milepost.errors import CheckpointCorruptError
+from milepost.executor.attempt import Spent
+from milepost.executor.checks import COUNTED_FAILURES, is_live, left_of_pause
+from milepost.model.branch_path import turnings, way_to
+from milepost.model.record import (
+    CHECKPOINT,
+    FAILURE,
+    FINISH,
+    ITEMS,
+    OWNER,
+    REPLY,
+    ROLLBACK,
+    ROUTE,
+    START,
+    WAIT,
+    Record,
+    StepHead,
+)
+from milepost.store import Ranges
+
+if TYPE_CHECKING:
+    from milepost.model.results import StepResult, StepType
+
+__all__ = ["Draft", "Entry", "Kept", "Recorded", "parent_of"]
+
+
+class Draft(NamedTuple):
+    """A record that is to be written, before it has a number."""
+
+    kind: str
+    step_id: str
+    visit: int
+    fields: dict[str, Any]
+    state: bytes | None = None
+
+
+class Kept(msgspec.Struct, gc=False):
+    """A step's result as it stands in a record; the output stays JSON until its type is known."""
+
+    name: str
+    step_type: str
+    success: bool
+    output: msgspec.Raw = msgspec.Raw(b"null")
+    duration_ms: float = 0.0
+    error: str | None = None
+    error_type: str | None = None
+    outcome: str = "succeeded"
+    attempts: int = 1
+
+    def result(self, output: Any, name: str | None = None, step_type: StepType | str | None = None) -> StepResult:
+        """The result with its decoded output, and with name and kind as the code has them now where that is given."""
+        from milepost.model.results import StepResult
+
+        return StepResult(
+            self.name if name is None else name,
+            self.step_type if step_type is None else step_type,
+            self.success,
+            output,
+            self.duration_ms,
+            self.error,
+            self.error_type,
+            self.outcome,  # type: ignore[arg-type]
+            self.attempts,
+        )
+
+
+_decode = msgspec.json.Decoder(Kept).decode
+
+
+class Made(msgspec.Struct, gc=False):
+    """What a replay asks of the result of a call that succeeded; the output stays JSON."""
+
+    success: bool
+    output: msgspec.Raw
+    duration_ms: Annotated[float, msgspec.Meta(ge=0)]
+    attempts: int
+
+
+_decode_made = msgspec.json.Decoder(Made).decode
+
+
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """One record of a step."""
+
+    sequence: int
+    told: Mapping[str, Any] | StepHead
+    """What its header says: all, or what a replay asks for, until somebody asks for more."""
+    record: Record
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields of its header."""
+        if isinstance(self.told, StepHead):
+            self.told = self.record.fields()
+        return self.told
+
+    def made(self) -> Made | None:
+        """What a call made that succeeded; None if that is not what is in it, and `kept` says what is."""
+        try:
+            made = _decode_made(self.record.payload or b"")
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return made if made.success else None
+
+    def kept(self) -> Kept:
+        """The result in it; `CheckpointCorruptError` if there is none."""
+        data = self.record.state() or b""
+        try:
+            return _decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise CheckpointCorruptError(
+                f"record {self.sequence} of step {self.record.node_id!r} holds no result of a step: {exc}",
+                node_id=self.record.node_id,
+                sequence=self.sequence,
+            ) from exc
+
+
+def parent_of(step_id: str) -> str:
+    """The id of what a step is part of; "" at the top."""
+    return step_id.rpartition("/")[0]
+
+
+def _around(step_id: str) -> Iterator[str]:
+    """The ids of all that a step is part of, the nearest first."""
+    while step_id := parent_of(step_id):
+        yield step_id
+
+
+class Recorded:
+    """The records of one run, by step."""
+
+    def __init__(
+        self,
+        records: Iterable[Record] = (),
+        live: Ranges = (),
+        rename: Mapping[str, str] | None = None,
+        parsed: Mapping[int, Mapping[str, Any] | StepHead] | None = None,
+    ) -> None:
+        self._rename = rename or {}
+        self.start: Entry | None = None
+        self.done: dict[str, Entry] = {}
+        """The newest completion of each step."""
+        self.failures: dict[str, list[Entry]] = {}
+        self.choices: dict[str, Entry] = {}
+        """That a predicate was true, or which option a branch took."""
+        self.items: dict[str, Entry] = {}
+        self.waits: dict[str, Entry] = {}
+        self.replies: dict[str, Entry] = {}
+        self.refused: dict[str, Entry] = {}
+        """The newest refused answer of a wait."""
+        self.used_signals: set[int] = set()
+        self.undone: dict[str, Entry] = {}
+        """Rollbacks that have ended, well or not."""
+        self.final: Entry | None = None
+        """The failure with which the run began to end."""
+        self.finish: Entry | None = None
+        self.visits: dict[str, int] = {}
+        self.crashes: list[int] = []
+        self.retried: int = -1
+        """The sequence of the newest `retry`: what failed before it is run again."""
+        self._renewed = -1
+        """The sequence of the newest claim that went on after an end, or was a `retry`."""
+        self.newest = -1
+        self.reroute_at = -1
+        """The checkpoint whose router is asked again, whatever it answered."""
+        self._overrides: dict[int, bytes] = {}
+        self._trails: dict[tuple[str, str], list[Entry]] = {}
+        """The checkpoints of each branch, by its label and what its nodes are part of."""
+        self._children: dict[str, dict[str, None]] = {}
+        known = parsed or {}
+        for record in records:
+            is_standing = not live or is_live(record.sequence, live)
+            told = known.get(record.sequence)
+            if is_standing and isinstance(told, StepHead):
+                self._complete(record, told)
+            else:
+                self.add(record, is_standing, None if isinstance(told, StepHead) else told)
+
+    def _complete(self, record: Record, head: StepHead) -> None:
+        """`add` for the one kind of which there are many."""
+        step_id = self._renamed(record.node_id) if self._rename else record.node_id
+        self.newest = record.sequence
+        visits = self.visits
+        if step_id not in visits or visits[step_id] < record.visit:
+            visits[step_id] = record.visit
+        self._done(step_id, Entry(record.sequence, head, record), head.branch)
+        self._place(step_id)
+
+    def _done(self, step_id: str, entry: Entry, branch: str | None) -> None:
+        self.done[step_id] = entry
+        if self.undone:
+            self.undone.pop(step_id, None)
+        if branch:
+            place = self._renamed_label(branch), parent_of(step_id)
+            self._trails.setdefault(place, []).append(entry)
+
+    def add(self, record: Record, is_standing: bool = True, fields: Mapping[str, Any] | None = None) -> None:
+        """Take in the next record; `fields` are its header's, where they are known already."""
+        self.newest = record.sequence
+        kind, step_id = record.kind, record.node_id
+        try:
+            fields = record.fields() if fields is None else fields
+        except CheckpointCorruptError:
+            if is_standing:
+                raise
+            fields = {}
+        if self._rename:
+            step_id = self._renamed(step_id)
+        if step_id and kind != ROLLBACK:
+            # An owner record tells of visits that were deleted.
+            self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
+        if kind == REPLY and isinstance(fields.get("signal"), int):
+            self.used_signals.add(fields["signal"])
+        elif kind == OWNER:
+            # A step was deleted, with the replies that it had got.
+            self.used_signals.update(fields.get("used") or ())
+        if not is_standing and kind != START:
+            return
+        entry = Entry(record.sequence, fields, record)
+        if kind == CHECKPOINT:
+            self._done(step_id, entry, fields.get("branch"))
+        elif kind == START:
+            self.start = entry
+        elif kind == FAILURE:
+            self.failures.setdefault(step_id, []).append(entry)
+            if fields.get("final"):
+                self.final = entry
+        elif kind == ROUTE:
+            self.choices[step_id] = entry
+        elif kind == ITEMS:
+            self.items[step_id] = entry
+        elif kind == WAIT:
+            self.waits[step_id] = entry
+        elif kind == REPLY:
+            if fields.get("refused"):
+                self.refused[step_id] = entry
+            else:
+                self.replies[step_id] = entry
+        elif kind == ROLLBACK:
+            self.undone[step_id] = entry
+        elif kind == FINISH:
+            self.finish = entry
+        elif kind == OWNER:
+            self._claimed(fields, record.sequence)
+            if record.payload is not None:
+                self.override(int(fields.get("overrides", fields.get("from", -1))), record.state() or b"")
+        if step_id and kind not in {ROLLBACK, OWNER}:
+            self._place(step_id)
+
+    def _renamed(self, step_id: str) -> str:
+        """The id that a step has now: it, or what it is part of, may have been given another name."""
+        for old, new in self._rename.items():
+            if step_id == old or step_id.startswith(f"{old}/"):
+                return new + step_id[len(old) :]
+        return step_id
+
+    def _renamed_label(self, label: str) -> str:
+        """The label of a branch as it is now: a fork, or the first node of a branch, may have been given another name."""
+        if not self._rename:
+            return label
+        way = ""
+        for fork, visit, branch, _ in turnings(label):
+            first = self._renamed(f"{parent_of(fork)}/{branch}".lstrip("/"))
+            way = way_to(way, self._renamed(fork), visit, first.rpartition("/")[2])
+        return way
+
+    def _claimed(self, fields: Mapping[str, Any], sequence: int) -> None:
+        if fields.get("crashed"):
+            self.crashes.append(sequence)
+        if fields.get("verb") == "retry":
+            self.retry(sequence)
+        if self.finish is not None:
+            # A run that had failed goes on: it is not on its way to an end any more.
+            self.finish = self.final = None
+            self._renewed = sequence
+
+    def retry(self, sequence: int) -> None:
+        """Have what failed before this number be done again.
+
+        What a failed part undid of its own before it failed is done again too: nothing is left of it.
+        """
+        self.retried = self._renewed = sequence
+        for step_id in [step_id for step_id in self.undone if self._is_settled(step_id)]:
+            if step_id in self.undone:
+                self._forget_from(step_id)
+
+    def _is_settled(self, step_id: str) -> bool:
+        """Whether a step was undone by something around it that failed, and that failure is an outcome of its own."""
+        undone = self.undone[step_id].sequence
+        return any(self.done[outer].sequence > undone for outer in _around(step_id) if outer in self.done)
+
+    def _forget_from(self, step_id: str) -> None:
+        """Forget the innermost settled part around a step from the first thing on that was undone in it."""
+        part = next(outer for outer in _around(step_id) if outer in self.done)
+        inside = [*self.below(part)]
+        first = min(self.done[found].sequence for found in inside if found in self.undone and found in self.done)
+        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused, self.undone)
+        for found in inside:
+            for entries in held:
+                if found in entries and entries[found].sequence >= first:
+                    del entries[found]
+            self.failures.pop(found, None)
+        self._children[part] = {
+            child: None for child in self._children.get(part, ()) if any(child in entries for entries in held)
+        }
+
+    def standing_failure(self, step_id: str) -> Entry | None:
+        """The failure with which a step inside another one ended for good, where what is around it has not ended yet.
+
+        That the step failed is settled then, though nothing else was made of it: it is not tried again.
+        """
+        failures = self.failures.get(step_id)
+        if not failures:
+            return None
+        last, done = failures[-1], self.done.get(step_id)
+        if done is not None and done.sequence > last.sequence:
+            return None
+        is_last = last.fields.get("given_up") or last.fields.get("op") == "on_error"
+        if not is_last or last.fields.get("final") or self.finish is not None or last.sequence <= self._renewed:
+            return None
+        later = (entry for outer in _around(step_id) for entry in self.failures.get(outer, ())[-1:])
+        return None if any(entry.sequence > last.sequence for entry in later) else last
+
+    # -- nodes of a graph ------------------------------------------------------------------------------
+
+    def newest_in(self, prefix: str, label: str, after: int) -> Entry | None:
+        """The newest checkpoint of a node right below `prefix`, in the branch `label`, with a number above `after`."""
+        if label:
+            trail = self._trails.get((label, prefix[:-1]), ())
+            return trail[-1] if trail and trail[-1].sequence > after else None
+        found: Entry | None = None
+        for child in self.children(prefix[:-1]):
+            entry = self.done.get(child)
+            if entry is None or entry.sequence <= after or entry.fields.get("branch"):
+                continue
+            if found is None or entry.sequence > found.sequence:
+                found = entry
+        return found
+
+    def label_of(self, entry: Entry) -> str:
+        """The way to the branch that a checkpoint is in, as it is now; "" for none."""
+        return self._renamed_label(str(entry.fields.get("branch") or ""))
+
+    def open_fork(self, label: str, prefix: str, point: Record) -> tuple[str, str] | None:
+        """The fork right below `prefix` and the branch of it that `label` ends with; None unless the run stands in that."""
+        ways = turnings(label)
+        if not ways:
+            return None
+        fork_id, visit, branch, outer = ways[-1]
+        if parent_of(fork_id) != prefix[:-1]:
+            return None
+        entry = self.newest_in(prefix, outer, point.sequence)
+        stood = point if entry is None and not prefix and not outer else None if entry is None else entry.record
+        if stood is None or self._renamed(stood.node_id) != fork_id or stood.visit != visit:
+            return None
+        return fork_id, branch
+
+    def content(self, entry: Entry) -> tuple[bytes, str | None]:
+        """The state that a checkpoint stands for, and the node to go on at (None: its router is asked)."""
+        node_id = self._renamed(entry.record.node_id)
+        data = self._overrides.get(entry.sequence)
+        if data is None:
+            data = entry.record.state() or b""
+        next_node = entry.fields.get("next_node")
+        route = self.choices.get(node_id)
+        if route is not None and route.sequence > entry.sequence and route.record.visit == entry.record.visit:
+            next_node = route.fields.get("next_node")
+        if next_node is None or entry.sequence == self.reroute_at:
+            return data, None
+        prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
+        return data, self._renamed(prefix + str(next_node))[len(prefix) :]
+
+    def override(self, sequence: int, data: bytes) -> None:
+        """Have a checkpoint stand for another state."""
+        self._overrides[sequence] = data
+
+    def renamed(self, node_id: str) -> str:
+        """The id that a node has now."""
+        return self._renamed(node_id) if self._rename else node_id
+
+    def knows(self, node_id: str) -> bool:
+        """Whether any record tells of a visit of a node."""
+        return node_id in self.visits
+
+    def begun_with(self, ids: Sequence[str], after: int) -> set[str]:
+        """With which items of a map a resume begins: those of which there are records after `after`, and the first other."""
+        begun = {item for item in ids if any(number > after for number in self._numbers(item))}
+        return begun.union([item for item in ids if item not in begun][:1])
+
+    def updates(self, label: str, parent: str = "") -> list[bytes]:
+        """What the nodes of a branch, those of finished forks in it included, returned for fields with a reducer."""
+        trail = self._trails.get((label, parent), [])
+        found: list[bytes] = []
+        for number, entry in enumerate(trail):
+            told = entry.fields.get("updates")
+            if isinstance(told, list):  # all until then, instead of what was told before
+                found = [msgspec.json.encode(update) for update in told]
+            elif told is not None:
+                found.append(msgspec.json.encode(told))
+            if "fork" in entry.fields and number + 1 < len(trail):
+                # From what was recorded: names are mapped once, whatever they are mapped to.
+                outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit
+                for branch in entry.fields["fork"]:
+                    found += self.updates(self._renamed_label(way_to(outer, fork, visit, branch)), parent)
+        return found
+
+    # -- what is in flight -----------------------------------------------------------------------------
+
+    def spent(self, step_id: str, followed: int, now: float) -> Spent:
+        """What the visit of a step or node that is in flight has used up; `followed` is the record that it follows."""
+        if not (self.failures or self.crashes or self.choices or self.items or self.waits):
+            return Spent(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
+        done, failures = self.done.get(step_id), self.failures.get(step_id, ())
+        after = -1 if done is None else done.sequence
+        crashes = sum(sequence > max(followed, after) for sequence in self.crashes) if self.crashes else 0
+        if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
+            return Spent(self.visits.get(step_id, 0) + 1, 0, crashes)  # nothing of it is in flight
+        held = [found for kind in (self.choices, self.items, self.waits) if (found := kind.get(step_id))]
+        begun = [entry for entry in (*failures, *held) if entry.sequence > after]
+        visit = max((entry.record.visit for entry in begun), default=self.visits.get(step_id, 0) + 1)
+        spent = Spent(visit)
+        over = max(self.retried, self._tried_again_at(step_id))
+        for entry in failures:
+            if entry.sequence <= after or entry.record.visit != visit:
+                continue
+            spent.attempts += 1
+            if entry.sequence <= over:
+                continue
+            spent.failures += entry.fields.get("op") in COUNTED_FAILURES
+            spent.pause = 0.0
+            if "retry_at" in entry.fields:
+                spent.pause = left_of_pause(entry.fields, now)
+        spent.attempts += crashes
+        return spent
+
+    def _tried_again_at(self, step_id: str) -> int:
+        """Where the newest attempt of what a step is part of began: what failed before that used up none of its tries."""
+        newest = -1
+        while step_id := parent_of(step_id):
+            tried = (entry.sequence for entry in self.failures.get(step_id, ()) if entry.fields.get("retry_at"))
+            newest = max(newest, *tried, -1)
+        return newest
+
+    def _place(self, step_id: str) -> None:
+        parent = parent_of(step_id)
+        siblings = self._children.get(parent)
+        if siblings is None:
+            siblings = self._children[parent] = {}
+            if parent:
+                self._place(parent)
+        siblings.setdefault(step_id)
+
+    def children(self, step_id: str) -> tuple[str, ...]:
+        """The ids directly below one, in the order in which they appeared; "" asks for the top."""
+        return tuple(self._children.get(step_id, ()))
+
+    def below(self, step_id: str) -> Iterator[str]:
+        """All ids below one."""
+        for child in self._children.get(step_id, ()):
+            yield child
+            yield from self.below(child)
+
+    def begun(self, step_id: str, upto: int) -> list[str]:
+        """The ids directly below one that the newest try of it had begun with before the record of that number."""
+        since = max(self._renewed, self._tried_again_at(step_id))
+        return [
+            child for child in self.children(step_id) if any(since < number < upto for number in self._numbers(child))
+        ]
+
+    def _numbers(self, step_id: str) -> Iterator[int]:
+        """The numbers of what stands for an id and for what is below it, and of all failures there."""
+        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused)
+        for inner in (step_id, *self.below(step_id)):
+            yield from (entries[inner].sequence for entries in held if inner in entries)
+            yield from (entry.sequence for entry in self.failures.get(inner, ()))
+
+    def first_below(self, step_id: str) -> int | None:
+        """The lowest number among the newest records of what is below an id; None where nothing is."""
+        held = (self.done, self.choices, self.items, self.waits, self.replies)
+        found = (entries[inner].sequence for inner in self.below(step_id) for entries in held if inner in entries)
+        return min(found, default=None)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps at the top that are done, in order."""
+        return tuple(step_id for step_id in self.children("") if step_id in self.done)
+
+    def failed_root(self) -> int | None:
+        """Up to where records stand for a `retry` of a run whose own code ended it; None where no step failed.
+
+        That is just before the newest step at the top that had a failure in it: it is done again, with what did not fail
+        in it kept.
+        """
+        for root in reversed(self.children("")):
+            entry = self.done.get(root)
+            if entry is None:
+                continue
+            inside = (self.done[step_id] for step_id in self.below(root) if step_id in self.done)
+            if any(found.fields.get("outcome") == "failed" for found in (entry, *inside)):
+                return entry.sequence - 1
+        return None
+
+    def first_undone(self) -> int | None:
+        """The record of the first step that the run rolled back at its end; None for none.
+
+        What a part of the run undid of its own, before its failure became an outcome that the run went on with, is not
+        meant.
+        """
+        found = [
+            self.done[step_id].sequence
+            for step_id in self.undone
+            if step_id in self.done and not self._is_settled(step_id)
+        ]
+        return min(found, default=None)

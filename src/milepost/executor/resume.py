@@ -1,0 +1,334 @@
+"""Where a run goes on: the routines behind resume, resume_from, retry, plan_resume and new turns.
+
+Each is the same sequence: look (read where the run stands; status and lease refuse), examine (verify, decode, compare
+with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also records the
+override), go. A refusal before the fence changes nothing. If the journal has moved between look and fence, the sequence
+begins again. A takeover fences first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from typing import Any
+
+from milepost.errors import (
+    MilepostError,
+    NoCheckpointFoundError,
+    RunSuspended,
+    RunTimeoutError,
+    SerializeStateError,
+    StateTypeError,
+    StateValidationError,
+    StoreClosedError,
+    StoreError,
+)
+from milepost.executor.checks import (
+    Wish,
+    locked,
+    refused_by_status,
+)
+from milepost.executor.claim import take, take_over
+from milepost.executor.continuation import CONTINUE, open_turn
+from milepost.executor.effects import Call, Drop, Hold, Routine, Sleep
+from milepost.executor.journal import ask
+from milepost.executor.run import Run
+from milepost.model.failure import describe, message_of, place
+from milepost.model.record import OWNER, Record
+from milepost.model.reports import ResumeInfo, ResumePlan
+from milepost.store import Latest, Release, RunRow, Token
+
+__all__ = ["await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
+
+POLL = 0.25
+"""Seconds between two looks at a run that another owner has."""
+
+
+def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[Any]:
+    """Go on with a run that exists, as `wish` says."""
+    while True:
+        latest = yield from _look(run)
+        if latest is None:
+            continue
+        if latest.row.lease in {"live", "ours"}:
+            token = yield from take_over(run, wish, latest, nonces)
+            if token is None:
+                continue
+            return (yield from _after_fence(run, wish, latest.row, token, nonces))
+        refusal = refused_by_status(run, wish, latest.row)
+        if refusal is not None:
+            raise refusal
+        found = yield from run.find(wish, latest)
+        refusal = None if _is_ending(run, latest.row) else run.refusal(wish, found)
+        if refusal is not None:
+            raise refusal
+        override = None
+        if wish.verb == CONTINUE:
+            override = open_turn(run, found, wish.state)
+            yield from _revalidate(run, found, override[0])
+        elif found.info.already_completed:
+            yield from _revalidate(run, found, found.state)
+            return (yield from run.stored(found))
+        elif not _is_ending(run, latest.row):
+            override = yield from _override(run, found)
+            yield from _revalidate(run, found, _seen(found) if override is None else override[0])
+        if (yield from take(run, wish, found, override, nonces)):
+            return (yield from _go(run, wish, found, override, is_ending=_is_ending(run, latest.row)))
+
+
+def resume_claimed(run: Run, token: Token) -> Routine[Any]:
+    """Go on with a run that a worker has claimed. A refusal gives it back as it was, with the reason, for other code."""
+    assert run.store is not None
+    run.journal.token, run.journal.epoch = token, token.epoch
+    latest: Latest | None = None
+    # From here on, and not only once the state is read and decoded: many that were claimed at once wait for their turn.
+    yield Hold(run.store, token, run.options.lease)
+    try:
+        latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
+        run.journal.sequence = latest.newest
+        run.claims = sum(record.kind == OWNER for record in latest.tail)
+        is_ending = _is_ending(run, latest.row)
+        if is_ending and not run.is_replayed:
+            return (yield from run.hold(run.end(None, latest.row), None))
+        wish = Wish()
+        found = yield from run.find(wish, latest)
+        refusal = None if is_ending else run.refusal(wish, found)
+        if refusal is not None:
+            raise refusal
+    except StoreError as exc:
+        # The store, not the run, is at fault: it stays dead until it is claimed again.
+        yield Drop(run.store, token, None)
+        raise exc
+    except GeneratorExit:
+        raise
+    except BaseException as exc:
+        if not run.journal.is_released:
+            is_refusal = isinstance(exc, Exception)
+            yield from _give_back(
+                run, token, latest, f"refused: {exc}" if is_refusal else "the worker that had it was stopped"
+            )
+        raise
+    return (yield from _go(run, wish, found, None, is_ending=is_ending))
+
+
+def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
+    """Give a run that a worker has claimed back as it was, with the reason, before any of its code runs."""
+    assert run.store is not None
+    try:
+        latest: Latest = yield from ask(run.store, "latest", run.run_id)
+        yield from _give_back(run, token, latest, reason)
+    except StoreError:
+        yield Drop(run.store, token, None)
+
+
+def _go(run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, *, is_ending: bool) -> Routine[Any]:
+    """Go on with a run that is this call's, or carry out the cancel that is open."""
+    run.info = found.info
+    body = run.end(found, found.row) if is_ending else run.go_on(wish, found, override)
+    return (yield from run.hold(body, found.state if override is None else override[0]))
+
+
+def _give_back(run: Run, token: Token, latest: Latest | None, reason: str) -> Routine[None]:
+    """Release a run that was claimed and then not gone on with, with the status that it had."""
+    assert run.store is not None
+    claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
+    was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
+    waits = () if latest is None else latest.row.info.waiting_for
+    ends = [wait.wake_at.timestamp() for wait in waits if wait.wake_at is not None]
+    release = Release(
+        "interrupted" if was == "running" else was,
+        reason,
+        wake_at=min(ends, default=None) if was == "waiting" else None,
+        waiting_for=waits,
+    )
+    with contextlib.suppress(StoreError):
+        yield from ask(run.store, "release", token, release)
+    yield Drop(run.store, token, None)
+
+
+def make_ready(run: Run, wish: Wish, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
+    """Have a worker go on with a run that exists, as `wish` says; what `resume` would refuse is refused here."""
+    assert run.store is not None
+    while True:
+        latest = yield from _look(run)
+        if latest is None:
+            continue
+        if latest.row.info.status == "ready" and wish.verb != CONTINUE:
+            return
+        refusal = refused_by_status(run, wish, latest.row)
+        if refusal is not None:
+            raise refusal
+        found = yield from run.find(wish, latest)
+        refusal = run.refusal(wish, found)
+        if refusal is not None:
+            raise refusal
+        override = None
+        if wish.verb == CONTINUE:
+            override = open_turn(run, found, wish.state)
+            yield from _revalidate(run, found, override[0])
+        elif found.info.already_completed:
+            return
+        if (yield from take(run, wish, found, override, nonces)):
+            row = latest.row.info
+            yield from run.journal.give_up(
+                Release("ready", wake_at=at or None, degraded=row.degraded, missed=row.missed)
+            )
+            assert run.journal.token is not None
+            yield Drop(run.store, run.journal.token, run.journal.owed)
+            return
+
+
+def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
+    """What `resume` would do and why. Runs nothing and writes nothing."""
+    refusal: MilepostError | None = None
+    try:
+        latest = yield from _look(run, is_planning=True)
+        assert latest is not None
+        refusal = refused_by_status(run, wish, latest.row)
+        found = yield from run.find(wish, latest)
+        if _is_ending(run, latest.row):
+            return _plan_of(found.info, "roll_back", f"a cancel is open ({latest.row.cancel}): the run is ended", None)
+        refusal = refusal or run.refusal(wish, found)
+        if isinstance(refusal, RunSuspended):
+            return _plan_of(found.info, "waiting", str(refusal), refusal)
+        if refusal is not None:
+            return _plan_of(found.info, "refuse", str(refusal), refusal)
+    except MilepostError as exc:
+        if isinstance(exc, (StoreError, StoreClosedError)) or (
+            isinstance(exc, NoCheckpointFoundError) and refusal is None
+        ):
+            raise
+        # Why it does not go on whatever comes is told before what it waits for.
+        refusal = exc if refusal is None or isinstance(refusal, RunSuspended) else refusal
+        nothing = ResumeInfo(
+            run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False
+        )
+        return _plan_of(nothing, "refuse", str(refusal), refusal)
+    if found.info.already_completed:
+        return _plan_of(found.info, "finished", "the run has finished; its stored result is returned", None)
+    return _plan_of(found.info, "continue", found.plan, None)
+
+
+def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException | None) -> ResumePlan:
+    return ResumePlan(
+        **{name: getattr(info, name) for name in info.__dataclass_fields__},
+        verdict=verdict,
+        reason=reason,
+        error=error,
+    )
+
+
+def _look(run: Run, *, is_planning: bool = False) -> Routine[Latest | None]:
+    """Read where the run stands. None after a wait for another owner: look again."""
+    assert run.store is not None
+    latest: Latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
+    if latest.row.lease in {"live", "ours"} and not run.options.takeover:
+        if run.options.on_locked == "wait" and not is_planning:
+            yield from await_change(run)
+            return None
+        raise locked(run, latest.row)
+    return latest
+
+
+def await_change(run: Run) -> Routine[None]:
+    """Wait before the next look at a run that is somebody else's; `RunTimeoutError` when the call's own time is over."""
+    pause, limit, clock = POLL, run.options.run_timeout, run.options.clock
+    if limit is not None:
+        pause = min(POLL, limit - (clock.monotonic() - run.started_at))
+        if pause <= 0:
+            raise RunTimeoutError(
+                f"run {run.run_id!r} was still another's after the run_timeout of {limit:g} s: nothing was changed; look "
+                f"at who has it, or wait longer",
+                run_id=run.run_id,
+                timeout=limit,
+            )
+    yield Sleep(pause)
+
+
+def await_due(run: Run) -> Routine[None]:
+    """Wait until a run that was parked may go on: its signal has come, or its time; or somebody else has it."""
+    assert run.store is not None
+    while True:
+        row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+        wake_at = row.info.wake_at
+        is_due = wake_at is not None and wake_at.timestamp() <= run.store.clock.time()
+        if is_due or row.info.status != "waiting" or row.cancel is not None:
+            return
+        yield from await_change(run)
+
+
+def _after_fence(run: Run, wish: Wish, before: RunRow, token: Token, nonces: Callable[[], str]) -> Routine[Any]:
+    """Go on with a run that was taken over; a refusal gives it back as it was."""
+    assert run.store is not None
+    try:
+        return (yield from resume(run, wish, nonces))
+    except GeneratorExit:
+        raise
+    except BaseException as exc:
+        if run.journal.token is token:
+            status = "interrupted" if before.info.status in {"running", "dead"} else before.info.status
+            release = Release(status, f"taken over, then refused: {describe(exc)}")
+            with contextlib.suppress(StoreError):
+                yield from ask(run.store, "release", token, release)
+        raise
+
+
+def _is_ending(run: Run, row: RunRow) -> bool:
+    """Whether a cancel is open, so that all that is left is to end the run."""
+    return row.cancel is not None and not run.options.reopen
+
+
+# -- correct: user code ------------------------------------------------------------------------------------
+
+
+def _override(run: Run, found: Any) -> Routine[tuple[Any, bytes] | None]:
+    """The corrected state and its bytes, or None; what the override raises is raised as it is."""
+    override = run.options.state_override
+    if override is None:
+        return None
+    state = yield Call(override, (_seen(found),), None, iscoroutinefunction(override))
+    try:
+        data = run.journal.encode(state, run.flow.codec)
+        if isinstance(data, SerializeStateError):
+            raise data
+    except (StateTypeError, SerializeStateError) as exc:
+        # The override may have changed what it was given.
+        exc.run_id, exc.node_id, exc.state = run.run_id, found.info.from_node, run.flow.codec.decode(found.data)
+        if isinstance(exc, StateTypeError):
+            exc.op = "override"
+        place(exc, f"what state_override gave for run {run.run_id!r} is refused", "return a state of the declared type")
+        raise
+    return state, data
+
+
+def _seen(found: Any) -> Any:
+    """The state at the checkpoint that a verb goes on after, which may be inside a branch."""
+    return found.state if getattr(found, "at", None) is None else found.seen
+
+
+def _revalidate(run: Run, found: Any, state: Any) -> Routine[None]:
+    """Ask whether the state is still good; the four ways to say no are one error."""
+    check = run.options.revalidate
+    if check is None:
+        return
+    told = ""
+    cause: BaseException | None = None
+    try:
+        answer = yield Call(check, (state,), None, iscoroutinefunction(check))
+    except Exception as exc:
+        told, cause = message_of(exc) or type(exc).__qualname__, exc
+    else:
+        if isinstance(answer, BaseException):
+            told, cause = message_of(answer) or type(answer).__qualname__, answer
+        elif answer is False:
+            told = "revalidate returned False"
+        elif isinstance(answer, str):
+            told = answer
+    if told:
+        raise StateValidationError(
+            f"the recorded state of run {run.run_id!r} was refused: {told}; correct it with state_override=",
+            run_id=run.run_id,
+            node_id=found.info.from_node,
+            state=state,
+        ) from cause

@@ -1,0 +1,294 @@
+"""The executor: one generator of effects for everything that runs.
+
+A `Run` is one run as this process executes it: from taking it to giving it up. How a hold ends is decided in `hold`,
+nowhere else; what is done in between is that of a front end (`walking` for graphs, `stepping` for workflows of steps).
+
+No I/O, no clock and no randomness of its own: time comes from the options' clock, nonces and ids are passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from milepost.errors import (
+    AsyncNodeError,
+    LeaseLost,
+    MilepostError,
+    MilepostInterrupt,
+    RunCancelled,
+    RunStopped,
+    RunSuspended,
+    RunTimeoutError,
+    StoreError,
+)
+from milepost.executor.context import RunScope
+from milepost.executor.effects import Ask, Drop, Emit, Gather, Hold, HoldOver, Outcome, Routine
+from milepost.executor.flow import Flow
+from milepost.executor.journal import Drained, Journal
+from milepost.model.failure import describe, failure_fields, first_line
+from milepost.model.origin import Origin
+from milepost.model.record import FINISH, Record, format_time
+from milepost.model.reports import ResumeInfo
+from milepost.options import Options
+from milepost.store import ENDED, Latest, Release, RunRow, Store
+
+if TYPE_CHECKING:
+    from milepost.executor.checks import Wish
+    from milepost.model.events import Event
+    from milepost.model.info import Wait
+
+__all__ = ["Run", "complete"]
+
+logger = logging.getLogger("milepost")
+
+OUTAGES = 5
+"""How often workers take a run that its failing store stopped, without a checkpoint in between, where no limit is set."""
+
+
+class Run:
+    """One run as this process executes it."""
+
+    __slots__ = (
+        "claims",
+        "flow",
+        "followed_at",
+        "info",
+        "is_awaited",
+        "is_draining",
+        "is_listening",
+        "journal",
+        "options",
+        "origins",
+        "run_id",
+        "scope",
+        "started_at",
+        "status",
+        "store",
+    )
+
+    def __init__(self, flow: Flow, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> None:
+        self.flow = flow
+        self.store = store
+        self.run_id = run_id
+        self.options = options
+        self.is_listening = is_listening
+        self.is_awaited = True
+        """Whether the driver can await coroutines."""
+        self.is_draining = False
+        self.claims = 0
+        """For a run that a worker has: how often it was taken since its newest checkpoint, this time included."""
+        self.journal = Journal(store, run_id, options)
+        self.scope = RunScope(run_id, clock=options.clock, store=store, deps=options.deps, logger=options.logger)
+        self.started_at = options.clock.monotonic()
+        self.followed_at = format_time(options.clock.time())
+        self.info: ResumeInfo | None = None
+        self.origins: tuple[Origin, ...] = ()
+        """The runs that this one was forked from."""
+        self.status = "running"
+
+    # -- what a front end does -----------------------------------------------------------------------
+
+    def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
+        """Run the flow from its beginning on what it was given, encoded `data`; what it ends with."""
+        raise NotImplementedError
+
+    is_replayed = False
+    """Whether the flow's own code is run again up to where the run goes on, and has to be even to end it."""
+
+    def find(self, wish: Wish, latest: Latest) -> Routine[Any]:
+        """Where the verb goes on, examined: a `Found` of the front end. Nothing new is run for it, and nothing written."""
+        raise NotImplementedError
+
+    def refusal(self, wish: Wish, found: Any) -> MilepostError | None:
+        """Why the verb does not go on where `find` says, or None."""
+        raise NotImplementedError
+
+    def in_flight(self, latest: Latest) -> Routine[tuple[str, int]]:
+        """The node that may have been entered last, and the number of that visit; "" for none."""
+        raise NotImplementedError
+
+    def stood_at(self, node_id: str) -> bool:
+        """Whether a replay came to its end at this step, or in it: it is not stopped before it once more."""
+        return False
+
+    def go_on(self, wish: Wish, found: Any, override: tuple[Any, bytes] | None) -> Routine[Any]:
+        """Go on where `found` says; what the flow ends with."""
+        raise NotImplementedError
+
+    def end(self, found: Any, row: RunRow) -> Routine[Any]:
+        """Carry out a cancel that is open: `RunCancelled`."""
+        raise self.journal.cancelled(row.cancel or "")
+        yield  # the marker of a generator: it never asks for anything
+
+    def stored(self, found: Any) -> Routine[Any]:
+        """The result of a run that has finished; nothing runs and nothing is written."""
+        self.info = found.info
+        self.journal.degraded = found.row.info.degraded
+        self.journal.missed = found.row.info.missed
+        self.status = found.row.info.status
+        return (yield from self.tell_stored(found.state))
+
+    def result(self, value: Any) -> Any:
+        """What a verb gives with `full=True`."""
+        raise NotImplementedError
+
+    def so_far(self, stopped: MilepostError) -> Any:
+        """What a verb gives with `full=True` where the run did not come to its end."""
+        return self.result(getattr(stopped, "state", None))
+
+    def last_good(self) -> Any:
+        """The last good state, for errors."""
+        return None
+
+    def _started(self, began_with: Any) -> Event:
+        raise NotImplementedError
+
+    def _completed(self, result: Any, error: BaseException | None) -> Event:
+        raise NotImplementedError
+
+    def live(self) -> Routine[None]:
+        """Come back when the run is taken: what follows is new."""
+        return
+        yield  # the marker of a generator: it never asks for anything
+
+    def know_signals(self) -> Routine[None]:
+        """Learn which signals were used, where that is not known."""
+        return
+        yield  # the marker of a generator: it never asks for anything
+
+    def still_waiting(self) -> Routine[tuple[Wait, ...]]:
+        """What the run waits for still, though it ends otherwise."""
+        return ()
+        yield  # the marker of a generator: it never asks for anything
+
+    def gather(
+        self,
+        routines: Mapping[str, Routine[Any]],
+        max_parallel: int | None = None,
+        is_stopped: Callable[[], bool] | None = None,
+    ) -> Routine[dict[str, Outcome]]:
+        """Do several things at once: an outcome for each, in order."""
+        outcomes: dict[str, Outcome] = yield Gather(routines, max_parallel, is_stopped)
+        return outcomes
+
+    # -- the hold: from taking the run to giving it up -----------------------------------------------
+
+    def hold(self, body: Routine[Any], began_with: Any) -> Routine[Any]:
+        """Run `body` with the lease kept; give the run up on every way out, and tell how it ended."""
+        journal = self.journal
+        if self.store is not None and journal.token is not None:
+            journal.held = self.scope.held = yield Hold(self.store, journal.token, self.options.lease)
+            journal.held.is_draining = self.is_draining
+        try:
+            if self.is_listening:
+                yield Emit(self._started(began_with))
+            state = yield from body
+        except GeneratorExit:
+            # Nobody performs effects any more: the same as if the process had died here.
+            raise
+        except BaseException as exc:
+            if isinstance(exc, MilepostInterrupt):
+                what: BaseException = exc.error
+            else:
+                what = journal.over() if isinstance(exc, HoldOver) else exc
+            error = yield from self._end_badly(what)
+            if isinstance(error, MilepostError):
+                complete(error, run_id=self.run_id, state=self.last_good())
+            yield from self._leave(None, error)
+            if error is exc:
+                raise
+            raise error from (exc.__cause__ if isinstance(exc, MilepostInterrupt) else exc)
+        self.status = "finished"
+        if journal.token is not None and not journal.is_released:
+            reason = f"it ran to its end, but its last state could not be saved (missed: {', '.join(journal.missed)})"
+            yield from journal.give_up(Release("interrupted", reason, degraded=True, missed=journal.missed))
+        result = self.result(state)
+        yield from self._leave(result, None)
+        return result
+
+    def drain(self) -> None:
+        """Have the run given back at its next boundary; may be called from any thread."""
+        self.is_draining = True
+        if self.journal.held is not None:
+            self.journal.held.is_draining = True
+
+    def tell_stored(self, state: Any) -> Routine[Any]:
+        """The result of a run that has finished already, told like any other; nothing is held."""
+        result = self.result(state)
+        if self.is_listening:
+            yield Emit(self._started(state))
+            yield Emit(self._completed(result, None))
+        return result
+
+    def _leave(self, result: Any | None, error: BaseException | None) -> Routine[None]:
+        if self.store is not None and self.journal.token is not None:
+            yield Drop(self.store, self.journal.token, self.journal.owed)
+            if self.store.retention is not None and self.status in ENDED:
+                yield Ask(self.store, "tidy", self.run_id)
+        if self.is_listening:
+            yield Emit(self._completed(result, error))
+
+    def _end_badly(self, exc: BaseException) -> Routine[BaseException]:
+        """Give the run up as what `exc` makes of it; the error that the verb raises."""
+        journal = self.journal
+        if isinstance(exc, LeaseLost):
+            return exc
+        records: tuple[Record, ...] = ()
+        wake_at: float | None = None
+        if isinstance(exc, RunCancelled):
+            self.status, reason = "cancelled", exc.reason or "cancelled"
+            records = (journal.make(FINISH, status="cancelled", reason=reason),)
+        elif isinstance(exc, Drained) or (self.is_draining and not isinstance(exc, Exception)):
+            self.status, reason = "ready", "the worker that had it was stopped"
+        elif isinstance(exc, StoreError) and 0 < self.claims < (self.options.max_crashes or OUTAGES):
+            # The store, not the run, is at fault: a worker tries again, a little later each time.
+            self.status, reason = "ready", first_line(exc)
+            wake_at = self.options.clock.time() + 2.0**self.claims
+        elif isinstance(exc, RunSuspended):
+            self.status, reason = "waiting", ""
+        elif isinstance(exc, (RunStopped, RunTimeoutError, AsyncNodeError)):
+            self.status, reason = "interrupted", str(exc)
+        elif not isinstance(exc, Exception):
+            self.status, reason = "interrupted", f"its verb was interrupted by {describe(exc)}"
+        else:
+            self.status = "failed"
+            reason = first_line(exc) if isinstance(exc, MilepostError) else describe(exc)
+            records = (journal.make(FINISH, status="failed", reason=reason, **failure_fields(exc)),)
+        if journal.is_released or journal.token is None or journal.owed is not None:
+            return exc
+        waits = () if self.status == "cancelled" else (yield from self.still_waiting())
+        release = Release(self.status, reason, wake_at, waits, degraded=journal.degraded, missed=journal.missed)
+        if (yield from journal.give_up(release, records)) == "lost":
+            if isinstance(exc, Exception):
+                return journal.lost()
+            # What interrupted the verb still reaches the caller; that the run was lost is its context.
+            exc.__context__ = journal.lost()
+        return exc
+
+    # -- the call's own time -------------------------------------------------------------------------
+
+    def time_left(self, timeout: float | None) -> float:
+        """The shorter of `timeout` and what is left of the call's own; `RunTimeoutError` when nothing is left."""
+        assert self.options.run_timeout is not None
+        left = self.options.run_timeout - (self.options.clock.monotonic() - self.started_at)
+        if left <= 0:
+            raise self.out_of_time()
+        return left if timeout is None else min(left, timeout)
+
+    def out_of_time(self) -> RunTimeoutError:
+        """The error of a call whose own time is over."""
+        return RunTimeoutError(
+            f"run {self.run_id!r} took longer than its run_timeout of {self.options.run_timeout:g} s: resume to go on",
+            run_id=self.run_id,
+            timeout=self.options.run_timeout,
+            state=self.last_good(),
+        )
+
+
+def complete(error: MilepostError, **facts: Any) -> None:
+    """Fill in what the place that raised `error` could not know."""
+    for name, value in facts.items():
+        if getattr(error, name, None) is None or name in {"visit", "attempt"}:
+            setattr(error, name, value)

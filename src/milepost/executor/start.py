@@ -1,0 +1,206 @@
+"""Where a run begins: the routine behind run, and what becomes of a run that exists.
+
+The start record is written before anything runs, and only its own failure is always fatal. `if_exists` then says
+whether a run that is there is refused, gone on with, or waited for; only going on changes anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from milepost.errors import (
+    CheckpointWriteError,
+    MilepostError,
+    NodeError,
+    RunExistsError,
+    RunNotResumableError,
+    SerializeStateError,
+    StateTypeError,
+    StoreError,
+)
+from milepost.executor.checks import Wish, check_flow, input_mismatch, not_resumable
+from milepost.executor.continuation import CONTINUE, is_known
+from milepost.executor.effects import Routine
+from milepost.executor.journal import ask, take
+from milepost.executor.resume import await_change, make_ready, resume
+from milepost.executor.run import Run
+from milepost.model.failure import describe, place, recorded_error, recorded_step_error
+from milepost.model.record import FAILURE, FINISH, START, Record, make_record
+from milepost.store import ENDED, Latest, NewRun, RunRow, Token
+
+logger = logging.getLogger("milepost")
+
+__all__ = ["attach", "enqueue", "start"]
+
+
+def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
+    """Begin a run; what becomes of one that exists is `if_exists`."""
+    if run.store is None:
+        return (yield from run.hold(run.begin(state, None), state))
+    if run.options.if_exists == CONTINUE and (yield from is_known(run)):
+        return (yield from resume(run, Wish(CONTINUE, state=state), nonces))
+    data, inputs_hash = _input(run, state)
+    try:
+        run.journal.token = yield from _create(run, data, inputs_hash, nonces, state)
+    except RunExistsError as exists:
+        return (yield from _existing(run, exists, state, nonces))
+    run.journal.sequence, run.journal.epoch = 0, 1
+    return (yield from run.hold(run.begin(state, data), state))
+
+
+def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
+    """Record a run for a worker to take up, from `at` (POSIX seconds, 0: at once) on; nothing of it runs here.
+
+    What becomes of one that exists is `if_exists`, as for `start`; where that would go on with it, it is made ready.
+    """
+    assert run.store is not None
+    if run.options.if_exists == CONTINUE and (yield from is_known(run)):
+        yield from make_ready(run, Wish(CONTINUE, state=state), nonces, at)
+        return
+    data, inputs_hash = _input(run, state)
+    try:
+        yield from _create(run, data, inputs_hash, nonces, state, at)
+    except RunExistsError as exists:
+        wish = yield from _wish(run, exists, state)
+        if wish is not None:
+            yield from make_ready(run, wish, nonces, at)
+
+
+def _input(run: Run, state: Any) -> tuple[bytes, str]:
+    """The encoded input and its hash."""
+    try:
+        data = run.journal.encode(state, run.flow.codec)
+        if isinstance(data, SerializeStateError):
+            raise data
+    except (SerializeStateError, StateTypeError) as exc:
+        exc.run_id, exc.state = run.run_id, state
+        what = "a state" if run.flow.front == "graph" else "inputs"
+        place(exc, f"the input of run {run.run_id!r} cannot be recorded", f"begin with {what} of the declared type")
+        raise
+    return data, run.flow.inputs_hash(state)
+
+
+def _create(
+    run: Run, data: bytes, inputs_hash: str, nonces: Callable[[], str], state: Any, at: float | None = None
+) -> Routine[Token]:
+    """Write run row and start record: owned by this call, or with `at` (0: at once) by nobody yet."""
+    assert run.store is not None
+    flow, options, store = run.flow, run.options, run.store
+    record = make_record(
+        run.run_id,
+        0,
+        run.followed_at,
+        START,
+        state=data,
+        fields={
+            "flow": flow.name,
+            "flow_version": flow.version,
+            "front": None if flow.front == "graph" else flow.front,
+            "inputs": flow.digests(state) or None,
+            "fingerprint": flow.fingerprint,
+            "shape": flow.shape,
+            "inputs_hash": inputs_hash,
+            "entry": flow.entry or None,
+            "epoch": 1,
+        },
+        compressing=bool(options.compress),
+    )
+    new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
+    if at is not None:
+        new = new._replace(status="ready", wake_at=at or None)
+    try:
+        token: Token = yield from take(store, "create", new, 1)
+    except StoreError as exc:
+        raise CheckpointWriteError(
+            f"the start of run {run.run_id!r} could not be written to {store.place}: {describe(exc)}; nothing has run: "
+            f"mend the store, then run again",
+            run_id=run.run_id,
+            store=store.place,
+            op="create",
+            state=state,
+        ) from exc
+    return token
+
+
+def _existing(run: Run, exists: RunExistsError, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
+    """What `if_exists` makes of a run that is there."""
+    wish = yield from _wish(run, exists, state)
+    if wish is None:
+        return (yield from attach(run))
+    return (yield from resume(run, wish, nonces))
+
+
+def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[Wish | None]:
+    """How `if_exists` goes on with a run that is there; None: by waiting for its end. Raises where it refuses."""
+    assert run.store is not None
+    mode = run.options.if_exists
+    if mode == CONTINUE:
+        return Wish(CONTINUE, state=state)
+    row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+    begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+    mismatch = None
+    if begun:
+        mismatch = input_mismatch(run, begun[0].fields(), begun[0].state() or b"", state)
+    if mode == "error":
+        raise RunExistsError(
+            str(exists) + (f"; {mismatch.args[0]}" if mismatch is not None else ""),
+            run_id=run.run_id,
+            status=exists.status,
+        ) from None
+    check_flow(run, row)
+    if mismatch is not None and run.options.compare_inputs:
+        raise mismatch from None
+    if mode == "return":
+        return None
+    return Wish("retry") if mode == "retry" and row.info.status == "failed" else Wish()
+
+
+def attach(run: Run) -> Routine[Any]:
+    """Wait for the end of a run that somebody executes; changes nothing."""
+    assert run.store is not None
+    is_told = False
+    while True:
+        latest: Latest = yield from ask(run.store, "latest", run.run_id)
+        info = latest.row.info
+        if latest.row.lease != "live" and latest.row.lease != "ours" and info.status not in ENDED and not is_told:
+            is_told = True
+            logger.warning(
+                "run %r is %s and nobody executes it: this call waits until somebody resumes it, or its run_timeout",
+                run.run_id,
+                info.status,
+                extra={"run_id": run.run_id},
+            )
+        if info.status == "finished":
+            return (yield from run.stored((yield from run.find(Wish(), latest))))
+        if info.status == "failed":
+            error = _recorded_end(run, latest)
+            with contextlib.suppress(MilepostError):
+                # A last good state that cannot be had must not hide why the run failed.
+                error.state = (yield from run.find(Wish(), latest)).state
+            raise error
+        if info.status == "cancelled":
+            raise run.journal.cancelled("" if info.reason == "cancelled" else info.reason)
+        if info.status == "blocked":
+            raise not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
+        yield from await_change(run)
+
+
+def _recorded_end(run: Run, latest: Latest) -> MilepostError:
+    told = [record for record in latest.tail if record.kind in {FAILURE, FINISH}]
+    failure = next((record for record in reversed(told) if record.kind == FAILURE), told[-1] if told else None)
+    if failure is None:
+        return RunNotResumableError(
+            f"run {run.run_id!r} failed: {latest.row.info.reason}",
+            run_id=run.run_id,
+            status="failed",
+            reason=latest.row.info.reason,
+        )
+    if run.flow.front == "workflow":
+        return recorded_step_error(run.run_id, failure.fields(), failure.node_id)
+    error = recorded_error(run.run_id, failure.fields(), failure.node_id)
+    if isinstance(error, NodeError):
+        error.visit = failure.visit
+    return error

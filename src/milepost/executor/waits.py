@@ -1,0 +1,492 @@
+"""Waits and timers: a run that waits is released, and holds no thread, lease or connection.
+
+That a step waits is a record, and so is what it ended with: a signal, or the end of its time. A step that has to wait raises
+`Parked`; steps beside it go on to their ends, and then the run is parked for all that it waits for. If a signal has come
+meanwhile, the store refuses to park it, and the code is played again from the record.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+from milepost.codec import Codec
+from milepost.codec.families import family_of
+from milepost.errors import (
+    CheckpointWriteError,
+    DeserializeStateError,
+    MilepostError,
+    OptionError,
+    RunSuspended,
+    SerializeStateError,
+    StateTypeError,
+)
+from milepost.executor.effects import Emit, Routine, Sleep, Write
+from milepost.executor.flow import Flow
+from milepost.executor.journal import Journal, ask
+from milepost.executor.recorded import Draft, Recorded, parent_of
+from milepost.model.events import RunWaiting
+from milepost.model.failure import describe
+from milepost.model.failure import place as say_where
+from milepost.model.record import REPLY, WAIT, as_posix, format_time, parse_time
+from milepost.options import Options
+from milepost.store import Append, Release, RunRow, Signal, Store
+
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
+    from milepost.model.results import Reply
+    from milepost.workflows.steps import Waits
+
+__all__ = [
+    "Open",
+    "Parked",
+    "Waiting",
+    "codec_for",
+    "is_waiting",
+    "park",
+    "reply_of",
+    "suspended",
+    "unanswered",
+    "wait",
+]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Open(NamedTuple):
+    """A step that waits. `seen` is the number of the newest signal when it began to."""
+
+    wait: Wait
+    sequence: int
+    seen: int
+    is_early: bool
+    refused: str = ""
+    """Why the newest answer was refused."""
+
+
+class Waiting(Protocol):
+    """What waits need of a run: everything that it knows of its record, and a way to write more."""
+
+    run_id: str
+    store: Store | None
+    options: Options
+    journal: Journal
+    is_listening: bool
+    status: str
+    recorded: Recorded
+    """What is recorded, as far as waits are in it; the signals that were used are all there."""
+    open_waits: dict[str, Open]
+    """The waits that this process opened or took up, by step or node."""
+    unsaved: tuple[Draft, ...]
+
+    @property
+    def flow(self) -> Flow:
+        """What it is a run of."""
+        ...
+
+    def live(self) -> Routine[None]:
+        """Come back when the run is taken: what follows is new."""
+        ...
+
+    def enter(self, step_id: str) -> None:
+        """Raise what keeps the run from beginning something new."""
+        ...
+
+    def know_signals(self) -> Routine[None]:
+        """Make sure that `recorded` has all signals that were used."""
+        ...
+
+    def known_before(self) -> dict[str, Any]:
+        """What a wait's record tells of the signals that were used before, so that nobody has to look for them again."""
+        ...
+
+    def record(
+        self, drafts: tuple[Draft, ...], *, is_fatal: bool = False, release: Release | None = None
+    ) -> Routine[tuple[int, str]]:
+        """Write records; the number and the time of the last of them."""
+        ...
+
+    def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
+        """Encode a value; see `Journal.encode`."""
+        ...
+
+
+class Parked(Exception):
+    """Steps wait, and nothing in this branch can go on before that."""
+
+    def __init__(self, waits: tuple[Open, ...]) -> None:
+        super().__init__("the run waits")
+        self.waits = waits
+
+
+class _Reply(msgspec.Struct):
+    payload: msgspec.Raw = msgspec.Raw(b"null")
+    sent_at: str | None = None
+    timed_out: bool = False
+
+
+def now_of(run: Waiting) -> float:
+    """The time that waits go by: the store's, which decides when a worker may go on with the run."""
+    return run.options.clock.time() if run.store is None else run.store.clock.time()
+
+
+def wait(
+    run: Waiting, work: Waits, step_id: str, visit: int, place: Mapping[str, Any] | None = None
+) -> Routine[tuple[Any, bytes]]:
+    """What the step waits for, and that as JSON; `Parked` while it is not there. `place` is where it says that it is."""
+    if run.store is None:
+        return (yield from _wait_here(run, work, step_id))
+    told = run.recorded.replies.get(step_id)
+    if told is not None and told.record.visit == visit:
+        data = told.record.state() or b"{}"
+        return reply_of(work, data), data
+    yield from run.live()
+    at = dict(place or {})
+    mine = yield from _opened(run, work, step_id, visit, at)
+    while True:
+        signal = (yield from _matched(run)).get(mine.wait.wait_id)
+        now = now_of(run)
+        if signal is None:
+            break
+        reply, refused = _reply_with(work, signal)
+        fields: dict[str, Any] = {"signal": signal.number, "wait_id": mine.wait.wait_id, **at}
+        run.recorded.used_signals.add(signal.number)
+        if reply is not None:
+            yield from _answer(run, step_id, visit, fields, reply)
+            return reply_of(work, reply), reply
+        yield from run.record((Draft(REPLY, step_id, visit, {**fields, "refused": refused}),), is_fatal=True)
+        mine = run.open_waits[step_id] = mine._replace(refused=refused)
+    if mine.wait.wake_at is not None and mine.wait.wake_at.timestamp() <= now:
+        reply = _encode(_Reply(timed_out=work.signal is not None))
+        yield from _answer(run, step_id, visit, {"timed_out": True, "wait_id": mine.wait.wait_id, **at}, reply)
+        return reply_of(work, reply), reply
+    raise Parked((mine,))
+
+
+def is_waiting(run: Waiting, step_id: str, visit: int) -> bool:
+    """Whether a visit has begun to wait, or has its reply: what it waits for is decided."""
+    if step_id in run.open_waits:
+        return True
+    known = (run.recorded.waits.get(step_id), run.recorded.replies.get(step_id))
+    return any(entry is not None and entry.record.visit == visit for entry in known)
+
+
+def _named(run: Waiting, step_id: str) -> str:
+    return f"{'node' if run.flow.front == 'graph' else 'step'} {step_id!r}"
+
+
+def _answer(run: Waiting, step_id: str, visit: int, fields: dict[str, Any], reply: bytes) -> Routine[None]:
+    # From here on it is no wait any more that the next signal could be for.
+    run.open_waits.pop(step_id, None)
+    run.recorded.waits.pop(step_id, None)
+    yield from run.record((Draft(REPLY, step_id, visit, fields, reply),), is_fatal=True)
+
+
+def _wait_here(run: Waiting, work: Waits, step_id: str) -> Routine[tuple[Any, bytes]]:
+    """Without a store nobody can send a signal; a timer is slept out."""
+    if work.signal is not None:
+        raise OptionError(
+            f"{_named(run, step_id)} waits for signal {work.signal!r}, which nobody can send to a run without a store: give "
+            f"store=",
+            option="store",
+            run_id=run.run_id,
+            node_id=step_id,
+        )
+    ends = _end_of(work, now_of(run))
+    assert ends is not None
+    yield Sleep(max(0.0, ends - now_of(run)), run.journal.held)
+    from milepost.model.results import Reply
+
+    return Reply(None, None), b"{}"
+
+
+def _end_of(work: Waits, now: float) -> float | None:
+    if work.until is not None:
+        return as_posix(work.until)
+    return None if work.seconds is None else now + work.seconds
+
+
+def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[Open]:
+    """The wait as it is recorded, which it is now if it was not before."""
+    assert run.store is not None
+    if not getattr(run.store, "can_park", True):
+        raise OptionError(
+            f"{_named(run, step_id)} has to wait, and {run.store.place} can't keep a run that waits: use one of "
+            f"Milepost's stores",
+            option="store",
+            run_id=run.run_id,
+            node_id=step_id,
+        )
+    known = run.open_waits.get(step_id) or _recorded_waits(run).get(step_id)
+    if known is not None:
+        run.open_waits[step_id] = known
+        return known
+    run.enter(step_id)
+    yield from run.know_signals()
+    ends = _end_of(work, now_of(run))
+    data = run.encoded(work.prompt, codec_for(work.prompt), "prompt")
+    if isinstance(data, SerializeStateError):
+        say_where(
+            data,
+            f"the prompt of {_named(run, step_id)} of run {run.run_id!r} cannot be recorded",
+            "give what the codec carries",
+        )
+        raise data
+    seen = 0
+    if not work.early:
+        row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+        seen = row.signals
+    wait_id = f"{step_id}#{visit}"
+    fields = {
+        "wait_id": wait_id,
+        "signal": work.signal,
+        "wake_at": None if ends is None else format_time(ends),
+        "seen": seen or None,
+        "early": None if work.early else False,
+        **run.known_before(),
+        **at,
+    }
+    sequence, _ = yield from run.record((Draft(WAIT, step_id, visit, fields, data),), is_fatal=True)
+    from milepost.model.info import Wait
+
+    wake_at = None if ends is None else parse_time(format_time(ends))
+    opened = Open(Wait(wait_id, work.signal, msgspec.json.decode(data), wake_at), sequence, seen, work.early)
+    run.open_waits[step_id] = opened
+    return opened
+
+
+def _recorded_waits(run: Waiting) -> dict[str, Open]:
+    """The waits that are recorded and have not ended, by step."""
+    recorded = run.recorded
+    if not recorded.waits:
+        return {}
+    from milepost.model.info import Wait
+
+    found = {}
+    for step_id, entry in recorded.waits.items():
+        reply = recorded.replies.get(step_id)
+        if reply is not None and reply.sequence > entry.sequence:
+            continue
+        if any(recorded.done[over].sequence > entry.sequence for over in _and_above(step_id) if over in recorded.done):
+            continue
+        fields = entry.fields
+        wake_at = fields.get("wake_at")
+        refused = recorded.refused.get(step_id)
+        found[step_id] = Open(
+            Wait(
+                str(fields.get("wait_id")),
+                fields.get("signal"),
+                msgspec.json.decode(entry.record.state() or b"null"),
+                None if wake_at is None else parse_time(str(wake_at)),
+            ),
+            entry.sequence,
+            int(fields.get("seen") or 0),
+            fields.get("early", True) is not False,
+            "" if refused is None or refused.sequence < entry.sequence else str(refused.fields.get("refused")),
+        )
+    return found
+
+
+def _and_above(step_id: str) -> Iterable[str]:
+    """A step's id, and those of what it is part of."""
+    while step_id:
+        yield step_id
+        step_id = parent_of(step_id)
+
+
+# -- signals -----------------------------------------------------------------------------------------------
+
+
+def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
+    """Which signal is whose: each for the oldest wait of its name, by wait id."""
+    assert run.store is not None
+    yield from run.know_signals()
+    used = run.recorded.used_signals
+    # What came before the first that nobody has used need not be read.
+    first = next(number for number in itertools.count(1) if number not in used)
+    signals: list[Signal] = yield from ask(run.store, "signals", run.run_id, after=first - 1)
+    opened = {**_recorded_waits(run), **run.open_waits}
+    return matched(signals, opened.values(), used)
+
+
+def unanswered(run: Waiting) -> Routine[tuple[Wait, ...]]:
+    """What a run waits for still that ends otherwise: its waits stay open, and take signals."""
+    if run.store is None or not run.open_waits:
+        return ()
+    try:
+        answered = yield from _matched(run)
+    except MilepostError:
+        answered = {}
+    opened = {**_recorded_waits(run), **run.open_waits}
+    ordered = sorted(opened.values(), key=lambda wait: wait.sequence)
+    return tuple(wait.wait for wait in ordered if wait.wait.wait_id not in answered)
+
+
+def matched(signals: Iterable[Signal], opened: Iterable[Open], used: set[int]) -> dict[str, Signal]:
+    """Give each signal that nobody has used to the oldest wait of its name that may have it; a wait gets one.
+
+    A signal that was sent when a wait's time was over is for another one, however late the run goes on.
+    """
+    waiting = sorted(opened, key=lambda wait: wait.sequence)
+    found: dict[str, Signal] = {}
+    for signal in sorted(signals, key=lambda signal: signal.number):
+        if signal.number in used:
+            continue
+        for candidate in waiting:
+            wait_id = candidate.wait.wait_id
+            if wait_id in found or candidate.wait.signal != signal.name:
+                continue
+            if signal.to is not None and signal.to != wait_id:
+                continue
+            wake_at = candidate.wait.wake_at
+            if wake_at is not None and wake_at.timestamp() <= signal.sent_at:
+                continue
+            if not candidate.is_early and signal.number <= candidate.seen:
+                continue
+            found[wait_id] = signal
+            break
+    return found
+
+
+def codec_for(value: Any) -> Codec[Any]:
+    """The codec of a value that comes without a declared type: of its own class, where that has fields or names."""
+    cls = type(value)
+    return Codec(cls if isinstance(value, Enum) or family_of(cls) is not None else Any)
+
+
+def _reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
+    """The reply that a signal makes, as JSON; or None, and why its payload is none for this wait."""
+    payload = signal.payload or b"null"
+    if work.payload is not None:
+        try:
+            payload = _typed(payload, work.payload)
+        except Exception as exc:  # a model's own validators are user code
+            told = exc.args[0] if isinstance(exc, MilepostError) and exc.args else describe(exc)
+            return None, f"the payload of signal {signal.name!r} is refused: {told}"
+    return _encode(_Reply(msgspec.Raw(payload), format_time(signal.sent_at))), ""
+
+
+def _typed(payload: bytes, type_: Any) -> bytes:
+    """A payload in the form of its type, whether it was sent as such or as the plain JSON of one."""
+    codec: Codec[Any] = Codec(type_)
+    if hasattr(type_, "model_validate_json"):
+        return codec.encode(_validated(payload, codec, type_), root="payload")
+    try:
+        return codec.encode(Codec(Any).decode(payload, root="payload"), root="payload")
+    except (DeserializeStateError, SerializeStateError, StateTypeError):
+        return codec.encode(codec.decode(payload, root="payload"), root="payload")
+
+
+def _validated(payload: bytes, codec: Codec[Any], model: Any) -> Any:
+    """A pydantic model from a payload, which no validator has seen: a record is trusted, and this is none yet."""
+    if not isinstance(msgspec.json.decode(payload), dict):
+        return model.model_validate_json(payload)
+    try:
+        value = codec.decode(payload, root="payload")
+    except DeserializeStateError:
+        return model.model_validate_json(payload)
+    checked = model.model_validate(value.model_dump(by_alias=True, warnings=False))
+    return value if checked == value else checked
+
+
+def reply_of(work: Waits, data: bytes) -> Reply[Any]:
+    """What a step that waited gives, from its JSON."""
+    from milepost.model.results import Reply
+
+    try:
+        told = msgspec.json.decode(data, type=_Reply)
+    except msgspec.MsgspecError as exc:
+        raise DeserializeStateError(f"the reply of a wait is damaged: {exc}") from exc
+    codec: Codec[Any] = Codec(Any if work.payload is None else work.payload)
+    is_empty = told.timed_out or work.signal is None
+    payload = None if is_empty else codec.decode(bytes(told.payload), root="payload")
+    return Reply(payload, None if told.sent_at is None else parse_time(told.sent_at), told.timed_out)
+
+
+# -- parking the run -------------------------------------------------------------------------------------
+
+
+def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
+    """Release the run until something that it waits for comes; False if that has come already."""
+    assert run.store is not None
+    token = run.journal.token
+    assert token is not None
+    row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+    if (yield from _matched(run)):
+        return False
+    ordered = sorted(waits, key=lambda wait: wait.sequence)
+    ends = [wait.wait.wake_at.timestamp() for wait in ordered if wait.wait.wake_at is not None]
+    if ends and min(ends) <= now_of(run):
+        return False
+    refused = [wait.refused for wait in ordered if wait.refused]
+    journal = run.journal
+    release = Release(
+        "waiting",
+        refused[-1] if refused else "",
+        min(ends, default=None),
+        tuple(wait.wait for wait in ordered),
+        row.signals,
+        degraded=journal.degraded,
+        missed=journal.missed,
+    )
+    if run.unsaved:
+        yield from run.record((), is_fatal=True)
+    try:
+        verdict = yield Write(run.store, Append(token, (), release))
+    except Exception as exc:
+        if not (yield from _is_parked(run)):
+            raise CheckpointWriteError(
+                f"run {run.run_id!r} has to wait and could not be released to {run.store.place}: {describe(exc)}; what was "
+                f"saved before is kept: mend the store, then resume",
+                run_id=run.run_id,
+                node_id=ordered[0].wait.wait_id.rpartition("#")[0],
+                store=run.store.place,
+                op="append",
+            ) from exc
+    else:
+        if verdict.outcome == "refused":
+            return False
+        if verdict.outcome != "written":
+            raise journal.lost()
+    journal.is_released = True
+    run.status = "waiting"
+    run.open_waits = {wait.wait.wait_id: wait for wait in ordered}
+    if run.is_listening:
+        for wait in ordered:
+            yield Emit(
+                RunWaiting(
+                    run_id=run.run_id,
+                    timestamp=run.options.clock.time(),
+                    node_id=wait.wait.wait_id.rpartition("#")[0],
+                    wait=wait.wait,
+                    reason=wait.refused,
+                )
+            )
+    return True
+
+
+def _is_parked(run: Waiting) -> Routine[bool]:
+    """Whether a release with an unknown outcome took effect."""
+    assert run.store is not None
+    try:
+        row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+    except MilepostError:
+        return False
+    return row.epoch == run.journal.epoch and row.lease == "free" and row.info.status in {"waiting", "ready"}
+
+
+def suspended(run: Waiting) -> RunSuspended:
+    """The error of a run that was parked."""
+    waits = tuple(opened.wait for opened in run.open_waits.values())
+    ends = [wait.wake_at for wait in waits if wait.wake_at is not None]
+    told = ", ".join(wait.wait_id for wait in waits)
+    return RunSuspended(
+        f"run {run.run_id!r} waits for {told}: send the signal, or resume when its time has come; a worker does that by itself",
+        run_id=run.run_id,
+        waiting_for=waits,
+        wake_at=min(ends, default=None),
+    )

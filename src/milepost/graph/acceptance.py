@@ -1,0 +1,136 @@
+"""How the next state comes from what a node returned: a whole state, or a part that is taken up field by field.
+
+In a graph of whole states a node must return all of the state. In a partial graph it may return a mapping of the
+fields that changed; over dict and TypedDict, where a part cannot be told from a whole, every mapping is a part.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, get_origin, is_typeddict
+
+from milepost.codec import Codec
+from milepost.codec.hints import annotations_of, reveal
+from milepost.errors import StateTypeError
+from milepost.executor.flow import Unit
+
+__all__ = ["Acceptance", "Reducer"]
+
+Reducer = Callable[[Any, Any], Any]
+"""`(value, update) -> value`, for one field."""
+
+
+class Acceptance:
+    """What a node of a graph over `state_type` may return.
+
+    `reducers` (by field) are None in a graph of whole states; `tracked` are fields that only a join has a reducer for. A
+    field that a dict or TypedDict does not have yet is reduced from the empty value of its declared type; where that has
+    none, the field takes the update as it is.
+    """
+
+    __slots__ = ("_class", "_codec", "_is_mapping", "_reducers", "_starts", "tracked")
+
+    def __init__(
+        self,
+        state_type: Any,
+        codec: Codec[Any],
+        reducers: Mapping[str, Reducer] | None,
+        tracked: Iterable[str] = (),
+    ) -> None:
+        kind: type[Any] = get_origin(state_type) or state_type
+        self._class = dict if is_typeddict(kind) else kind
+        self._is_mapping = issubclass(self._class, dict)
+        self._codec = codec
+        self._reducers = None if reducers is None else dict(reducers)
+        self.tracked = frozenset({*(reducers or ()), *tracked})
+        """The fields with a reducer."""
+        self._starts = _starts(kind, reducers) if reducers and is_typeddict(kind) else {}
+
+    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
+        """The whole state after `unit`, given the state before it and what it returned.
+
+        Raises `StateTypeError` where that is no such state; what a reducer raises comes through.
+        """
+        if not self._is_mapping and isinstance(returned, self._class):
+            if type(returned) is not self._class:
+                self._codec.check(returned)
+            return returned
+        if self._reducers is not None:
+            if isinstance(returned, Mapping):
+                return self._changed(before, returned)
+        elif self._is_mapping and isinstance(returned, self._class) and before.keys() <= returned.keys():
+            if type(returned) is not self._class:
+                self._codec.check(returned)
+            return returned
+        raise self._refused(before, returned)
+
+    def taken_up(self, before: Any, given: Any) -> Any:
+        """What a state becomes by what is given to go on with: a part is taken up as one that a node returned, all else
+        replaces it.
+        """
+        is_part = isinstance(given, Mapping) and (self._is_mapping or not isinstance(given, self._class))
+        return self._changed(before, given) if is_part and self._reducers is not None else given
+
+    def _changed(self, before: Any, part: Mapping[str, Any]) -> Any:
+        return self._codec.replace(before, {name: self.reduced(before, name, part[name]) for name in part})
+
+    def updates(self, returned: Any) -> Mapping[str, Any] | None:
+        """What of that which a node returned is for fields with a reducer; None for a whole state."""
+        if self._reducers is None or not isinstance(returned, Mapping):
+            return None
+        if not self._is_mapping and isinstance(returned, self._class):
+            return None
+        return {name: returned[name] for name in returned if name in self.tracked}
+
+    def reduced(self, state: Any, name: str, update: Any) -> Any:
+        """The value of a field after an update, as its reducer says or as it is."""
+        assert self._reducers is not None
+        reducer = self._reducers.get(name)
+        if reducer is None:
+            return update
+        if not self._is_mapping or name in state:
+            return reducer(self._codec.get(state, name), update)
+        start = self._starts.get(name)
+        return update if start is None else reducer(start(), update)
+
+    def _refused(self, before: Any, returned: Any) -> StateTypeError:
+        expected, found = self._class.__name__, type(returned).__name__
+        text = f"it returned {found} instead of {expected}"
+        if returned is None:
+            text = "it returned None: a node must return the state, changed or not"
+        elif inspect.isawaitable(returned):
+            text += ": it gives an awaitable without being a coroutine function; declare it with async def"
+        elif isinstance(returned, Mapping):
+            if self._is_mapping and isinstance(returned, self._class):
+                lost = ", ".join(repr(key) for key in before if key not in returned)
+                text = f"it returned a dict without {lost}, which it was given"
+            text += ": return the whole state, or let nodes return changed fields only with Graph(..., partial=True)"
+        elif self._reducers is not None:
+            text += ": a node must return the whole new state, or a mapping of the fields that it changes"
+        else:
+            text += ": a node must return the whole new state"
+        return StateTypeError(text, path="state", expected=expected, found=found)
+
+
+_EMPTY: dict[Any, Callable[[], Any]] = {
+    **{kind: kind for kind in (list, set, frozenset, dict, tuple, int, float, str, bytes)},
+    Sequence: list,
+    MutableSequence: list,
+    AbstractSet: set,
+    MutableSet: set,
+    Mapping: dict,
+    MutableMapping: dict,
+}
+
+
+def _starts(typed_dict: Any, names: Iterable[str]) -> dict[str, Callable[[], Any]]:
+    """The empty value of each field's type, for the fields whose type has one."""
+    found = {}
+    for name, hint in annotations_of(typed_dict, names, ())[0].items():
+        kind = reveal(hint, {})
+        start = _EMPTY.get(get_origin(kind) or kind)
+        if start is not None:
+            found[name] = start
+    return found

@@ -1,0 +1,195 @@
+"""What a builder is told, checked where it is told: node ids, functions, the targets of a router.
+
+Whatever is wrong raises `GraphError` at that call, so that the traceback ends at the line to change; and what is read
+here once costs a run no second look.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn, get_origin
+
+from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError
+from milepost.executor.flow import END, START, Function
+from milepost.model.retry import Retry, as_seconds
+from milepost.store import check_id
+
+__all__ = [
+    "Signature",
+    "exact_id",
+    "new_node_id",
+    "positive",
+    "read_callable",
+    "read_function",
+    "read_merge",
+    "read_targets",
+    "read_tries",
+    "refuse",
+]
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    # Annotations are evaluated when they are asked for; a name that only type checkers know must not fail here.
+    _signature = functools.partial(inspect.signature, annotation_format=Format.FORWARDREF)
+else:
+    _signature = inspect.signature
+
+_RESERVED = frozenset({"end", END, START})
+
+
+def refuse(code: str, where: str, text: str) -> NoReturn:
+    """Raise a `GraphError` with one problem."""
+    raise GraphError([GraphProblem(code, where, text)])
+
+
+def exact_id(value: Any) -> str:
+    """An id as a plain str, which a member of a StrEnum becomes too; `GraphError` unless it is a str."""
+    if not isinstance(value, str):
+        refuse("bad_id", "", f"{value!r} is no node id: give a str")
+    return str.__str__(value)
+
+
+def new_node_id(value: Any) -> str:
+    """The id of a node to be added, as a plain str; `GraphError` for one that no node can have."""
+    node_id = exact_id(value)
+    if node_id.lower() in _RESERVED:
+        refuse("reserved_id", node_id, f"the node id {node_id!r} is reserved: choose another id")
+    try:
+        check_id(node_id)
+    except InvalidIDError as exc:
+        raise GraphError([GraphProblem("bad_id", node_id, str(exc))]) from exc
+    if "/" in node_id or any(map(str.isspace, node_id)):
+        refuse("bad_id", node_id, f"the node id {node_id!r} has whitespace or a '/': choose another id")
+    return node_id
+
+
+def read_targets(source: str, targets: Any) -> Mapping[Any, str] | None:
+    """What a router may answer, with the id that each answer means; None where nothing is declared.
+
+    Raises `GraphError` unless `targets` is None, a mapping of answers to ids, or a collection of ids, and not empty.
+    """
+    if targets is None:
+        return None
+    if isinstance(targets, (str, bytes)) or not isinstance(targets, Collection):
+        text = f"targets of {source!r} is {targets!r}: give a collection of node ids, or a mapping of answers to them"
+        refuse("bad_targets", source, text)
+    if not targets:
+        refuse("bad_targets", source, f"targets of {source!r} is empty: leave it out, or say where the router may go")
+    if isinstance(targets, Mapping):
+        return {answer: exact_id(target) for answer, target in targets.items()}
+    return {target: target for target in map(exact_id, targets)}
+
+
+class Signature(NamedTuple):
+    """How a node or router is called."""
+
+    takes_context: bool
+    is_async: bool
+
+
+def read_function(fn: Callable[..., Any], what: str, where: str, state_type: Any) -> Signature:
+    """Tell how `fn` is to be called: with context and state or with the state alone, awaited or not.
+
+    `what` names it in messages, as in `node 'a'`. `GraphError` at `where` if it cannot be called, is a generator
+    function, or requires another number of positional arguments than one or two.
+    """
+    if not callable(fn):
+        refuse("not_callable", where, f"{what} is {fn!r}, which cannot be called: give a function")
+    body = _body(fn)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
+    is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(body)
+    return Signature(_takes_context(fn, what, where, state_type), is_async)
+
+
+def read_callable(fn: Any, what: str, where: str, count: int) -> bool:
+    """Whether `fn`, which is called with `count` arguments, is awaited; `GraphError` where it cannot be called so."""
+    if not callable(fn):
+        refuse("not_callable", where, f"{what} is {fn!r}, which cannot be called: give a function")
+    body = _body(fn)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
+    try:
+        _signature(fn).bind(*range(count))
+    except TypeError:
+        refuse("wrong_signature", where, f"{what} cannot be called with {count} argument{'s' if count > 1 else ''}")
+    except ValueError:
+        return False  # some functions written in C do not tell their signature
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(body)
+
+
+def read_merge(merge: Any, what: str, node_id: str) -> Function | Mapping[str, Any]:
+    """What is to become of the states of branches: a function, or a reducer for each of some fields."""
+    if not isinstance(merge, Mapping):
+        return Function(merge, read_callable(merge, what, node_id, 2))
+    for name, reducer in merge.items():
+        if not callable(reducer):
+            text = f"the reducer of field {name!r} at {node_id!r} is {reducer!r}: give a function of two arguments"
+            refuse("bad_reducer", node_id, text)
+    return dict(merge)
+
+
+def read_tries(retry: Any, timeout: float | timedelta | None, what: str) -> tuple[Retry | None, float | None]:
+    """How often a function is tried, and for how many seconds each time; `OptionError` for what says neither."""
+    if retry is not None and not isinstance(retry, Retry):
+        raise OptionError(f"retry of {what} must be a Retry or None, not {retry!r}", option="retry")
+    seconds = None if timeout is None else as_seconds(timeout, "timeout")
+    if seconds == 0:
+        text = f"timeout of {what} must be more than 0 seconds: leave it out for no limit"
+        raise OptionError(text, option="timeout")
+    return retry, seconds
+
+
+def positive(value: Any, name: str) -> int | None:
+    """A limit that is None or a whole number, 1 or more; else `OptionError`."""
+    if value is not None and (type(value) is not int or value < 1):
+        raise OptionError(f"{name} must be a whole number, 1 or more, or None, not {value!r}", option=name)
+    return value
+
+
+def _body(fn: Any) -> Any:
+    """The function that runs when `fn` is called, below partials and callable objects."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if inspect.isroutine(fn) or isinstance(fn, type):
+        return fn
+    call = type(fn).__call__
+    # A __call__ may be a partial or a callable object itself.
+    return call if inspect.isroutine(call) else _body(call)
+
+
+def _takes_context(fn: Callable[..., Any], what: str, where: str, state_type: Any) -> bool:
+    try:
+        parameters = _signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        # Some functions written in C do not tell their signature; they know nothing of contexts.
+        return False
+    missing = [p for p in parameters if p.default is p.empty]
+    required = [p for p in missing if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+    named = [p.name for p in missing if p.kind is p.KEYWORD_ONLY]
+    if named:
+        text = (
+            f"{what} requires the keyword argument {named[0]!r}, which nothing gives it: bind it with functools.partial"
+        )
+    elif len(required) not in {1, 2}:
+        text = f"{what} requires {len(required)} positional arguments: it must take (ctx, state) or (state)"
+        if any(p.kind is p.VAR_POSITIONAL for p in missing):
+            text += "; a decorator keeps the signature of what it wraps with functools.wraps"
+    elif len(required) == 2 and (required[0].name == "state" or _is_annotated(required[0], state_type)):
+        text = f"{what} takes the state as the first of two arguments: the context comes first, as in (ctx, state)"
+    else:
+        return len(required) == 2
+    refuse("wrong_signature", where, text)
+
+
+def _is_annotated(parameter: inspect.Parameter, state_type: Any) -> bool:
+    found = parameter.annotation
+    if isinstance(found, str):
+        # Not evaluated: the last name of the annotation is enough to tell the state's class.
+        return found.strip("\"'").rpartition(".")[2] == getattr(state_type, "__name__", None)
+    return found is not parameter.empty and (found == state_type or get_origin(found) == state_type)

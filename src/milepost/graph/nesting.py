@@ -1,0 +1,335 @@
+"""Nodes that are more than a function: maps, graphs inside a graph, waits and timers.
+
+Each does its work first, recorded piece by piece, and then calls the node's own function on the state and on what came of the
+work: that is the node's attempt, and its answer the node's checkpoint. After a crash the work is gone on with where its
+records end, and what decided about it (the items of a map, a wait's end and prompt) is not asked again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from milepost.executor import waits as parking
+from milepost.executor.attempt import Spent
+from milepost.executor.bounded_gather import in_lanes
+from milepost.executor.context import Context
+from milepost.executor.effects import Emit, Routine
+from milepost.executor.flow import END, Codec, Fork, Function, GraphFlow, GraphWork, MapWork, Unit, WaitWork
+from milepost.graph.parallel import Stop, label_of, raise_of
+from milepost.model.events import Progress
+from milepost.model.failure import place, shown
+from milepost.model.record import ITEMS
+
+if TYPE_CHECKING:
+    from milepost.graph.visits import Commit, Made, Tally
+    from milepost.graph.walker import Walker
+
+__all__ = ["perform"]
+
+SYNC_LANES = 32
+"""Items that are open at once where nothing else is said and each call needs a thread."""
+
+Done = tuple[Context[Any], "Made", float]
+
+
+def perform(walker: Walker, unit: Unit, spent: Spent, state: Any, commit: Commit) -> Routine[Done]:
+    """Do a node's work, then call its function: the context, what the node made, and its milliseconds.
+
+    `commit` records that where the function has asked for statements; see `Walker.tried`.
+    """
+    work, clock = unit.work, walker.options.clock
+    began = clock.monotonic()
+    state = walker.keep(state)
+    context: Context[Any] = Context(
+        walker.run.scope, walker.prefix + unit.id, spent.visit, spent.attempts + 1, walker.followed_at
+    )
+    if walker.run.is_listening:
+        yield Emit(walker.announced(context))
+    if isinstance(work, MapWork):
+        more = yield from _mapped(walker, unit, work, spent, state)
+    elif isinstance(work, GraphWork):
+        more = yield from _nested(walker, unit, work, spent, state)
+    else:
+        assert isinstance(work, WaitWork)
+        more = yield from _waited(walker, unit, work, spent, state)
+    if isinstance(work, GraphWork) and work.into is None:
+        made = walker.judged(unit, walker.fresh(state), more, is_whole=True)
+    else:
+        context, made, _ = yield from walker.tried(unit, spent, walker.fresh(state), (more,), commit=commit)
+    return context, made, (clock.monotonic() - began) * 1000
+
+
+def _asked(
+    walker: Walker,
+    unit: Unit,
+    spent: Spent,
+    state: Any,
+    function: Function,
+    check: Callable[[Any], Any] = lambda given: given,
+) -> Routine[Any]:
+    """What a function of the state gives, which decides about the work; it is tried as the node itself is.
+
+    `check` makes of it what is needed; it raises `StateTypeError` where that cannot be.
+    """
+    _, made, _ = yield from walker.tried(unit, spent, walker.fresh(state), (), function, check)
+    return made.state
+
+
+# -- maps --------------------------------------------------------------------------------------------------
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """One item of a map as a graph of one node: `results` is the codec of what that gives."""
+
+    codec: Codec
+    splits: Mapping[str, Fork]
+    update_codec: Codec | None = None
+
+    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
+        """Whatever a function makes of an item is its result."""
+        return returned
+
+    def updates(self, returned: Any) -> Mapping[str, Any]:
+        """None: it is no state."""
+        return {}
+
+    def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
+        """None: it is no state."""
+        return ()
+
+
+def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any) -> Routine[list[Any]]:
+    """Do every item; the results in the order of the items."""
+    run, node_id, visit = walker.run, walker.prefix + unit.id, spent.visit
+    items, has_begun = _recorded_items(walker, node_id, visit), True
+    if items is None:
+        given = yield from _asked(walker, unit, spent, state, _listing(work.over), _listed)
+        items, has_begun = (yield from _begun(walker, unit, work, visit, given)), False
+    mapping = _Mapping(walker, unit, work, visit, len(items))
+    if walker.options.stop_before and walker.since is not None:
+        ids = [f"{node_id}/{index}" for index in range(len(items))]
+        mapping.next_ids = walker.since.begun_with(ids, walker.sequence) if has_begun else set()
+    routines = {f"{node_id}/{index}": mapping.do(index, item) for index, item in enumerate(items)}
+    limits = [limit for limit in (work.max_parallel, walker.options.max_parallel) if limit is not None]
+    needs_threads = not run.is_awaited and _executor_of(walker, work) is None
+    limit = min(limits, default=SYNC_LANES if needs_threads else None)
+    outcomes = yield from in_lanes(run, routines, limit)
+    raise_of(walker, node_id, visit, ("item", "items"), f"of map {node_id!r}", outcomes)
+    return [outcome.value for outcome in outcomes.values()]
+
+
+def _executor_of(walker: Walker, work: MapWork) -> Any:
+    """What runs the items of a map, if not threads."""
+    return (work.each.executor if isinstance(work.each, Unit) else None) or walker.options.executor
+
+
+def _recorded_items(walker: Walker, node_id: str, visit: int) -> list[bytes] | None:
+    """The items of a visit that began before, encoded; None where there is none."""
+    if not walker.is_resuming or walker.since is None:
+        return None
+    entry = walker.since.items.get(node_id)
+    if entry is None or entry.record.visit != visit:
+        return None
+    try:
+        return [bytes(raw) for raw in msgspec.json.decode(entry.record.state() or b"", type=list[msgspec.Raw])]
+    except msgspec.MsgspecError as exc:
+        raise DeserializeStateError(f"the items of map {node_id!r} are damaged: {exc}", path="items") from exc
+
+
+def _listing(over: Function) -> Function:
+    """`over`, with what it gives one by one taken as a list where it is called: that is its own code too."""
+    if over.is_async:
+        return over
+
+    @functools.wraps(over.fn)
+    def listing(state: Any) -> Any:
+        given = over.fn(state)
+        return [*given] if _is_iterable(given) else given
+
+    return Function(listing, False)
+
+
+def _is_iterable(given: Any) -> bool:
+    return isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping))
+
+
+def _listed(given: Any) -> list[Any]:
+    if not _is_iterable(given):
+        raise StateTypeError(
+            f"over= gave {shown(given)}: it must give the items, as a list",
+            path="items",
+            expected="an iterable of items",
+            found=type(given).__name__,
+        )
+    return given if type(given) is list else [*given]
+
+
+def _begun(walker: Walker, unit: Unit, work: MapWork, visit: int, items: list[Any]) -> Routine[list[Any]]:
+    """The items of a visit that begins, which are recorded before the first is done; encoded where there is a store."""
+    if walker.store is None:
+        return items
+    run, node_id = walker.run, walker.prefix + unit.id
+    encoded: list[Any] = []
+    for index, item in enumerate(items):
+        try:
+            encoded.append(work.items.encode(item, root=f"items[{index}]"))
+        except (SerializeStateError, StateTypeError) as exc:
+            exc.run_id, exc.node_id, exc.state = run.run_id, node_id, walker.last_good()
+            who = f"what over= of map {node_id!r} of run {run.run_id!r} gave cannot be recorded"
+            place(exc, who, "give items that the codec carries, then resume")
+            raise
+    data = b"[" + b",".join(encoded) + b"]"
+    record = walker.journal.make(ITEMS, node_id, visit, state=data, count=len(items), **walker.place())
+    yield from walker.journal.write((record,))
+    return encoded
+
+
+class _ItemUnit:
+    """The unit of one item. There may be very many, so it is plainer than a `Unit`, which it stands for."""
+
+    __slots__ = ("executor", "fn", "id", "is_async", "next_node", "retry", "router", "takes_context", "timeout", "work")
+
+    def __init__(self, index: int, each: Unit) -> None:
+        self.id = str(index)
+        self.fn = each.fn
+        self.takes_context = each.takes_context
+        self.is_async = each.is_async
+        self.retry = each.retry
+        self.timeout = each.timeout
+        self.executor = each.executor
+        self.next_node = END
+        self.router = None
+        self.work = None
+
+
+class _Mapping:
+    """One visit of a map, while its items are being done."""
+
+    __slots__ = (
+        *("done", "flow", "label", "next_ids", "node_id", "stop", "stops", "tally", "total", "visit", "walker", "work"),
+    )
+
+    def __init__(self, walker: Walker, unit: Unit, work: MapWork, visit: int, total: int) -> None:
+        self.walker = walker
+        self.work = work
+        self.visit = visit
+        self.total = total
+        self.done = 0
+        self.next_ids: set[str] | None = None
+        """With which items a resume begins, where that counts."""
+        self.node_id = walker.prefix + unit.id
+        self.label = label_of(walker, unit.id, visit, "")
+        self.stop = Stop(is_fast=False)
+        self.stops = (*walker.stops, self.stop)
+        self.tally = walker.item_tally()
+        self.flow = cast("GraphFlow", _Item(work.results, {}))
+
+    def do(self, index: int, item: Any) -> Routine[Any]:
+        """The result of one item, recorded or new; and tell how far the map is."""
+        try:
+            result = yield from self._item(index, item)
+        except BaseException as exc:
+            self.stop.hear(exc)
+            raise
+        self.done += 1
+        walker = self.walker
+        if walker.run.is_listening:
+            yield Emit(
+                Progress(
+                    run_id=walker.run.run_id,
+                    timestamp=walker.options.clock.time(),
+                    node_id=self.node_id,
+                    done=self.done,
+                    total=self.total,
+                    message="",
+                )
+            )
+        return result
+
+    def _item(self, index: int, item: Any) -> Routine[Any]:
+        walker, each = self.walker, self.work.each
+        if isinstance(each, Unit):
+            inner = self._inner(index, self.flow, f"{self.node_id}/", self.tally)
+            return inner.do_item(cast("Unit", _ItemUnit(index, each)), self.visit, item, self.work.items)
+        inner = self._inner(index, each, f"{self.node_id}/{index}/", walker.item_tally())
+        state = item if walker.store is None else each.codec.decode(item, root="item")
+        return inner.go(state, item if walker.store is not None else None, each.entry)
+
+    def _inner(self, index: int, flow: GraphFlow, prefix: str, tally: Tally) -> Walker:
+        """A walker of one item."""
+        inner = self.walker.inner(flow, prefix, f"{self.label}{index}", tally)
+        inner.stops = self.stops
+        if self.next_ids is not None:
+            inner.is_next = inner.is_next and f"{self.node_id}/{index}" in self.next_ids
+        return inner
+
+
+# -- graphs inside -----------------------------------------------------------------------------------------
+
+
+def _nested(walker: Walker, unit: Unit, work: GraphWork, spent: Spent, state: Any) -> Routine[Any]:
+    """Walk another graph; its final state."""
+    graph: GraphFlow = work.graph
+    inner = walker.inner(graph, f"{walker.prefix}{unit.id}/", walker.label)
+    begins: Any = None
+    data: bytes | None = None
+    if not inner.has_begun():
+        if work.into is None:
+            begins, data = walker.fresh(state), walker.given
+        else:
+            begins = yield from _asked(walker, unit, spent, state, work.into, _state_of(graph))
+            data = walker.journal.encode_if_possible(begins, graph.codec)
+    return (yield from inner.go(begins, data, graph.entry))
+
+
+def _state_of(graph: GraphFlow) -> Callable[[Any], Any]:
+    def check(given: Any) -> Any:
+        try:
+            graph.codec.check(given)
+        except StateTypeError as exc:
+            exc.args = (f"into= gave no state of graph {graph.name!r}: {exc.args[0]}",)
+            raise
+        return given
+
+    return check
+
+
+# -- waits -------------------------------------------------------------------------------------------------
+
+
+def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: Spent, state: Any) -> Routine[Any]:
+    """Wait; the reply."""
+    run, node_id = walker.run, walker.prefix + unit.id
+    waiting = cast("parking.Waiting", run)
+    prompt, until = work.prompt, None
+    is_woken = parking.is_waiting(waiting, node_id, spent.visit)
+    if not is_woken:
+        if isinstance(prompt, Function):
+            prompt = yield from _asked(walker, unit, spent, state, prompt)
+        if work.until is not None:
+            until = yield from _asked(walker, unit, spent, state, work.until, _time)
+    from milepost.workflows.steps import Waits
+
+    waits = Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
+    reply, _ = yield from parking.wait(waiting, waits, node_id, spent.visit, walker.place())
+    if is_woken:
+        # What a run does between two waits has a limit, not how long it lives. What it need not wait for ends no turn.
+        walker.tally.iteration = 0
+    return reply
+
+
+def _time(given: Any) -> datetime:
+    if not isinstance(given, datetime) or given.tzinfo is None:
+        raise StateTypeError(
+            f"until= gave {shown(given)}: it must give a datetime with a zone",
+            path="until",
+            expected="an aware datetime",
+            found=type(given).__name__,
+        )
+    return given

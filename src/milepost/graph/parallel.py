@@ -1,0 +1,248 @@
+"""Forks: all branches walked at once, and what becomes of their ends at the join.
+
+Each branch has a walker of its own and a copy of the state; only calls of user code go to threads or tasks. What a branch
+ends with is decided here in one order for all kinds of ends: an interruption goes before an error of the store or of the
+owner, that before failures, and those before a wait. A failure does not stop the branches beside it, unless the fork is to
+fail fast: they run on to the join and are recorded, and then all failures are one `BranchError`. What ends the run at once (a
+save that failed, a lease that was lost, a cancel, an interruption) does stop them: they begin no further node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from milepost.errors import (
+    BranchError,
+    LeaseLost,
+    MaxIterationsError,
+    MilepostError,
+    NodeError,
+    RunCancelled,
+    RunStopped,
+    SerializeStateError,
+    StateTypeError,
+    StoreError,
+)
+from milepost.executor.attempt import OutOfTime
+from milepost.executor.context import Context
+from milepost.executor.effects import Call, Emit, Halted, Outcome, Routine
+from milepost.executor.flow import BranchEnd, Fork, Function
+from milepost.executor.run import complete
+from milepost.executor.waits import Parked
+from milepost.model.branch_path import way_to
+from milepost.model.events import AttemptFailed
+from milepost.model.failure import describe
+
+if TYPE_CHECKING:
+    from milepost.graph.walker import Walker
+
+__all__ = ["Stop", "label_of", "raise_of", "split", "stopping"]
+
+
+class Stop:
+    """Tells the branches of a fork to stop at their next boundary."""
+
+    __slots__ = ("is_fast", "is_set")
+
+    def __init__(self, *, is_fast: bool) -> None:
+        self.is_fast = is_fast
+        self.is_set = False
+
+    def hear(self, error: BaseException) -> None:
+        """Stop the others for what ends the run at once, and for a failure where that is wanted."""
+        if isinstance(error, (Parked, Halted, GeneratorExit)):
+            return
+        if self.is_fast or not isinstance(error, (NodeError, RunStopped, MaxIterationsError)):
+            self.is_set = True
+
+
+def split(walker: Walker, fork: Fork, state: Any) -> Routine[Any]:
+    """Walk all branches of a fork, each on its own copy of a state; the merged state, at the join."""
+    run, stop = walker.run, Stop(is_fast=fork.fail_fast)
+    walker.state = state = walker.keep(state)
+    data = walker.given
+    routines = {branch: stopping(stop, _branch(walker, fork, branch, state, data, stop)) for branch in fork.branches}
+    limits = [limit for limit in (fork.max_parallel, run.options.max_parallel) if limit is not None]
+    outcomes = yield from run.gather(routines, min(limits, default=None), lambda: stop.is_set)
+    node_id = walker.prefix + fork.node_id
+    where = f"of the fork after node {node_id!r}"
+    raise_of(walker, node_id, walker.at[1], ("branch", "branches"), where, outcomes)
+    ends = {branch: outcomes[branch].value for branch in fork.branches}
+    merged = yield from _merged(walker, fork, ends)
+    walker.given = None
+    walker.given = walker.journal.encode_if_possible(merged, walker.flow.codec) if walker.store is not None else None
+    return merged
+
+
+def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | None, stop: Stop) -> Routine[BranchEnd]:
+    inner = walker.inner(walker.flow, walker.prefix, label_of(walker, *walker.at, branch))
+    inner.stops = (*walker.stops, stop)
+    inner.prev_node_id = fork.node_id
+    inner.updates = None if walker.flow.update_codec is None else []
+    end = yield from inner.go(walker.fresh(state), data, branch, fork.join)
+    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold, inner.given)
+
+
+def label_of(walker: Walker, node_id: str, visit: int, branch: str) -> str:
+    """The way to a branch, or to an item: `fork#visit/branch` after that to the fork."""
+    return way_to(walker.label, walker.prefix + node_id, visit, branch)
+
+
+def stopping(stop: Stop, routine: Routine[Any]) -> Routine[Any]:
+    """Do what `routine` does, and tell those beside it to stop where its end is a reason to."""
+    try:
+        return (yield from routine)
+    except BaseException as exc:
+        stop.hear(exc)
+        raise
+
+
+# -- what became of the branches ---------------------------------------------------------------------------
+
+
+def raise_of(
+    walker: Walker,
+    node_id: str,
+    visit: int,
+    words: tuple[str, str],
+    where: str,
+    outcomes: Mapping[str, Outcome],
+) -> None:
+    """Raise what the branches of a fork, or the items of a map, ended with, if not all came to their ends.
+
+    `words` is what one of them is called, and several.
+    """
+    errors = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
+    if not errors:
+        return
+    others = [error for error in errors.values() if not _is_ordinary(error)]
+    if others:
+        raise min(others, key=_rank)
+    failed = {name: error for name, error in errors.items() if isinstance(error, NodeError)}
+    if failed:
+        raise _branch_error(walker, node_id, visit, words, where, failed)
+    waits = [wait for error in errors.values() if isinstance(error, Parked) for wait in error.waits]
+    if waits:
+        raise Parked(tuple(waits))
+    raise next(iter(errors.values()))
+
+
+def _is_ordinary(error: BaseException) -> bool:
+    return isinstance(error, (NodeError, Parked, Halted))
+
+
+def _rank(error: BaseException) -> int:
+    """What goes before what: the lower, the sooner."""
+    if isinstance(error, OutOfTime):
+        return 1
+    if not isinstance(error, Exception):
+        return 0
+    kinds: tuple[type[Exception], ...] = (LeaseLost, RunCancelled, StoreError, SerializeStateError, MilepostError)
+    return next((2 + place for place, kind in enumerate(kinds) if isinstance(error, kind)), 1)
+
+
+def _branch_error(
+    walker: Walker,
+    node_id: str,
+    visit: int,
+    words: tuple[str, str],
+    where: str,
+    failed: Mapping[str, NodeError],
+) -> BranchError:
+    run, (one, several) = walker.run, words
+    told = _first_few(f"{name!r}: {error}" for name, error in failed.items())
+    kept = "; what the others did is kept" if walker.store is not None else ""
+    error = BranchError(
+        f"{one if len(failed) == 1 else f'{len(failed)} {several}'} {where} of run {run.run_id!r} failed ({told}){kept}",
+        run_id=run.run_id,
+        node_id=node_id,
+        visit=visit,
+        fork=node_id,
+        errors=dict(failed),
+        state=walker.last_good(),
+    )
+    error.__cause__ = next(iter(failed.values()))
+    return error
+
+
+def _first_few(texts: Iterable[str]) -> str:
+    found = [*texts]
+    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+    return "; ".join(found[:5]) + more
+
+
+# -- merging -----------------------------------------------------------------------------------------------
+
+
+def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routine[Any]:
+    """The state that the join is given."""
+    run, node_id = walker.run, walker.prefix + fork.join
+    before = walker.fresh(walker.state)
+    visit = yield from walker.begun_visit(fork.join)
+    context: Context[Any] = Context(run.scope, node_id, visit, 1, walker.followed_at)
+    try:
+        if fork.merge is not None:
+            return (yield from _asked(walker, fork, fork.merge, before, ends, context))
+        if walker.updates is not None:
+            walker.updates += [update for end in ends.values() for update in end.updates]
+            walker.is_untold |= any(end.is_untold for end in ends.values())
+        return walker.flow.merged(fork, before, ends, walker.given)
+    except Exception as exc:
+        yield from _merge_failed(walker, fork, context, exc)
+        raise
+
+
+def _asked(
+    walker: Walker,
+    fork: Fork,
+    merge: Function,
+    before: Any,
+    ends: Mapping[str, BranchEnd],
+    context: Context[Any],
+) -> Routine[Any]:
+    states = {branch: end.state for branch, end in ends.items()}
+    returned = yield Call(merge.fn, (before, states), context, merge.is_async)
+    merged = walker.flow.accept(walker.flow.units[fork.join], walker.fresh(walker.state), returned)
+    if walker.updates is not None:
+        # What the function made of the branches counts for the fork around this one, not what their nodes returned.
+        walker.take_up(walker.updates_of(walker.state, merged, returned)[0])
+        walker.is_untold = True
+    return merged
+
+
+def _merge_failed(walker: Walker, fork: Fork, context: Context[Any], exc: Exception) -> Routine[None]:
+    """Record that a merge failed, and raise the error of that; what the branches did is kept."""
+    run, node_id = walker.run, context.node_id
+    advice = "; what the branches did is kept: mend the merge, then resume" if walker.store is not None else ""
+    error: NodeError
+    if isinstance(exc, NodeError) and type(exc).op == "merge" and exc.run_id is None:
+        error = exc
+        error.args = (f"the branches of run {run.run_id!r} cannot be merged at node {node_id!r}: {exc.args[0]}",)
+        complete(error, run_id=run.run_id)
+    elif isinstance(exc, StateTypeError) and exc.run_id is None:
+        error = exc
+        error.op = "merge"
+        error.args = (f"{fork.merge_option} of node {node_id!r} of run {run.run_id!r}: {exc.args[0]}{advice}",)
+        complete(error, run_id=run.run_id)
+    else:
+        error = NodeError(
+            f"the branches of run {run.run_id!r} could not be merged at node {node_id!r}: {describe(exc)}{advice}",
+            op="merge",
+            run_id=run.run_id,
+        )
+    error.node_id, error.visit, error.attempt, error.state = node_id, context.visit, 1, walker.last_good()
+    if walker.store is not None:
+        yield from walker.record_failure(context, "merge", exc, error, None)
+    yield Emit(
+        AttemptFailed(
+            run_id=run.run_id,
+            timestamp=run.options.clock.time(),
+            node_id=node_id,
+            visit=context.visit,
+            attempt=1,
+            error=exc,
+            retry_in=None,
+        )
+    )
+    raise error from (exc if error is not exc else exc.__cause__)

@@ -1,0 +1,416 @@
+"""Where a run of a graph goes on: the point, read and examined, and the way on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from milepost.errors import (
+    CheckpointCorruptError,
+    InvalidResumeNodeError,
+    NoCheckpointFoundError,
+)
+from milepost.executor.checks import (
+    Found,
+    Spot,
+    Wish,
+    check_flow,
+    check_seal,
+    examine,
+    is_live,
+    ranges_upto,
+    recorded_ids,
+)
+from milepost.executor.continuation import CONTINUE, newest_turn
+from milepost.executor.effects import Routine
+from milepost.executor.flow import END
+from milepost.executor.journal import ask
+from milepost.executor.recorded import Recorded, parent_of
+from milepost.executor.run import Run
+from milepost.model.branch_path import turnings
+from milepost.model.origin import origins_of
+from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record
+from milepost.store import Latest, Ranges
+
+if TYPE_CHECKING:
+    from milepost.graph.run import NodeRun
+
+__all__ = ["check_live", "cut_short", "find", "go_on", "in_flight", "newest_live"]
+
+
+def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
+    """Examine the point that the verb goes on from: the newest, the wished one, or the newest that is whole."""
+    assert run.store is not None
+    check_flow(run, latest.row)
+    spot = Spot(latest.point, latest.tail)
+    if wish.verb == "resume_from":
+        spot = yield from _wished(run, wish, latest)
+    is_lenient = run.options.on_corrupt == "previous" and wish.verb != "resume_from"
+    remarks: list[str] = []
+    begun = None
+    if latest.newest < latest.expected:
+        cut = cut_short(run, latest)
+        if not is_lenient:
+            raise cut
+        remarks.append(str(cut))
+    yield from check_live(run, latest)
+    if spot.point is not None and spot.point.sequence > 0:
+        begun = latest.start or (yield from _beginning(run))
+        if begun is not None:
+            begun = _whole(run, begun, remarks)
+        run.origins = () if begun is None else origins_of(begun.fields())
+    passed_over: list[str] = []
+    while True:
+        nodes = latest.nodes
+        if spot.point is not None and spot.point is not latest.point:
+            upto: Latest = yield from ask(
+                run.store, "latest", run.run_id, before=spot.point.sequence + 1, with_nodes=True
+            )
+            nodes = upto.nodes
+        newest = spot.point
+        try:
+            whole = yield from _from_trunk(run, latest, spot, is_cut=bool(passed_over))
+            told = (*remarks, *passed_over)
+            return examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
+        except CheckpointCorruptError as exc:
+            if not is_lenient or newest is None:
+                raise
+            kept = tuple(record for record in spot.tail if exc.sequence is not None and record.sequence < exc.sequence)
+            if len(kept) < len(spot.tail) and exc.sequence != newest.sequence:
+                # The point itself is good; what was recorded since, and led on from it, is not.
+                passed_over.append(f"record {exc.sequence} is damaged and was passed over, with what followed it")
+                spot = Spot(newest, kept)
+                continue
+            bad = exc.sequence if exc.sequence is not None and exc.sequence < newest.sequence else newest.sequence
+            passed_over.append(f"record {bad} at node {exc.node_id or newest.node_id!r} is damaged and was passed over")
+            older: Latest = yield from ask(run.store, "latest", run.run_id, before=bad)
+            if older.point is None:
+                raise
+            spot = Spot(older.point, older.tail)
+
+
+def _from_trunk(run: NodeRun, latest: Latest, spot: Spot, *, is_cut: bool) -> Routine[Spot]:
+    """What a run that stood inside something goes on from: the point of its own graph, and all that is recorded since."""
+    point = spot.point
+    if point is None or spot.since is not None:
+        return spot
+    trunk = None if point.is_foreign else point.fields().get("trunk")
+    if trunk is None:
+        return spot._replace(since=Recorded(spot.tail, (), run.options.rename))
+    upto = max((record.sequence for record in (point, *spot.tail)), default=0) + 1 if is_cut else None
+    return (yield from _since(run, int(trunk), latest.row.live, upto))
+
+
+def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> Routine[Spot]:
+    """The record that a run's own graph had come to, and what is recorded since; only what is `live` counts."""
+    assert run.store is not None
+    records: list[Record] = yield from ask(run.store, "read", run.run_id, after=trunk - 1, before=upto)
+    if not records or records[0].sequence != trunk or not is_live(trunk, live):
+        raise CheckpointCorruptError(
+            f"record {trunk} of run {run.run_id!r}, from which its branches began, is not there: go on from a point before it "
+            f"with resume_from, or restore the store from a copy",
+            run_id=run.run_id,
+            sequence=trunk,
+        )
+    point, after = records[0], records[1:]
+    tail = tuple(record for record in after if is_live(record.sequence, live))
+    return Spot(point, tail, Recorded(after, live, run.options.rename))
+
+
+def cut_short(run: Run, latest: Latest) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"the journal of run {run.run_id!r} ends at record {latest.newest}, but it had record {latest.expected}: go on from "
+        f"what is left with on_corrupt='previous', or restore the store from a copy",
+        run_id=run.run_id,
+        sequence=latest.expected,
+    )
+
+
+def check_live(run: Run, latest: Latest) -> Routine[None]:
+    """Compare what the row says of superseded records with the owner record that said so, which is sealed."""
+    assert run.store is not None
+    opened = [first for _, first, last in latest.row.live if last is None]
+    if not opened:
+        return
+    found: list[Record] = yield from ask(run.store, "read", run.run_id, after=max(opened) - 1, limit=1, kinds=(OWNER,))
+    if found and found[0].sequence == max(opened):
+        run.store.seals.check(run.run_id, found[0])
+        if found[0].fields().get("live") == [list(span) for span in latest.row.live]:
+            return
+    raise CheckpointCorruptError(
+        f"what the row of run {run.run_id!r} tells of superseded records is not what record {max(opened)} says: restore the "
+        f"store from a copy",
+        run_id=run.run_id,
+        sequence=max(opened),
+    )
+
+
+def _beginning(run: Run) -> Routine[Record | None]:
+    """The start record, or None."""
+    assert run.store is not None
+    records: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
+    return records[0] if records else None
+
+
+def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
+    """The start record, which tells the shape that the flow had; None where it is damaged and that is passed over."""
+    try:
+        check_seal(run, begun)
+    except CheckpointCorruptError:
+        if run.options.on_corrupt != "previous":
+            raise
+        remarks.append("the start record is damaged: how the flow has changed since then is not known")
+        return None
+    return begun
+
+
+def _wished(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Spot]:
+    """The checkpoint that `resume_from` goes on after; with `rerun`, the point before it and what amended that."""
+    assert run.store is not None
+    node_id = wish.node_id
+    if node_id is None or node_id not in run.flow.units:
+        raise InvalidResumeNodeError(
+            f"flow {run.flow.name!r} has no node {node_id!r} to resume from: it has {', '.join(run.flow.units)}",
+            run_id=run.run_id,
+            node_id=node_id,
+            known=tuple(run.flow.units),
+        )
+    record: Record | None = None
+    for recorded in recorded_ids(run, node_id):
+        found = yield from newest_live(run, CHECKPOINT, recorded, wish.visit, latest.row.live)
+        if found is not None and (record is None or found.sequence > record.sequence):
+            record = found
+    if record is None:
+        visit = f" visit {wish.visit} of" if wish.visit is not None else ""
+        raise NoCheckpointFoundError(
+            run.run_id, node_id, f"there is none for{visit} this node that was not superseded; see history()"
+        )
+    trunk = None if record.is_foreign else record.fields().get("trunk")
+    if trunk is not None:
+        return (yield from _inside(run, wish, record, int(trunk), latest))
+    if not wish.rerun:
+        return Spot(record, (yield from _late_answer(run, record, node_id, latest)))
+    older: Latest = yield from ask(run.store, "latest", run.run_id, before=record.sequence)
+    before = older.point
+    around = None if before is None or before.is_foreign else before.fields().get("trunk")
+    if around is not None:
+        # It followed a join, or is made of more itself: what is recorded around it is kept, and comes to it again.
+        spot = yield from _since(run, int(around), latest.row.live, record.sequence)
+        is_redone = _redone(record, spot)
+        return (yield from _narrowed(run, latest, spot, lambda other: not is_redone(other)))
+    if before is None or not _led_to(before, older.tail, record):
+        raise NoCheckpointFoundError(
+            run.run_id, node_id, "what the node was given was not recorded, or has been pruned or deleted since"
+        )
+    return Spot(before, older.tail)
+
+
+def _inside(run: NodeRun, wish: Wish, record: Record, trunk: int, latest: Latest) -> Routine[Spot]:
+    """Go on inside a branch: what came after the record in it, and after its fork, is superseded; its siblings stay."""
+    spot = yield from _since(run, trunk, latest.row.live)
+    mine = str(record.fields().get("branch") or "")
+    last = record.sequence - 1 if wish.rerun else record.sequence
+    is_redone = _redone(record, spot) if wish.rerun else lambda other: False
+    beside = {other.sequence for other in spot.tail if _is_beside(mine, str(other.fields().get("branch") or ""))}
+    changed = [other.sequence for other in spot.tail if _overridden(other) == record.sequence]
+
+    def stays(other: Record) -> bool:
+        if other.sequence in beside:
+            return True
+        if other.sequence <= last:
+            return not is_redone(other)
+        if other.kind == OWNER:
+            return other.payload is None or _overridden(other) in beside
+        # What its router answered later, about the same state.
+        is_late = other.kind == ROUTE and (other.node_id, other.visit) == (record.node_id, record.visit)
+        return is_late and not wish.rerun and not any(number < other.sequence for number in changed)
+
+    narrowed = yield from _narrowed(run, latest, spot, stays)
+    return narrowed._replace(at=None if wish.rerun else record)
+
+
+def _narrowed(run: NodeRun, latest: Latest, spot: Spot, stays: Callable[[Record], bool]) -> Routine[Spot]:
+    """A spot of which just the records that stay count; all others only tell of visits, which are not counted again."""
+    assert run.store is not None
+    assert spot.point is not None
+    tail = tuple(other for other in spot.tail if stays(other))
+    live = _with_gaps(latest.row.live, spot._replace(tail=tail))
+    records: list[Record] = yield from ask(run.store, "read", run.run_id, after=spot.point.sequence)
+    return Spot(spot.point, tail, Recorded(records, live, run.options.rename), live)
+
+
+def _redone(record: Record, spot: Spot) -> Callable[[Record], bool]:
+    """Tells what was recorded of a visit, and of all that its node is made of, since the record that it followed."""
+    place = record.fields().get("branch"), parent_of(record.node_id)
+    followed = max(
+        (
+            other.sequence
+            for other in spot.tail
+            if other.kind == CHECKPOINT
+            and other.sequence < record.sequence
+            and (other.fields().get("branch"), parent_of(other.node_id)) == place
+        ),
+        default=-1,
+    )
+
+    def is_redone(other: Record) -> bool:
+        is_its = other.node_id == record.node_id or other.node_id.startswith(f"{record.node_id}/")
+        return is_its and followed < other.sequence and other.kind != OWNER
+
+    return is_redone
+
+
+def _overridden(record: Record) -> int | None:
+    """The number of the checkpoint inside a branch whose state an owner record overrides; None for none."""
+    number = record.fields().get("overrides") if record.kind == OWNER and record.payload is not None else None
+    return number if isinstance(number, int) else None
+
+
+def _is_beside(mine: str, other: str) -> bool:
+    """Whether something with the label `other` is in another branch of a fork that `mine` is in a branch of."""
+    for ours, theirs in zip(turnings(mine), turnings(other), strict=False):
+        if ours != theirs:
+            return (ours.fork, ours.visit) == (theirs.fork, theirs.visit)
+    return False
+
+
+def _with_gaps(live: Ranges, spot: Spot) -> Ranges:
+    """The live ranges up to a point, and of what came after it just the records that stay."""
+    assert spot.point is not None
+    ranges = list(ranges_upto(live, spot.point.sequence))
+    for record in spot.tail:
+        branch, first, last = ranges[-1]
+        if last is not None and record.sequence == last + 1:
+            ranges[-1] = (branch, first, record.sequence)
+        else:
+            ranges.append(("", record.sequence, record.sequence))
+    return tuple(ranges)
+
+
+def _led_to(point: Record, tail: tuple[Record, ...], record: Record) -> bool:
+    """Whether no node ran between a point and a checkpoint, as far as they tell: else it is not what that was given."""
+    try:
+        count, before = record.fields().get("iteration"), point.fields().get("iteration") or 0
+        if newest_turn(tail)[0] is not None:
+            before = 0
+    except CheckpointCorruptError:  # whoever runs the node again has no need of the record
+        return True
+    return count is None or point.is_foreign or count in {1, before + 1}  # it begins anew after a wait
+
+
+def newest_live(
+    run: Run, kind: str, node_id: str, visit: int | None, live: Ranges, after: int = -1
+) -> Routine[Record | None]:
+    """The newest record of that kind, node and visit (None: any) within the ranges `live` (none: all that there are)."""
+    assert run.store is not None
+    before: int | None = None
+    while True:
+        found: list[Record] = yield from ask(
+            run.store,
+            "read",
+            run.run_id,
+            kinds=(kind,),
+            node_id=node_id,
+            after=after,
+            before=before,
+            newest=True,
+            limit=1,
+        )
+        if not found or (is_live(found[0].sequence, live) and visit in {None, found[0].visit}):
+            return found[0] if found else None
+        before = found[0].sequence
+
+
+def _late_answer(run: NodeRun, record: Record, node_id: str, latest: Latest) -> Routine[tuple[Record, ...]]:
+    """What the router of a checkpoint answered when it was asked again, about the same state; () for nothing."""
+    assert run.store is not None
+    if record.is_foreign or record.fields().get("next_node") is not None:
+        return ()
+    for asked in {record.node_id, node_id}:
+        route = yield from newest_live(run, ROUTE, asked, record.visit, latest.row.live, record.sequence)
+        if route is None:
+            continue
+        owners: list[Record] = yield from ask(
+            run.store, "read", run.run_id, kinds=(OWNER,), after=record.sequence, before=route.sequence
+        )
+        if all(owner.payload is None for owner in owners):
+            return (route,)
+    return ()
+
+
+def in_flight(run: NodeRun, latest: Latest) -> Routine[tuple[str, int]]:
+    """The node that may have been entered last, and the number of that visit; "" where it is not known."""
+    assert latest.point is not None
+    try:
+        fields = latest.point.fields()
+        turn, tail = newest_turn(latest.tail)
+    except CheckpointCorruptError:
+        # It was passed over; where it led is not known.
+        return "", 1
+    if turn is None and "trunk" in fields and fields.get("next_node") not in run.flow.units:
+        return "", 1
+    node_id = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
+    if turn is not None:
+        node_id = turn.fields().get("entry")
+    if not isinstance(node_id, str) or node_id == END:
+        return "", 1
+    failed = [record for record in tail if record.kind == FAILURE and record.node_id == node_id]
+    if failed:
+        return node_id, failed[-1].visit
+    return node_id, (yield from run.walker.last_visit(node_id)) + 1
+
+
+def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
+    """The number of a node's last visit, those under an id that it was renamed from included; 0 for none."""
+    last = 0
+    for recorded in {node_id, *recorded_ids(run, node_id)}:
+        last = max(last, (yield from run.walker.last_visit(recorded)))
+    return last
+
+
+# -- going on --------------------------------------------------------------------------------------------
+
+
+def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | None) -> Routine[Any]:
+    """Go on from the point, with its state or what the override made of it; the final state."""
+    state, data = found.state, found.data
+    walker, recorded = run.walker, found.since
+    run.recorded, run.knows_signals = recorded, False
+    if found.row.lease == "ended":
+        recorded.crashes.append(run.journal.sequence)
+    if wish.verb == "retry":
+        recorded.retry(run.journal.sequence)
+    if override is not None and found.at is not None:
+        recorded.override(found.at.sequence, override[1])
+    elif override is not None:
+        state, data = override
+    walker.given = data
+    # A turn that begins goes on with nothing that is recorded.
+    walker.since, walker.is_resuming = recorded, wish.verb != CONTINUE
+    walker.sequence = found.point.sequence
+    walker.iteration = found.iteration
+    walker.prev_node_id = "" if found.is_turn else found.point.node_id
+    walker.at = (recorded.renamed(found.point.node_id), found.point.visit)
+    walker.followed_at = str(found.fields.get("timestamp") or run.followed_at)
+    # Where all that follows the start is claims, no node was ever entered, and nobody has to be asked about one.
+    walker.tally.knows_visits = found.point.sequence == 0 and found.newest == run.claims
+    run.journal.missed = tuple(found.fields.get("missed", ()))
+    run.journal.degraded = bool(run.journal.missed)
+    if wish.verb == "retry":
+        found.spent.failures = 0
+        found.spent.pause = 0.0
+    for node_id in set((run.options.rename or {}).values()):
+        # The core counts the visits of a node under the id that it has now.
+        walker.tally.visits[node_id] = yield from last_visit(run, node_id)
+    next_node = found.next_node
+    if found.is_split:
+        return (yield from walker.walk(state, walker.at[0], is_split=True))
+    if next_node is None:
+        next_node = yield from walker.ask_again(state)
+    if next_node == END:
+        yield from run.journal.finish(found.point.sequence)
+        return state
+    if found.spent.visit == 0:
+        found.spent.visit = 1 if walker.tally.knows_visits else (yield from last_visit(run, next_node)) + 1
+    walker.spent = found.spent
+    return (yield from walker.walk(state, next_node))

@@ -1,0 +1,199 @@
+"""A run of a graph: the walk over it, from its beginning or from where its records end.
+
+A run that has to wait is parked; where an answer came while it was about to be, it goes on from its records at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from milepost.errors import MilepostError, SerializeStateError
+from milepost.executor import waits as parking
+from milepost.executor.checks import Found, Wish, refusal_of
+from milepost.executor.effects import Routine
+from milepost.executor.flow import GraphFlow
+from milepost.executor.journal import ask
+from milepost.executor.recorded import Draft, Recorded
+from milepost.executor.run import Run
+from milepost.graph import resume as finding
+from milepost.graph.walker import Walker
+from milepost.model.events import RunCompleted, RunStarted
+from milepost.model.record import OWNER, REPLY, WAIT, Record, format_time
+from milepost.model.reports import RunResult
+from milepost.options import Options
+from milepost.store import Latest, Release, RunRow, Store
+
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
+
+__all__ = ["NodeRun"]
+
+
+class NodeRun(Run):
+    """A run of a graph."""
+
+    __slots__ = ("_known_upto", "_used_before", "knows_signals", "open_waits", "recorded", "unsaved", "walker")
+    flow: GraphFlow
+
+    def __init__(
+        self, flow: GraphFlow, store: Store | None, run_id: str, options: Options, *, is_listening: bool
+    ) -> None:
+        super().__init__(flow, store, run_id, options, is_listening=is_listening)
+        self.walker = Walker(self, flow)
+        self.recorded = Recorded()
+        """What is recorded since the point where the run goes on; () for one that begins."""
+        self.knows_signals = True
+        """Whether all signals that were used are among that."""
+        self._known_upto = 0
+        """The number of the newest record when that was asked, and the signals that were used by then, as ranges."""
+        self._used_before: list[list[int]] = []
+        self.open_waits: dict[str, parking.Open] = {}
+        self.unsaved: tuple[Draft, ...] = ()
+
+    def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
+        """Walk from the entry on."""
+        self.walker.given = data
+        self.walker.followed_at = self.followed_at
+        return self._unless_parked(self.walker.walk(given, self.flow.entry))
+
+    def find(self, wish: Wish, latest: Latest) -> Routine[Found]:
+        """Examine the point that the verb goes on from."""
+        return finding.find(self, wish, latest)
+
+    def refusal(self, wish: Wish, found: Any) -> MilepostError | None:
+        """Why the verb does not go on at the point that was found."""
+        return refusal_of(self, wish, found)
+
+    def in_flight(self, latest: Latest) -> Routine[tuple[str, int]]:
+        """The node that may have been entered last."""
+        return finding.in_flight(self, latest)
+
+    def end(self, found: Any, row: RunRow) -> Routine[Any]:
+        """Carry out a cancel that is open."""
+        if found is not None:
+            self.walker.given = found.data
+        return super().end(found, row)
+
+    def stored(self, found: Any) -> Routine[Any]:
+        """The result of a run that has finished."""
+        self.walker.iteration = found.iteration
+        return super().stored(found)
+
+    def go_on(self, wish: Wish, found: Any, override: tuple[Any, bytes] | None) -> Routine[Any]:
+        """Walk on from the point that was found."""
+        return self._unless_parked(finding.go_on(self, wish, found, override))
+
+    def _unless_parked(self, walk: Routine[Any]) -> Routine[Any]:
+        """Walk to the end; a run that has to wait is parked, or goes on from its records where an answer came meanwhile."""
+        while True:
+            try:
+                return (yield from walk)
+            except parking.Parked as parked:
+                if (yield from parking.park(self, parked.waits)):
+                    raise parking.suspended(self) from None
+            assert self.store is not None
+            latest: Latest = yield from ask(self.store, "latest", self.run_id)
+            found = yield from finding.find(self, Wish(), latest)
+            self.walker, self.open_waits = Walker(self, self.flow), {}
+            walk = finding.go_on(self, Wish(), found, None)
+
+    # -- what waits need: see `milepost.executor.waits.Waiting` -------------------------------------------------
+
+    def enter(self, step_id: str) -> None:
+        """Nothing: the walker has asked whether the run may go on."""
+
+    def record(
+        self, drafts: tuple[Draft, ...], *, is_fatal: bool = False, release: Release | None = None
+    ) -> Routine[tuple[int, str]]:
+        """Write records of waits; the number and the time of the last of them."""
+        now = format_time(self.options.clock.time())
+        if self.store is None:
+            return self.journal.sequence, now
+        records = tuple([self.journal.make_at(now, *draft) for draft in drafts])
+        yield from self.journal.write(records, release)
+        return (records[-1].sequence if records else self.journal.sequence), now
+
+    def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
+        """Encode a value; see `Journal.encode`."""
+        return self.journal.encode(value, codec, root)
+
+    def know_signals(self) -> Routine[None]:
+        """Learn which signals were used: what the newest wait knew, and what was recorded since that was so."""
+        if self.knows_signals or self.store is None:
+            return
+        newest, after = self.journal.sequence, -1
+        used: set[int] = set()
+        waits: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(WAIT,), newest=True, limit=1)
+        for told in (record.fields().get("used_before") for record in waits):
+            if told is not None:
+                after = int(told["upto"])
+                used.update(*(range(first, last + 1) for first, last in told["numbers"]))
+        records: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(REPLY, OWNER), after=after)
+        for record in records:
+            fields = record.fields()
+            if isinstance(fields.get("signal"), int):
+                used.add(fields["signal"])
+            used.update(fields.get("used") or ())
+        self.recorded.used_signals |= used
+        self._known_upto, self._used_before = newest, _ranges(used)
+        self.knows_signals = True
+
+    def known_before(self) -> dict[str, Any]:
+        """What was known of used signals when this process asked; what it used itself may be in flight still."""
+        if not self._used_before:
+            return {}
+        return {"used_before": {"upto": self._known_upto, "numbers": self._used_before}}
+
+    def still_waiting(self) -> Routine[tuple[Wait, ...]]:
+        """What it waits for still, though it ends otherwise."""
+        return parking.unanswered(self)
+
+    def last_good(self) -> Any:
+        """The last good state."""
+        return self.walker.last_good()
+
+    def result(self, value: Any) -> RunResult[Any]:
+        """What a verb gives with `full=True`."""
+        return RunResult(
+            state=value,
+            run_id=self.run_id,
+            status=self.status,
+            degraded=self.journal.degraded,
+            missed=self.journal.missed,
+            iterations=self.walker.iteration,
+            resumed=self.info,
+        )
+
+    def _started(self, began_with: Any) -> RunStarted:
+        return RunStarted(
+            run_id=self.run_id,
+            timestamp=self.options.clock.time(),
+            flow=self.flow.name,
+            input=began_with,
+            resumed=self.info,
+        )
+
+    def _completed(self, result: RunResult[Any] | None, error: BaseException | None) -> RunCompleted:
+        clock = self.options.clock
+        return RunCompleted(
+            run_id=self.run_id,
+            timestamp=clock.time(),
+            flow=self.flow.name,
+            status=self.status,
+            result=result,
+            total_duration_ms=(clock.monotonic() - self.started_at) * 1000,
+            degraded=self.journal.degraded,
+            missed=self.journal.missed,
+            error=error,
+        )
+
+
+def _ranges(numbers: set[int]) -> list[list[int]]:
+    """Numbers as ranges, first and last of each, in order."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found

@@ -1,0 +1,433 @@
+"""A graph as data: which nodes there are, where each goes on, and whether that can work.
+
+A `Topology` knows ids and arrows, no functions: checks, fingerprint and differences need no more than that. Functions
+come in at `walk`, which yields the units of a run.
+
+A conditional edge without declared targets counts as able to reach anything. In the analyses such an edge leads to one
+made-up place, `_ANYWHERE`, which leads to every node; so the work stays linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from milepost.errors import GraphProblem
+from milepost.executor.flow import END, START, Fork, Unit, Walk
+from milepost.graph.forks import Forks
+
+__all__ = ["Targets", "Topology", "walk"]
+
+Targets = Mapping[Any, str] | None
+"""What a router may answer, and the node or END that each answer means. None: any node or END."""
+
+_ANYWHERE = ""
+
+
+def walk(units: Mapping[str, Unit], forks: Mapping[str, Fork], node_id: str, until: str, is_split: bool) -> Walk:
+    """Yield the units from `node_id` on, and the forks; what is sent back says where to go on after each.
+
+    Ends at `until`. Assumes that every id is END or in `units`. `is_split`: the node itself is done.
+    """
+    while node_id != until:
+        here = node_id
+        if not is_split:
+            node_id = yield units[here]
+        is_split = False
+        if here in forks:
+            node_id = yield forks[here]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The nodes in the order of their declaration, and what leaves each.
+
+    `edges` and `routes` hold sources as keys, and may hold what `problems` refuses: unknown ids, an edge twice,
+    several conditional edges of one node.
+    """
+
+    nodes: tuple[str, ...]
+    edges: Mapping[str, tuple[str, ...]]
+    routes: Mapping[str, tuple[Targets, ...]]
+    entry: str | None
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What is to be compared of nodes that are more than a function, as JSON."""
+    _known: frozenset[str] = field(init=False, repr=False, compare=False)
+    _next: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    _components: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
+    _forks: Forks = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_known", frozenset(self.nodes))
+        # Ids that are not known stay out, and END too: nothing goes on from there.
+        inner = {
+            node: tuple(t for t in self._targets(node) if t in self._known or t == _ANYWHERE) for node in self.nodes
+        }
+        if any(_ANYWHERE in targets for targets in inner.values()):
+            inner[_ANYWHERE] = self.nodes
+        object.__setattr__(self, "_next", inner)
+        object.__setattr__(self, "_components", tuple(_components(inner)))
+        simple = {node: targets for node, targets in self.edges.items() if node not in self.routes}
+        object.__setattr__(self, "_forks", Forks(self.nodes, simple, self._targets, self.entry))
+
+    @classmethod
+    def of(cls, shape: Mapping[str, Any]) -> Topology:
+        """The topology that a recorded `shape` tells of, as far as it goes: its routers answer with the targets' own ids."""
+        routes = shape.get("conditional") or {}
+        return cls(
+            nodes=tuple(shape.get("nodes") or ()),
+            edges={source: tuple(targets) for source, targets in _by_source(shape.get("edges") or ()).items()},
+            routes={
+                source: (None if targets is None else {target: target for target in targets},)
+                for source, targets in routes.items()
+            },
+            entry=shape.get("entry"),
+            kinds=shape.get("kinds") or {},
+        )
+
+    # -- what leads where ----------------------------------------------------------------------------
+
+    def successors(self, node_id: str) -> tuple[str, ...]:
+        """Where a node may go on, END included, each once, in the order of declaration."""
+        targets = self._targets(node_id) if node_id in self._known else ()
+        return (*self.nodes, END) if _ANYWHERE in targets else targets
+
+    def predecessors(self, node_id: str) -> tuple[str, ...]:
+        """The nodes that may go on at `node_id`, in the order of declaration."""
+        if node_id not in self._known:
+            return ()
+        return tuple(node for node in self.nodes if node_id in self._next[node] or _ANYWHERE in self._next[node])
+
+    def only_successor(self, node_id: str) -> str | None:
+        """Where the node's one simple edge leads; None if it has several, none, or a conditional one."""
+        simple = self.edges.get(node_id, ())
+        return simple[0] if len(simple) == 1 and node_id not in self.routes else None
+
+    @property
+    def forks(self) -> Mapping[str, Fork]:
+        """The forks by the node that each follows, in the order of declaration."""
+        return self._forks.found
+
+    def allowed(self, node_id: str) -> frozenset[str]:
+        """The nodes that a router of `node_id` may answer with: none inside a branch that it is not in itself."""
+        return self._forks.allowed(node_id)
+
+    @property
+    def has_cycle(self) -> bool:
+        """Whether a run can come to one node twice."""
+        return any(map(self._is_cycle, self._components))
+
+    def _targets(self, node_id: str) -> tuple[str, ...]:
+        """Everything that leaves a node, as declared; undeclared targets are `_ANYWHERE`."""
+        found = dict.fromkeys(self.edges.get(node_id, ()))
+        for targets in self.routes.get(node_id, ()):
+            found.update(dict.fromkeys((_ANYWHERE,) if targets is None else targets.values()))
+        return tuple(found)
+
+    # -- what is wrong -------------------------------------------------------------------------------
+
+    def problems(self) -> list[GraphProblem]:
+        """Everything that keeps the graph from running; in a fixed order."""
+        return [*self._wrong_names(), *self._wrong_edges(), *self._forks.problems, *self._wrong_paths()]
+
+    def warnings(self) -> list[GraphProblem]:
+        """What a graph without problems should be looked at for."""
+        reached = self._reached()
+        found = [
+            GraphProblem(
+                "unreachable_node",
+                node,
+                f"node {node!r} cannot be reached from the entry {self.entry!r}: add an edge to it or remove it",
+            )
+            for node in self.nodes
+            if node not in reached
+        ]
+        found += [
+            GraphProblem(
+                "undeclared_targets",
+                node,
+                f"the conditional edge from {node!r} declares no targets, so that it counts as able to reach anything: "
+                "give targets=[...] to have it checked",
+            )
+            for node in self.nodes
+            if None in self.routes.get(node, ())
+        ]
+        return found
+
+    def _wrong_names(self) -> Iterator[GraphProblem]:
+        if self.entry is None:
+            yield GraphProblem("entry_not_set", "", "the graph has no entry: call set_entry(id)")
+        elif self.entry not in self._known:
+            yield GraphProblem("entry_unknown", self.entry, f"the entry {self.entry!r} is no node: {self._hint()}")
+        for source in dict.fromkeys((*self.edges, *self.routes)):
+            if source == END:
+                text = "an edge leaves END, where a run is over: remove it"
+            elif source == START:
+                text = "a conditional edge leaves START: make a node the entry, and let the edge leave that"
+            elif source not in self._known:
+                text = f"an edge leaves {source!r}, which is no node: {self._hint()}"
+            else:
+                continue
+            yield GraphProblem("edge_source_unknown", source, text)
+        for source, targets in self.edges.items():
+            for target in dict.fromkeys(targets):
+                if not self._is_target(target):
+                    text = f"the edge {source} -> {target} leads to no node: {self._hint(target)}"
+                    yield GraphProblem("edge_target_unknown", source, text)
+        for source, routes in self.routes.items():
+            for target in dict.fromkeys(target for targets in routes for target in (targets or {}).values()):
+                if not self._is_target(target):
+                    text = f"the router of {source!r} declares {target!r}, which is no node: {self._hint(target)}"
+                    yield GraphProblem("router_target_unknown", source, text)
+
+    def _wrong_edges(self) -> Iterator[GraphProblem]:
+        for source, targets in self.edges.items():
+            once = dict.fromkeys(targets)
+            for target in once:
+                if targets.count(target) > 1:
+                    text = f"the edge {source} -> {target} is there {targets.count(target)} times: keep one"
+                    yield GraphProblem("duplicate_edge", source, text)
+            if source in self.routes:
+                text = f"{source!r} has simple edges and a conditional one: let its router decide, or remove the router"
+                yield GraphProblem("mixed_edges", source, text)
+        for source, routes in self.routes.items():
+            if len(routes) > 1:
+                text = f"{source!r} has {len(routes)} conditional edges: keep one router that decides it all"
+                yield GraphProblem("several_routers", source, text)
+
+    def _wrong_paths(self) -> Iterator[GraphProblem]:
+        """Nodes from which no END is in sight.
+
+        Whatever cannot reach END leads to a node without a way out, or into a cycle without one; only those, and the
+        entry, are named, because what merely leads there is right once they are.
+        """
+        reached = self._reached()
+        if reached and not any(map(self._may_end, reached)):
+            text = f"no path leads from the entry {self.entry!r} to END: add add_edge(id, END) where the run is over"
+            yield GraphProblem("no_path_to_end", self.entry or "", text)
+        for node in self.nodes:
+            if node in reached and node != self.entry and not self._targets(node):
+                text = f"{node!r} has no edge out and so cannot reach END: add add_edge({node!r}, END)"
+                yield GraphProblem("dead_end", node, text)
+        for part in self._components:
+            inside = set(part)
+            if self._is_cycle(part) and not any(self._leaves(node, inside) for node in part):
+                names = _listed(node for node in self.nodes if node in inside)
+                first = next(node for node in self.nodes if node in inside)
+                text = f"no conditional edge leaves the cycle of {names}: let a router end it"
+                yield GraphProblem("endless_cycle", first, text)
+
+    def _is_cycle(self, component: tuple[str, ...]) -> bool:
+        first, *others = component
+        return bool(others) or first in self._next[first]
+
+    def _leaves(self, node_id: str, inside: set[str]) -> bool:
+        routes = self.routes.get(node_id, ())
+        return any(targets is None or not inside.issuperset(targets.values()) for targets in routes)
+
+    def _may_end(self, node_id: str) -> bool:
+        # An unknown target is a problem of its own; what lies beyond it is not guessed.
+        return node_id == _ANYWHERE or any(t not in self._known for t in self._targets(node_id))
+
+    def _is_target(self, node_id: str) -> bool:
+        return node_id == END or node_id in self._known
+
+    def _hint(self, target: str = "") -> str:
+        if target == START:
+            return "nothing leads back to START"
+        if target.lower() in {"end", END}:
+            return "did you mean END?"
+        return f"the nodes are {_listed(self.nodes)}" if self.nodes else "add it with add_node"
+
+    def _reached(self) -> set[str]:
+        """What a run can come to, `_ANYWHERE` included; empty without a valid entry."""
+        found: set[str] = set()
+        waiting = [self.entry] if self.entry in self._known else []
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in found:
+                found.add(node)
+                waiting.extend(self._next[node])
+        return found
+
+    # -- what is compared ----------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The topology as JSON; the targets of a conditional edge are sorted, or null where none are declared."""
+        shape: dict[str, Any] = {
+            "nodes": list(self.nodes),
+            "edges": [[source, target] for source, targets in self.edges.items() for target in targets],
+            "conditional": {
+                source: None if targets is None else sorted(set(targets.values()))
+                for source, (targets, *_) in self.routes.items()
+            },
+            "entry": self.entry,
+        }
+        if self.kinds:
+            shape["kinds"] = {node: dict(kind) for node, kind in self.kinds.items()}
+        return shape
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The shape with what can be told from it: the forks, and those of the graphs inside."""
+        found = self.shape
+        if self.forks:
+            found["forks"] = [
+                {
+                    "node": fork.node_id,
+                    "branches": list(fork.branches),
+                    "join": fork.join,
+                    "inside": {
+                        branch: [node for node in self.nodes if node in nodes] for branch, nodes in fork.inside.items()
+                    },
+                }
+                for fork in self.forks.values()
+            ]
+        for kind in found.get("kinds", {}).values():
+            if kind.get("shape"):
+                kind["shape"] = Topology.of(kind["shape"]).described
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the shape as 64 hex digits; the order in which things were declared does not count.
+
+        Except among the edges of one node: they are the branches of a fork, whose order decides how results merge.
+        """
+        shape = self.shape
+        shape["nodes"].sort()
+        shape["edges"].sort(key=lambda edge: edge[0])
+        return hashlib.sha256(json.dumps(shape, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+        """What has changed since `recorded`, an earlier `shape`: a sentence for each change, () for none."""
+        return tuple(_differences(recorded, self.shape))
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    old_nodes, new_nodes = list(old.get("nodes", ())), list(new["nodes"])
+    kept = set(old_nodes) & set(new_nodes)
+    yield from (f"node {node!r} is gone" for node in old_nodes if node not in kept)
+    yield from (f"node {node!r} is new" for node in new_nodes if node not in kept)
+    if old.get("entry") != new["entry"]:
+        yield f"the entry is now {new['entry']!r} instead of {old.get('entry')!r}"
+    before, after = _by_source(old.get("edges", ())), _by_source(new["edges"])
+    for node in new_nodes:
+        # What a node that is gone or new had is told by that alone.
+        if node in kept:
+            yield from _changed_edges(node, before.get(node, []), after.get(node, []))
+    before, after = old.get("conditional", {}), new["conditional"]
+    for node in new_nodes:
+        if node in kept:
+            yield from _changed_route(node, before, after)
+    before, after = old.get("kinds", {}), new.get("kinds", {})
+    for node in new_nodes:
+        if node in kept:
+            yield from _changed_kind(node, before.get(node) or {}, after.get(node) or {})
+
+
+def _changed_kind(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    was, now = old.get("kind", "function"), new.get("kind", "function")
+    if was != now:
+        yield f"{node} is now a {now} instead of a {was}"
+        return
+    for name in sorted({*old, *new} - {"shape"}):
+        if old.get(name) != new.get(name):
+            yield f"the {name} of {node} is now {new.get(name)!r} instead of {old.get(name)!r}"
+    if old.get("shape") != new.get("shape"):
+        yield from (f"in {node}: {told}" for told in _differences(old.get("shape") or {}, new.get("shape") or {}))
+
+
+def _by_source(edges: Iterable[Iterable[str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for source, target in edges:
+        found.setdefault(source, []).append(target)
+    return found
+
+
+def _changed_edges(node: str, old: list[str], new: list[str]) -> Iterator[str]:
+    gone = [target for target in old if target not in new]
+    added = [target for target in new if target not in old]
+    if len(gone) == 1 and len(added) == 1:
+        yield f"the edge {node} -> {_place(gone[0])} now goes to {_place(added[0])}"
+    else:
+        yield from (f"the edge {node} -> {_place(target)} is gone" for target in gone)
+        yield from (f"the edge {node} -> {_place(target)} is new" for target in added)
+    if not gone and not added and old != new:
+        yield f"the edges of {node} come in another order: {_arrows(new)} instead of {_arrows(old)}"
+
+
+def _changed_route(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    if node not in old and node not in new:
+        return
+    if node not in old:
+        yield f"{node} now has a router"
+    elif node not in new:
+        yield f"{node} no longer has a router"
+    elif old[node] is None and new[node] is not None:
+        yield f"the router of {node} now goes only to {_arrows(new[node])}"
+    elif new[node] is None and old[node] is not None:
+        yield f"the router of {node} now may go anywhere instead of only to {_arrows(old[node])}"
+    elif old[node] != new[node]:
+        gone = [target for target in old[node] if target not in new[node]]
+        added = [target for target in new[node] if target not in old[node]]
+        yield from (f"the router of {node} no longer goes to {_place(target)}" for target in gone)
+        yield from (f"the router of {node} now also goes to {_place(target)}" for target in added)
+
+
+def _place(node_id: str) -> str:
+    return "END" if node_id == END else node_id
+
+
+def _arrows(targets: Iterable[str]) -> str:
+    return ", ".join(map(_place, targets)) or "nothing"
+
+
+def _listed(ids: Iterable[str]) -> str:
+    """The ids for a message, cut where they are many."""
+    names = list(ids)
+    shown = ", ".join(repr(name) for name in names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def _components(graph: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The strongly connected components, without recursion, so that a long chain of nodes is no trouble.
+
+    Source: R. Tarjan, "Depth-first search and linear graph algorithms", 1972.
+    """
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    open_: dict[str, None] = {}
+    for root in graph:
+        if root in index:
+            continue
+        index[root] = low[root] = len(index)
+        open_[root] = None
+        path = [(root, iter(graph[root]))]
+        while path:
+            node, rest = path[-1]
+            for target in rest:
+                if target not in index:
+                    index[target] = low[target] = len(index)
+                    open_[target] = None
+                    path.append((target, iter(graph[target])))
+                    break
+                if target in open_:
+                    low[node] = min(low[node], index[target])
+            else:
+                path.pop()
+                if path:
+                    parent = path[-1][0]
+                    low[parent] = min(low[parent], low[node])
+                if low[node] == index[node]:
+                    part = []
+                    while True:
+                        member, _ = open_.popitem()
+                        part.append(member)
+                        if member == node:
+                            break
+                    yield tuple(part)

@@ -1,0 +1,452 @@
+"""What a walker knows where it is, what it records of a visit there, and what it tells of it.
+
+What a failed attempt means is decided in `_failed`, what a failed save means in `unsaved`: nowhere else. How a visit comes
+about is a walker's, see `milepost.graph.walker`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from milepost.errors import (
+    MilepostError,
+    NodeError,
+    NodeTimeoutError,
+    RunStopped,
+    SerializeStateError,
+    StatementError,
+    StateTypeError,
+    StoreError,
+)
+from milepost.executor.attempt import Spent, cause_of
+from milepost.executor.context import Context
+from milepost.executor.effects import OVERDUE_GRACE, AttemptTimedOut, Emit, Routine
+from milepost.executor.flow import END, Codec, GraphFlow, Unit
+from milepost.executor.recorded import Recorded
+from milepost.executor.run import Run, complete
+from milepost.model.digests import Digests
+from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved, NodeCompleted, NodeStarted
+from milepost.model.failure import describe, first_line, place
+from milepost.model.record import Record, format_time, make_checkpoint
+from milepost.model.retry import Retry
+from milepost.store import Release, Statement
+
+if TYPE_CHECKING:
+    from milepost.graph.parallel import Stop
+__all__ = ["Commit", "Made", "Tally", "Visits"]
+
+
+class Made(msgspec.Struct, eq=False):
+    """What a node made: the state after it, its bytes (or why there are none), and its updates where those are asked for."""
+
+    state: Any
+    data: bytes | SerializeStateError | None = None
+    updates: Mapping[str, Any] | None = None
+
+
+Commit = Callable[[Context[Any], Made, float, tuple[Statement, ...]], Routine[None]]
+
+
+class Tally:
+    """What all walkers of a run count together; those of an item of a map for themselves."""
+
+    __slots__ = ("is_of_item", "iteration", "knows_visits", "open", "visits")
+
+    def __init__(self, *, is_of_item: bool = False) -> None:
+        self.iteration = 0
+        """Nodes that were executed."""
+        self.open = 0
+        """Nodes that are being executed."""
+        self.is_of_item = is_of_item
+        self.visits: dict[str, int] = {}
+        """The last visit of each node, by its whole id, that is known to this process."""
+        self.knows_visits = True
+        """Whether a node that is not in `visits` was never visited."""
+
+
+class Visits:
+    """The visits of one graph's nodes. `prefix` is "" for the graph that the run is of; `label` for what is not in a branch."""
+
+    __slots__ = (
+        "at",
+        "digests",
+        "encoder",
+        "flow",
+        "followed_at",
+        "given",
+        "is_next",
+        "is_open",
+        "is_resuming",
+        "is_untold",
+        "item_codec",
+        "journal",
+        "label",
+        "options",
+        "prefix",
+        "prev_node_id",
+        "run",
+        "sequence",
+        "since",
+        "spent",
+        "state",
+        "stops",
+        "store",
+        "tally",
+        "trunk",
+        "updates",
+    )
+
+    def __init__(self, run: Run, flow: GraphFlow, prefix: str = "", tally: Tally | None = None) -> None:
+        self.run = run
+        self.flow = flow
+        self.prefix = prefix
+        self.label = ""
+        self.store = run.store
+        self.options = run.options
+        self.journal = run.journal
+        self.tally = Tally() if tally is None else tally
+        self.prev_node_id = ""
+        self.followed_at = run.followed_at
+        self.encoder = flow.codec.in_succession()
+        self.digests = Digests()
+        """Of the states that this walker records."""
+        self.sequence = 0
+        """The number of the newest record that this walker follows."""
+        self.trunk: int | None = None
+        """Of what is inside something else of a run of a graph: the record that the run's own graph had come to."""
+        self.at: tuple[str, int] = ("", 0)
+        """The node that was completed last, and its visit."""
+        self.given: bytes | None = None
+        """The encoded state that the next node is given, where there is one."""
+        self.state: Any = None
+        """That state itself, for errors of a run without a store."""
+        self.spent: Spent | None = None
+        """What the first node has used up, where that is known."""
+        self.since: Recorded | None = None
+        """What is recorded of that which the run was in when it stopped."""
+        self.is_resuming = False
+        """Whether the next node may have been entered before."""
+        self.is_next = True
+        """Whether that node is one that the resume begins with."""
+        self.item_codec: Codec | None = None
+        """Of what an item is given, which is no state."""
+        self.stops: tuple[Stop, ...] = ()
+        self.updates: list[Mapping[str, Any]] | None = None
+        """What the nodes of a branch returned for fields with a reducer, where its join will ask for that."""
+        self.is_open = False
+        """Whether a node of its own is being executed."""
+        self.is_untold = False
+        """Whether the next record has to tell all of that anew, because those before do not tell it."""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the run ends with this walk."""
+        return not self.prefix and not self.label
+
+    @property
+    def iteration(self) -> int:
+        """How many nodes the run has executed."""
+        return self.tally.iteration
+
+    @iteration.setter
+    def iteration(self, count: int) -> None:
+        self.tally.iteration = count
+
+    def encode(self, state: Any) -> bytes | SerializeStateError:
+        """Encode a state of the graph, or what an item gave; see `Journal.encode`."""
+        return self.journal.encode(state, self.encoder, "state" if self.item_codec is None else "output")
+
+    def forget(self) -> None:
+        """Let go of what the states that follow might have in common with the newest one: none follows."""
+        self.encoder.forget()
+        self.digests.forget()
+
+    @property
+    def _given_codec(self) -> Codec:
+        """Of what a node is given."""
+        return self.flow.codec if self.item_codec is None else self.item_codec
+
+    def keep(self, state: Any) -> Any:
+        """Keep what is needed to have the state again: its bytes or, where it has none, a copy."""
+        if self.given is None:
+            self.given = self.journal.encode_if_possible(state, self._given_codec)
+        return state if self.given is not None else copy.deepcopy(state)
+
+    def fresh(self, state: Any) -> Any:
+        """A state that shares nothing with `state`, nor with what anybody did to it since it was kept."""
+        return self._given_codec.decode(self.given) if self.given is not None else copy.deepcopy(state)
+
+    def last_good(self) -> Any:
+        """The state that the newest node was given, as far as it is known."""
+        return self._given_codec.decode(self.given) if self.given is not None else self.state
+
+    # -- attempts that failed ------------------------------------------------------------------------
+
+    def _failed(
+        self,
+        unit: Unit,
+        context: Context[Any],
+        spent: Spent,
+        exc: Exception,
+        pause: float | None,
+        state: Any,
+        *,
+        is_ours: bool,
+    ) -> Routine[None]:
+        """Record a failed attempt; raise the node's error where the policy allows no other one."""
+        policy = unit.retry or self.options.retry
+        op = "timeout" if isinstance(exc, AttemptTimedOut) else "execute"
+        if isinstance(exc, StatementError):
+            op, exc = "commit", cause_of(exc)
+        error: MilepostError | None = None
+        if pause is None and is_ours and isinstance(exc, StateTypeError):
+            error = self._no_state(context, exc, spent, state)
+        elif pause is None:
+            error = self._node_error(context, op, exc, spent, state, policy)
+        if self.store is not None:
+            yield from self.record_failure(context, op, exc, error, pause)
+        yield Emit(
+            AttemptFailed(
+                run_id=self.run.run_id,
+                timestamp=self.options.clock.time(),
+                node_id=context.node_id,
+                visit=spent.visit,
+                attempt=context.attempt,
+                error=exc,
+                retry_in=pause,
+            )
+        )
+        if error is not None:
+            raise error from (exc if error is not exc else exc.__cause__)
+        spent.notes.append(f"attempt {context.attempt} failed: {describe(exc)}")
+
+    def record_failure(
+        self, context: Context[Any], op: str, exc: Exception, error: MilepostError | None, pause: float | None
+    ) -> Routine[None]:
+        """Record a failed attempt; the last one and the end of the run are one append."""
+        journal = self.journal
+        retry_at = None if pause is None else format_time(self.options.clock.time() + pause)
+        last = {} if error is None else self._for_good()
+        failure = self._failure(op, context, exc, retry_at=retry_at, **last)
+        try:
+            if error is None:
+                yield from journal.write((failure,))
+            else:
+                yield from self._end_failed((failure,), error, exc)
+        except StoreError as failed:
+            # Losing the record of a failed attempt must not hide why the node failed.
+            if error is not None:
+                error.add_note(f"the failure itself could not be recorded: {describe(failed)}")
+                reason = first_line(error)
+                if self.is_root:
+                    journal.owe(Release("failed", reason, degraded=journal.degraded, missed=journal.missed), failed)
+            elif self.options.checkpoint_failure_fatal:
+                raise
+
+    def _node_error(
+        self, context: Context[Any], op: str, exc: Exception, spent: Spent, state: Any, policy: Retry | None
+    ) -> MilepostError:
+        node_id, facts = context.node_id, self._facts(context, state)
+        error: NodeError
+        if isinstance(exc, AttemptTimedOut):
+            more = f", and still runs {OVERDUE_GRACE:g} s later" if exc.is_running else ""
+            error = NodeTimeoutError(
+                f"node {node_id!r} of run {self.run.run_id!r} took longer than its timeout of {exc.timeout:g} s{more}: give it "
+                f"more time, or resume to try again",
+                timeout=exc.timeout,
+                **facts,
+            )
+        else:
+            times = f" after {spent.failures} failed attempts" if spent.failures > 1 else ""
+            is_used_up = policy is not None and spent.failures >= policy.max_attempts
+            verb = "retry to run it again with fresh attempts" if is_used_up else "resume to run it again"
+            advice = f"; mend the cause, then {verb}" if self.store is not None else ""
+            error = NodeError(
+                f"node {node_id!r} of run {self.run.run_id!r} failed{times}: {describe(exc)}{advice}", op=op, **facts
+            )
+        for note in spent.notes:
+            error.add_note(note)
+        return error
+
+    def _no_state(self, context: Context[Any], exc: StateTypeError, spent: Spent, state: Any) -> StateTypeError:
+        """`exc`, which tells why what a node returned is no state of its graph, with where and what to do."""
+        complete(exc, **self._facts(context, state))
+        act = "return a state of the declared type" if exc.path.startswith("state") else "give that"
+        act += "" if self.store is None else ", then resume"
+        place(exc, f"node {context.node_id!r} of run {self.run.run_id!r}", act)
+        for note in spent.notes:
+            exc.add_note(note)
+        return exc
+
+    def _facts(self, context: Context[Any], state: Any) -> dict[str, Any]:
+        return {
+            "run_id": self.run.run_id,
+            "node_id": context.node_id,
+            "visit": context.visit,
+            "attempt": context.attempt,
+            "state": self.last_good() if self.given is not None else state,
+        }
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def _save(
+        self,
+        context: Context[Any],
+        data: bytes,
+        updates: Mapping[str, Any] | None,
+        next_node: str,
+        duration: float,
+        statements: tuple[Statement, ...] = (),
+    ) -> Routine[None]:
+        """Record a completed node; the last one and the end of the run are one append."""
+        try:
+            checkpoint = self._checkpoint(context, data, updates, next_node, duration)
+            if next_node == END and self.is_root:
+                yield from self.journal.finish(checkpoint.sequence, (checkpoint,), context._tags, statements)
+            else:
+                yield from self.journal.write((checkpoint,), None, context._tags, statements)
+        except SerializeStateError as exc:
+            yield from self.unsaved(context, "encode", exc, is_fatal=bool(statements))
+            return
+        except StoreError as exc:
+            yield from self.unsaved(context, "append", exc, is_fatal=bool(statements))
+            return
+        self.sequence, self.is_untold = checkpoint.sequence, False
+        if self.run.is_listening:
+            yield Emit(
+                CheckpointSaved(
+                    run_id=self.run.run_id,
+                    timestamp=self.options.clock.time(),
+                    node_id=context.node_id,
+                    sequence=checkpoint.sequence,
+                    size=checkpoint.size,
+                )
+            )
+
+    def _checkpoint(
+        self,
+        context: Context[Any],
+        data: bytes,
+        updates: Mapping[str, Any] | None,
+        next_node: str | None,
+        duration: float,
+    ) -> Record:
+        told: bytes | None = None
+        codec = self.flow.update_codec
+        if codec is not None and self.is_untold:
+            told = b"[" + b",".join(codec.encode(update, root="state") for update in self.updates or ()) + b"]"
+        elif codec is not None and updates:
+            told = codec.encode(updates, root="state")
+        journal, options = self.journal, self.options
+        self.followed_at = format_time(options.clock.time())
+        fork = self.flow.splits.get(self.at[0])
+        prev_node_id = self.prefix + self.prev_node_id if self.prev_node_id else ""
+        data, digest = self.digests.of(data)
+        return make_checkpoint(
+            journal.run_id,
+            journal.next_number(),
+            self.followed_at,
+            context._node_id,
+            context._visit,
+            data,
+            next_node,
+            context._attempt,
+            prev_node_id,
+            self.tally.iteration if self.item_codec is None else None,
+            round(duration * 1000) / 1000,
+            journal.epoch,
+            journal.missed,
+            context._tags,
+            bool(options.compress),
+            None if fork is None else fork.branches,
+            self.label,
+            self.trunk,
+            told,
+            digest,
+        )
+
+    def place(self) -> dict[str, Any]:
+        """What a record of something inside says of where that is."""
+        return {} if not self.label else {"branch": self.label}
+
+    def _failure(self, op: str, context: Context[Any], exc: BaseException, **fields: Any) -> Record:
+        """A failure record of one of this walker's nodes."""
+        return self.journal.failure(op, context.node_id, context.visit, context.attempt, exc, **self.place(), **fields)
+
+    def _for_good(self) -> dict[str, bool]:
+        """What a record of the last failure says: that the run ends with it or, inside a workflow, that a step does."""
+        return {"final": True} if self.is_root else {"given_up": True}
+
+    def _end_failed(
+        self,
+        records: tuple[Record, ...],
+        error: MilepostError,
+        original: BaseException | None = None,
+        statements: tuple[Statement, ...] = (),
+    ) -> Routine[None]:
+        """Record a failure for good, and that the run failed with it where this is the run's graph."""
+        if self.is_root:
+            yield from self.journal.finish_failed(records, error, original, statements)
+        else:
+            yield from self.journal.write(records, None, None, statements)
+
+    def unsaved(self, context: Context[Any], op: str, exc: MilepostError, *, is_fatal: bool = False) -> Routine[None]:
+        """What a checkpoint that could not be saved means: the end, or a degraded run unless it `is_fatal`."""
+        node_id, journal = context.node_id, self.journal
+        complete(exc, run_id=self.run.run_id, node_id=node_id, state=self.last_good())
+        if op == "encode":
+            where = f"the state after node {node_id!r} of run {self.run.run_id!r} cannot be recorded"
+            place(exc, where, "what was saved before is kept: mend the node, then resume")
+        now = self.options.clock.time()
+        yield Emit(CheckpointFailed(run_id=self.run.run_id, timestamp=now, node_id=node_id, op=op, error=exc))
+        if not self.options.checkpoint_failure_fatal and not is_fatal:
+            journal.degraded = True
+            self.is_untold = self.updates is not None
+            journal.missed = (*journal.missed, f"{node_id}#{context.visit}")
+            return
+        if op == "encode":
+            last = self._for_good() if self.is_root else {}  # the run ends with it, and it records that
+            failure = self._failure("save", context, exc, **last)
+            try:
+                yield from self._end_failed((failure,), exc)
+            except StoreError as failed:
+                exc.add_note(f"the failure itself could not be recorded: {describe(failed)}")
+        raise exc
+
+    # -- what a visit tells --------------------------------------------------------------------------
+
+    def announced(self, context: Context[Any]) -> NodeStarted:
+        return NodeStarted(
+            run_id=self.run.run_id,
+            timestamp=self.options.clock.time(),
+            node_id=context.node_id,
+            visit=context.visit,
+            attempt=context.attempt,
+        )
+
+    def _told(
+        self, context: Context[Any], after: Any, data: bytes | None, next_node: str, duration: float
+    ) -> NodeCompleted:
+        decode = self.flow.codec.decode
+        return NodeCompleted(
+            run_id=self.run.run_id,
+            timestamp=self.options.clock.time(),
+            node_id=context.node_id,
+            visit=context.visit,
+            attempt=context.attempt,
+            next_node=next_node,
+            duration_ms=duration,
+            _load=(lambda: after) if data is None else (lambda: decode(data)),
+        )
+
+    def _stopped(self, where: str, node_id: str) -> RunStopped:
+        return RunStopped(
+            f"run {self.run.run_id!r} stopped {where} node {node_id!r}, as asked: resume to go on",
+            run_id=self.run.run_id,
+            node_id=node_id,
+            state=self.last_good(),
+        )

@@ -1,0 +1,494 @@
+"""The checkpoint as one JSON object: what `load` gives, `export` writes, and anybody may save from outside.
+
+Inside a journal a record is kept in two parts (`milepost.model.record`). This file is the other side: it reads envelopes of
+every form that was ever written, and makes new ones. Older versions are migrated on read by a chain of pure functions
+that leave the state as it is; a newer version is refused. Whatever the bytes, only `DeserializeStateError` escapes.
+
+Forms that are read: version 1; version "1.0" and no version at all; Go field names (`RunID`, `NodeID`, `NextNode`,
+`State`, in any case, the state as base64 of JSON); without `next_node`; step workflows' files with `checkpoint_id`,
+`workflow_name` and `step_results`.
+
+What must be there is a `node_id` and a `state`, or what an old form calls them. An envelope of ours has a digest and
+a seal besides; one that has lost its seal is refused like one whose seal does not fit. A seal made with a key is left
+to the store that holds the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any, NoReturn
+
+import msgspec
+
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    CheckpointVersionError,
+    DeserializeStateError,
+    SerializeStateError,
+)
+from milepost.model.record import CHECKPOINT, CHECKPOINT_VERSION, decompress, digest_of, make_record, parse_time
+from milepost.model.seal import KEYED, Seals
+
+__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "migrate", "read_envelope"]
+
+Fields = dict[str, Any]
+
+_GO_NAMES = {
+    "runid": "run_id",
+    "nodeid": "node_id",
+    "nextnode": "next_node",
+    "prevnodeid": "prev_node_id",
+    "state": "state",
+    "version": "version",
+    "sequence": "sequence",
+    "timestamp": "timestamp",
+    "attempt": "attempt",
+    "compressed": "compressed",
+}
+_STEP_NAMES = {"checkpoint_id": "node_id", "saved_at": "timestamp", "step_results": "state"}
+_LAST = ("seal", "state")
+_OPTIONAL = ("iteration", "duration_ms", "branch", "outcome", "epoch", "updates")
+
+_TEXTS = ("run_id", "node_id", "next_node", "prev_node_id", "encoding", "kind", "branch", "outcome", "digest", "seal")
+_COUNTS = {"sequence": 0, "visit": 1, "attempt": 1, "iteration": 0, "size": 0, "epoch": 0}
+_MOST = 2**63 - 1
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint with its state as plain JSON values.
+
+    Made by hand, `Checkpoint(run_id, node_id, next_node, state).encode()` is what `store.save` takes: a run whose last
+    node was `node_id` and which goes on at `next_node`. `state` is any JSON value, or bytes with the JSON text of one.
+    `timestamp` is an aware datetime, by default that of now; None (an old form told none) is written as the begin of
+    1970. Fields that this library does not know are kept in `extra`.
+    """
+
+    run_id: str
+    node_id: str
+    next_node: str | None = None
+    state: Any = None
+    sequence: int = 0
+    timestamp: datetime | None = field(default_factory=_now)
+    attempt: int = 1
+    prev_node_id: str = ""
+    visit: int = 1
+    version: int = CHECKPOINT_VERSION
+    compressed: bool = False
+    digest: str | None = None
+    encoding: str = "json"
+    seal: str | None = None
+    kind: str = CHECKPOINT
+    size: int | None = None
+    iteration: int | None = None
+    duration_ms: float | None = None
+    branch: str | None = None
+    outcome: str | None = None
+    missed: tuple[str, ...] | None = None
+    epoch: int | None = None
+    updates: Any = None
+    tags: Mapping[str, str] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The envelope as compact UTF-8 JSON, digested and sealed.
+
+        The state is compressed above 1 MB, and from 1 KB on if `compressed`. Version, digest, encoding, size and seal
+        are made anew. Raises `SerializeStateError` where a field or the state is no exact JSON value of its kind.
+        """
+        state = self._encoded_state()
+        fields: Fields = {"next_node": self.next_node, "attempt": self.attempt, "prev_node_id": self.prev_node_id}
+        if self.kind != CHECKPOINT:
+            # Records of other kinds have these only where they say something.
+            fields = {name: value for name, value in fields.items() if value not in (None, 1, "")}
+        fields |= {name: getattr(self, name) for name in _OPTIONAL if getattr(self, name) is not None}
+        if self.missed is not None:
+            fields["missed"] = list(self.missed)
+        if self.tags is not None:
+            fields["tags"] = dict(self.tags)
+        place = {"run_id": self.run_id, "node_id": self.node_id, "sequence": self.sequence, "visit": self.visit}
+        misfit = _misfit({**place, **fields, "kind": self.kind})
+        if misfit is not None:
+            name, value = misfit
+            raise _refusal(name, value, f"is {_shown(value)}")
+        for name, value in self.extra.items():
+            if name in _KNOWN:
+                raise _refusal(f"extra.{name}", value, f"stands for the field {name!r}: give it as that")
+            fields[name] = value
+        texts = {name: msgspec.Raw(_dump(value, name)) for name, value in {**place, **fields}.items()}
+        record = make_record(
+            self.run_id,
+            self.sequence,
+            self._encoded_time(),
+            self.kind,
+            self.node_id,
+            self.visit,
+            state,
+            {name: texts[name] for name in fields},
+            self.compressed,
+        )
+        assert record.header is not None
+        return record._replace(header=Seals().seal(record.header)).envelope()
+
+    def _encoded_state(self) -> bytes | None:
+        if self.state is None and self.digest is None and self.kind != CHECKPOINT:
+            return None
+        if not isinstance(self.state, (bytes, bytearray)):
+            return _dump(self.state, "state")
+        try:
+            return _compact(self.state, "state")
+        except DeserializeStateError as exc:
+            raise SerializeStateError(str(exc), path="state", type_name=type(self.state).__name__) from exc
+
+    def _encoded_time(self) -> str:
+        moment = _EPOCH if self.timestamp is None else self.timestamp
+        if not isinstance(moment, datetime) or moment.tzinfo is None:
+            raise _refusal("timestamp", moment, f"is {_shown(moment)}: give a datetime with a zone")
+        try:
+            return moment.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+        except OverflowError as exc:
+            raise _refusal("timestamp", moment, f"is {_shown(moment)}, outside the years 1 to 9999") from exc
+
+    @classmethod
+    def decode(cls, data: bytes) -> Checkpoint:
+        """Read an envelope of any version; digest and seal are proven where it has them.
+
+        Raises `CheckpointVersionError`, `CheckpointCorruptError` or `CheckpointIntegrityError`, all of them
+        `DeserializeStateError`.
+        """
+        fields, state = read_envelope(data)
+        given = {name: value for name, value in fields.items() if name in _KNOWN and value is not None}
+        if "missed" in given:
+            given["missed"] = tuple(given["missed"])
+        given.setdefault("run_id", "")
+        given.setdefault("node_id", "")
+        given["state"] = _parse(state)
+        given["timestamp"] = _moment(fields.get("timestamp"))
+        return cls(**given, extra={name: value for name, value in fields.items() if name not in _KNOWN})
+
+    @staticmethod
+    def migrate(data: bytes) -> bytes:
+        """The envelope in the current version; see `milepost.model.checkpoint.migrate`."""
+        return migrate(data)
+
+
+_KNOWN = frozenset(f.name for f in dataclasses.fields(Checkpoint)) - {"extra"}
+
+
+def migrate(data: bytes) -> bytes:
+    """An envelope of any version in the current one, with the state untouched; current ones are given back as they are.
+
+    Pure: what is stored is never rewritten. Raises `DeserializeStateError` and its subclasses.
+    """
+    _, given = _open(data)
+    if given.get("version") == b"1" and "node_id" in given:
+        return data
+    # A seal over the old text proves nothing of the new one, and a digest alone is taken for a seal that was lost.
+    fields = {name: raw for name, raw in _migrated(given).items() if name not in {"seal", "digest"}}
+    return b"{" + b",".join(msgspec.json.encode(name) + b":" + raw for name, raw in fields.items()) + b"}"
+
+
+def read_envelope(data: bytes) -> tuple[Fields, bytes]:
+    """The header fields of an envelope of any version, and its state as plain, uncompressed, compact JSON text.
+
+    A record without a state gives `null`. Digest and seal are proven where the envelope has them:
+    `CheckpointIntegrityError`. Anything that is no envelope is `CheckpointCorruptError`, a newer version
+    `CheckpointVersionError`.
+    """
+    whole, given = _open(data)
+    fields = _migrated(given)
+    raw = fields.pop("state", None)
+    header = {name: _parse(text) for name, text in fields.items()}
+    # Go writes an unset text as "" and an unset number as 0.
+    if header.get("next_node") == "":
+        del header["next_node"]
+    if header.get("attempt") == 0:
+        header["attempt"] = 1
+    misfit = _misfit(header)
+    if misfit is not None:
+        name, value = misfit
+        raise CheckpointCorruptError(
+            f"checkpoint has a {name} that is {_shown(value)}", path=name, found=type(value).__name__
+        )
+    _moment(header.get("timestamp"))
+    state = _plain_state(header, raw)
+    _prove(header, state, whole, given.get("state"))
+    return header, b"null" if state is None else state
+
+
+# -- the chain of migrations: each leaves `state` untouched ------------------------------------------------
+
+
+def _from_0(fields: dict[str, bytes]) -> dict[str, bytes]:
+    """Version 0 knew neither attempts nor the node before."""
+    return {"attempt": b"1", "prev_node_id": b'""', **fields, "version": b"1"}
+
+
+_MIGRATIONS: dict[int, Callable[[dict[str, bytes]], dict[str, bytes]]] = {0: _from_0}
+
+
+def _migrated(fields: dict[str, bytes]) -> dict[str, bytes]:
+    fields = _renamed(fields)
+    version = _version(fields.get("version"))
+    while version < CHECKPOINT_VERSION:
+        fields = _MIGRATIONS[version](fields)
+        version += 1
+    fields["version"] = b"1"
+    return {name: fields[name] for name in (*(n for n in fields if n not in _LAST), *(n for n in _LAST if n in fields))}
+
+
+def _version(raw: bytes | None) -> int:
+    """The version number; none or null is 0, and text that reads as a number is that number."""
+    # No version is that long; and one that is may be more digits than Python turns into a number.
+    found: Any = None if raw is None else _parse(raw) if len(raw) <= 40 else raw[:40].decode("utf-8", "replace") + "..."
+    if found is None:
+        return 0
+    number = found
+    if isinstance(found, str):
+        number = float(found) if _NUMBER.fullmatch(found) else None
+    is_whole = isinstance(number, (int, float)) and not isinstance(number, bool) and isfinite(number) and not number % 1
+    if not is_whole or not 0 <= number <= CHECKPOINT_VERSION:
+        raise CheckpointVersionError(
+            f"checkpoint has format version {found!r}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, or "
+            f"check where the checkpoint comes from",
+            found=found,
+            supported=CHECKPOINT_VERSION,
+        )
+    return int(number)
+
+
+def _renamed(fields: dict[str, bytes]) -> dict[str, bytes]:
+    """Fields under today's names: those of Go structs in any case, and those of step workflows' files."""
+    if "node_id" in fields:
+        return dict(fields)
+    is_go = any(name.lower() in {"nodeid", "runid"} for name in fields)
+    renamed: dict[str, bytes] = {}
+    for name, raw in fields.items():
+        new = _GO_NAMES.get(name.lower(), name) if is_go else _STEP_NAMES.get(name, name)
+        if new in renamed:
+            raise CheckpointCorruptError(f"checkpoint has the field {new!r} under two names", path=new)
+        renamed[new] = raw
+    state = renamed.get("state", b"null")
+    if is_go and state.startswith(b'"') and renamed.get("compressed") != b"true":
+        # A []byte field of Go is base64 text in JSON, and what it holds is the state's JSON.
+        renamed["state"] = _compact(_base64(state), "checkpoint's state")
+    return renamed
+
+
+# -- bytes ----------------------------------------------------------------------------------------------
+
+
+def _open(data: bytes) -> tuple[bytes, dict[str, bytes]]:
+    """An envelope as compact text, and its members with their JSON text; a doubled key anywhere is refused."""
+    whole = _compact(data, "checkpoint")
+    try:
+        members = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise CheckpointCorruptError(f"checkpoint is no JSON object: {exc}") from exc
+    return whole, {name: bytes(raw) for name, raw in members.items()}
+
+
+def _compact(text: bytes | bytearray, what: str) -> bytes:
+    """JSON text without its white space, numbers and strings as they were written.
+
+    Refused, as `CheckpointCorruptError`, is what is no strict JSON in UTF-8, and what readers understand differently:
+    doubled keys, lone surrogates, a byte order mark.
+    """
+    plain = text if isinstance(text, bytes) else bytes(memoryview(text))
+    try:
+        # Numbers stay text: they are not looked at here, and some are longer than Python takes.
+        json.loads(
+            plain.decode("utf-8"),
+            object_pairs_hook=_refuse_doubles,
+            parse_int=str,
+            parse_float=str,
+            parse_constant=_refuse_constant,
+        )
+        return msgspec.json.format(plain, indent=-1)
+    except DeserializeStateError:
+        raise
+    except (ValueError, RecursionError, msgspec.DecodeError) as exc:
+        raise CheckpointCorruptError(f"{what} is no JSON text: {type(exc).__name__}: {exc}"[:300]) from exc
+
+
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise CheckpointCorruptError("checkpoint has the same key twice in one object")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise CheckpointCorruptError(f"checkpoint has {name}, which is no JSON")
+
+
+def _parse(raw: bytes) -> Any:
+    """The value of compact text; `CheckpointCorruptError` if a number is beyond what Python can hold."""
+    try:
+        return json.loads(raw, parse_float=_finite)
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointCorruptError(f"checkpoint has a value that cannot be read: {exc}"[:300]) from exc
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"number {text[:40]} is out of range")
+    return value
+
+
+def _base64(text: bytes) -> bytes:
+    try:
+        return base64.b64decode(_parse(text), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise CheckpointCorruptError(f"checkpoint's state is no base64: {exc}") from exc
+
+
+def _plain_state(header: Fields, raw: bytes | None) -> bytes | None:
+    """The state as it was before it was packed; None for a record that has none."""
+    if raw is None:
+        if _is_checkpoint(header):
+            raise CheckpointCorruptError("checkpoint has no state", path="state")
+        return None
+    compressed = header.get("compressed") is True
+    encoding = header.get("encoding") or ("zstd+base64" if compressed else "json")
+    if encoding == "zstd+base64":
+        if not raw.startswith(b'"'):
+            raise CheckpointCorruptError("checkpoint says compressed, but its state is no text")
+        where = "checkpoint's state"
+        return _compact(decompress(_base64(raw), header.get("size"), where=where), where)
+    if encoding != "json":
+        raise CheckpointCorruptError(
+            f"checkpoint has encoding {encoding!r}, which is read only through a store that has its key",
+            path="encoding",
+        )
+    if compressed:
+        raise CheckpointCorruptError("checkpoint says compressed and encoding 'json' at once", path="encoding")
+    return raw
+
+
+# -- fields -----------------------------------------------------------------------------------------------
+
+
+def _misfit(header: Fields) -> tuple[str, Any] | None:
+    """The first field that is not what it should be, with its value; None if all are."""
+    for name, value in header.items():
+        if value is not None and not _fits(name, value):
+            return name, value
+    if _is_checkpoint(header) and not header.get("node_id"):
+        return "node_id", header.get("node_id")
+    return None
+
+
+def _is_checkpoint(header: Fields) -> bool:
+    """Whether the envelope is a checkpoint, and no record of another kind."""
+    return header.get("kind") in (None, CHECKPOINT)
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if name in _COUNTS:
+        return type(value) is int and _COUNTS[name] <= value <= _MOST
+    if name == "compressed":
+        return isinstance(value, bool)
+    if name == "duration_ms":
+        return type(value) in {int, float} and isfinite(value)
+    if name == "missed":
+        return isinstance(value, list) and all(isinstance(visit, str) for visit in value)
+    if name == "tags":
+        return isinstance(value, dict) and all(isinstance(text, str) for pair in value.items() for text in pair)
+    return True
+
+
+def _moment(text: Any) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except (ValueError, TypeError) as exc:
+        raise CheckpointCorruptError(
+            f"checkpoint has a timestamp that is {_shown(text)}, and no time with a zone", path="timestamp"
+        ) from exc
+
+
+def _prove(header: Fields, state: bytes | None, whole: bytes, raw: bytes | None) -> None:
+    """Raise `CheckpointIntegrityError` unless digest and seal fit, and are there where they should be."""
+    digest, seal = header.get("digest"), header.get("seal")
+    if digest is not None and (state is None or digest != digest_of(state)):
+        found = "no state" if state is None else digest_of(state)
+        raise _changed("its digest does not fit its state", digest, found)
+    if seal is None:
+        if digest is not None or not _is_checkpoint(header):
+            raise _changed("its seal is gone", "a seal", "none")
+    elif not seal.startswith(KEYED):
+        # The seal is the header's last field and covers the text before it; the state stands behind it, last of all.
+        sealed = whole.removesuffix(b"}" if raw is None else b',"state":' + raw + b"}")
+        tail = b',"seal":' + msgspec.json.encode(seal)
+        if Seals().seal(sealed.removesuffix(tail)) != sealed:
+            raise _changed("its seal does not fit its header", seal, "another")
+
+
+def _changed(what: str, expected: str, found: str) -> CheckpointIntegrityError:
+    return CheckpointIntegrityError(
+        f"checkpoint was changed after it was written ({what}): take a copy that was not, or, if the change is meant, "
+        f"take digest and seal out",
+        expected=expected,
+        found=found,
+    )
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{type(value).__name__} {value!r}"[:80]
+    except Exception:  # an integer beyond the digits that Python shows, or a foreign object's own repr
+        return type(value).__name__
+
+
+def _refusal(path: str, value: Any, what: str) -> SerializeStateError:
+    return SerializeStateError(f"{path} {what}", path=path, type_name=type(value).__name__)
+
+
+def _dump(value: Any, path: str) -> bytes:
+    """Strict JSON of plain values; what JSON would change on the way is refused."""
+    try:
+        _refuse_inexact(value, path)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    except SerializeStateError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        raise _refusal(
+            path, value, f"is no plain JSON value ({exc}): give the bytes that the flow's codec makes"
+        ) from exc
+
+
+def _refuse_inexact(value: Any, path: str) -> None:
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise _refusal(path, key, f"has the key {_shown(key)}, which JSON would change: give text")
+            _refuse_inexact(item, f"{path}.{key}")
+    elif kind is list:
+        for index, item in enumerate(value):
+            _refuse_inexact(item, f"{path}[{index}]")
+    elif kind not in {str, int, float, bool, type(None)} or (kind is float and not isfinite(value)):
+        raise _refusal(
+            path,
+            value,
+            f"is {_shown(value)}, which JSON would change: give lists, dicts, text and finite numbers, or bytes",
+        )

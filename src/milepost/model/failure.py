@@ -1,0 +1,150 @@
+"""Errors as text, for records and messages: whatever user code raised can be told, and none of it is trusted.
+
+An exception may have a `__str__` that raises, hold a lock, or need arguments to be made again. Recorded is what any
+reader can show: the type's name, the message, the traceback.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from milepost.errors import (
+    DuplicateStepNameError,
+    MilepostError,
+    NoBranchMatchedError,
+    NodeError,
+    NodeTimeoutError,
+    PredicateTypeError,
+    SerializeStateError,
+    StateTooLargeError,
+    StepError,
+    WorkflowError,
+)
+from milepost.executor.effects import AttemptTimedOut
+
+__all__ = [
+    "describe",
+    "failure_fields",
+    "first_line",
+    "message_of",
+    "place",
+    "recorded_error",
+    "recorded_step_error",
+    "shown",
+    "type_name",
+]
+
+MAX_TEXT = 20_000
+MAX_LINE = 500
+
+
+def type_name(error: BaseException) -> str:
+    """The qualified name of an error's type; built-in ones without their module."""
+    if isinstance(error, AttemptTimedOut):
+        return "TimeoutError"
+    kind: type[BaseException] = type(error)
+    return _printable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
+
+
+def message_of(error: BaseException) -> str:
+    """The error's message, or what can be said where asking for it fails."""
+    try:
+        return _printable(str(error)[:MAX_TEXT])[:MAX_TEXT]
+    except Exception as exc:
+        return f"<its message cannot be shown: {type(exc).__qualname__}>"
+
+
+def place(error: MilepostError, where: str, act: str) -> None:
+    """Begin the message of `error` with where it happened and end it with what to do; its facts stay as they are."""
+    error.args = (f"{where}: {error.args[0] if error.args else ''}; {act}", *error.args[1:])
+
+
+def shown(value: Any, limit: int = 200) -> str:
+    """`repr(value)`, cut at `limit` characters, whatever the value's own `__repr__` does."""
+    try:
+        text: str = _printable(repr(value))
+    except Exception as exc:
+        return f"<{type(value).__qualname__}, whose repr fails: {type(exc).__qualname__}>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, cut at a length that a table can show."""
+    line = message_of(error).partition("\n")[0]
+    return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"
+
+
+def describe(error: BaseException) -> str:
+    """One line: type and message."""
+    message = first_line(error)
+    return f"{type_name(error)}: {message}" if message else type_name(error)
+
+
+def failure_fields(error: BaseException) -> dict[str, Any]:
+    """What a record keeps of an error."""
+    return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
+
+
+def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> MilepostError:
+    """The error of a run that another process ran, from its failure or finish record.
+
+    It has no `__cause__`: type, message and traceback of the original are in its text.
+    """
+    where = f" at node {node_id!r}" if node_id else ""
+    text = f"run {run_id!r} failed{where}: {_told(fields)}, then resume or retry it{_traced(fields)}"
+    kind = NodeTimeoutError if fields.get("op") == "timeout" else NodeError
+    return kind(
+        text,
+        run_id=run_id,
+        node_id=node_id or None,
+        op=fields.get("op", "execute"),
+        attempt=fields.get("attempt", 1),
+    )
+
+
+def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, step_type: str = "") -> MilepostError:
+    """`recorded_error` of a workflow, from a failure record of one of its steps, or with `step_id` "" of its own code."""
+    what = f"step {step_id!r} of run {run_id!r}" if step_id else f"the workflow of run {run_id!r}"
+    text = f"{what} failed: {_told(fields)}, then resume or retry{_traced(fields)}"
+    usual: type[MilepostError] = StepError if step_id else WorkflowError
+    kind = _OURS.get(str(fields.get("error_type")), usual)
+    if step_id and fields.get("op") != "save" and not issubclass(kind, StepError):
+        kind = usual  # a step's own function raised it
+    error = kind(text, run_id=run_id, node_id=step_id or None)
+    if isinstance(error, WorkflowError):
+        error.reason = str(fields.get("message") or "")
+    if isinstance(error, StepError):
+        error.step_name, error.step_type = step_id, step_type
+        error.attempt = int(fields.get("attempt") or 1)
+    return error
+
+
+_OURS = {
+    f"milepost.errors.{kind.__name__}": kind
+    for kind in (
+        DuplicateStepNameError, NoBranchMatchedError, PredicateTypeError, SerializeStateError, StateTooLargeError,
+    )
+}  # fmt: skip
+
+
+def _told(fields: Mapping[str, Any]) -> str:
+    return f"{fields.get('error_type', 'error')}: {fields.get('message') or ''}; mend the cause"
+
+
+def _traced(fields: Mapping[str, Any]) -> str:
+    return f"\nas recorded where it ran:\n{fields['traceback']}" if fields.get("traceback") else ""
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        # Where a text is too long its end is kept: there stand the innermost call and the message.
+        return _printable("".join(traceback.format_exception(error))[-MAX_TEXT:])[-MAX_TEXT:]
+    except Exception as exc:
+        return f"<its traceback cannot be shown: {type(exc).__qualname__}>"
+
+
+def _printable(text: str) -> str:
+    # A message may hold what UTF-8 cannot: lone surrogates from file names, say.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

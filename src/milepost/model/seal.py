@@ -1,0 +1,317 @@
+"""Seals: how a store proves that a record is what was written, and who may have written it.
+
+A seal stands last in a record's header and covers its bytes from the first to the comma before it, so that digest,
+place and every other field are covered too. Without a key it is a digest: it finds damage. With a key it is an HMAC:
+nobody without the key can make one, so it finds tampering as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError, OptionError
+from milepost.model.record import (
+    CHECKPOINT,
+    CHECKPOINT_VERSION,
+    ENCRYPTED,
+    UNENCRYPTED,
+    UNPACKED,
+    VERBATIM,
+    Record,
+    StepHead,
+    digest_of,
+    step_head,
+)
+
+__all__ = ["KEYED", "PLAIN", "UNSEALED", "Code", "Flaw", "Seals", "changed", "check_keys"]
+
+KEYED = "hmac-sha256:"
+"""How a seal begins that was made with a key; the key's id follows."""
+
+SHORTEST_KEY = 16
+_KEYED = KEYED.encode()
+_BEFORE_SEAL = b',"seal":"'
+_SEALED = -len(b',"seal":"sha256:"') - 64
+"""Where in a header that is sealed without a key the seal begins."""
+_AS_ENCODED = frozenset({"", UNPACKED})
+_KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def check_keys(
+    option: str, keys: Mapping[str, bytes], *, shortest: int, longest: int | None = None
+) -> dict[str, bytes]:
+    """A copy of `keys`, key ids and secrets. `OptionError` for what is none; no message shows a secret."""
+    problem = ""
+    if not isinstance(keys, Mapping):
+        problem = f"is a mapping of key ids to bytes, not {type(keys).__name__}"
+    elif not keys:
+        problem = "has no key in it"
+    for key_id, secret in keys.items() if not problem else ():
+        if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
+            # What is no key id may be a secret that was put in the wrong place.
+            problem = "has a key id that is no text of 1 to 64 letters, digits and . _ -"
+        elif not isinstance(secret, bytes):
+            problem = f"has {type(secret).__name__} instead of bytes as key {key_id!r}"
+        elif len(secret) < shortest or (longest is not None and len(secret) > longest):
+            wanted = f"exactly {shortest}" if longest == shortest else f"at least {shortest}"
+            problem = f"has {len(secret)} bytes as key {key_id!r}, not {wanted}"
+        if problem:
+            break
+    if problem:
+        raise OptionError(f"{option} {problem}: give {{key id: secret}}, the key to write with first", option=option)
+    return dict(keys)
+
+
+class Code:
+    """HMAC-SHA256 under one key.
+
+    `hmac.digest` would do it in one step, but takes a lock of OpenSSL while other threads run: a process that is forked
+    at that moment never gets past the next one. What this does after its making takes none.
+    """
+
+    __slots__ = ("_begun",)
+
+    def __init__(self, key: bytes) -> None:
+        self._begun = hmac.new(key, digestmod="sha256")
+
+    def of(self, content: bytes) -> str:
+        """64 hex digits."""
+        code = self._begun.copy()
+        code.update(content)
+        return code.hexdigest()
+
+
+class Flaw(NamedTuple):
+    """What is wrong with something that was stored; `what` follows its name in a sentence, `act` says what to do.
+
+    Without an `act` it was changed, and what to do depends on what it is.
+    """
+
+    what: str
+    expected: str
+    found: str = "none"
+    act: str = ""
+
+
+UNSEALED = Flaw("was written without a key", "a seal with a key", act="pass allow_unsealed=True if that is meant")
+PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_plain=True if that is meant")
+
+
+class Seals:
+    """Seals the headers of records, and proves that a record is what was written.
+
+    With `signing_key` (key ids and secrets of at least 16 bytes) the first key seals and all verify; what has no seal
+    of such a key is refused, or with `allow_unsealed` taken as unproven. Without keys seals are digests.
+    `encryption_ids` are the encryption keys that the store has, to tell what is wrong with a record that stays encrypted.
+    """
+
+    __slots__ = ("_encryption_ids", "_first", "_keys", "_prefix", "accepts_unsealed")
+
+    def __init__(
+        self,
+        signing_key: Mapping[str, bytes] | None = None,
+        *,
+        allow_unsealed: bool = False,
+        encryption_ids: Collection[str] = (),
+    ) -> None:
+        keys = {} if signing_key is None else check_keys("signing_key", signing_key, shortest=SHORTEST_KEY)
+        self._keys = {key_id: Code(secret) for key_id, secret in keys.items()}
+        self._first = next(iter(self._keys.values()), None)
+        self._prefix = f"{KEYED}{next(iter(self._keys), '')}:".encode()
+        self.accepts_unsealed = allow_unsealed or not self._keys
+        """Whether what has no seal with a key is taken."""
+        self._encryption_ids = frozenset(encryption_ids)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether seals prove who wrote, and not only that nothing was damaged."""
+        return self._first is not None
+
+    def seal_of(self, content: bytes) -> bytes:
+        """The seal of any bytes: `sha256:<hex>`, or with a key `hmac-sha256:<key id>:<hex>`."""
+        if self._first is None:
+            return b"sha256:" + hashlib.sha256(content).hexdigest().encode()
+        return self._prefix + self._first.of(content).encode()
+
+    def seal(self, header: bytes) -> bytes:
+        """`header` (without closing brace) with its seal as the last field."""
+        return b"".join((header, _BEFORE_SEAL, self.seal_of(header), b'"'))
+
+    def flaw_of(self, content: bytes, seal: bytes) -> Flaw | None:
+        """What is wrong with the seal of some bytes; None: it fits, or need not be there."""
+        if not seal.startswith(_KEYED):
+            if not self.accepts_unsealed:
+                return UNSEALED
+            expected = b"sha256:%s" % hashlib.sha256(content).hexdigest().encode()
+            return None if hmac.compare_digest(expected, seal) else changed("the seal of its content", _shown(seal))
+        key_id, _, found = seal[len(KEYED) :].decode("utf-8", "replace").partition(":")
+        code = self._keys.get(key_id)
+        if code is None:
+            return self._unprovable(key_id, _shown(seal))
+        fits = hmac.compare_digest(code.of(content).encode(), found.encode())
+        return None if fits else changed(f"a seal of key {key_id!r}", _shown(seal))
+
+    def check_seal(self, run_id: str, record: Record) -> bool:
+        """Whether the seal proves the header; `CheckpointIntegrityError` if it does not fit or is none to accept.
+
+        False is a record that was written without a key, or from outside, and is accepted all the same.
+        """
+        header = record.header
+        if header is None:
+            if not self.accepts_unsealed:
+                raise _refusal(run_id, record, UNSEALED)
+            return False
+        at = header.rfind(_BEFORE_SEAL)
+        seal = header[at + len(_BEFORE_SEAL) : -1]
+        is_there = at >= 0 and header.endswith(b'"')
+        flaw = self.flaw_of(header[:at], seal) if is_there else changed("a seal as its header's end", "none")
+        if flaw is not None:
+            raise _refusal(run_id, record, flaw)
+        return not self._keys or seal.startswith(_KEYED)
+
+    def _unprovable(self, key_id: str, found: str) -> Flaw:
+        what = f"is sealed with key {key_id[:64]!r}, which this store does not have"
+        act = "add it to signing_key" if self._keys else "open the store with signing_key"
+        return Flaw(what, "a seal that can be proven", found, act)
+
+    def check_key(self, run_id: str, record: Record) -> None:
+        """`CheckpointIntegrityError` if `record` was written with a key that this store does not have.
+
+        Whoever has it would refuse what this store adds to the run. Whether the record is whole is not asked.
+        """
+        _, is_keyed, seal = (record.header or b"").rpartition(_BEFORE_SEAL + _KEYED)
+        key_id = seal.partition(b":")[0].decode("utf-8", "replace")
+        flaw = None
+        if is_keyed and key_id not in self._keys:
+            flaw = self._unprovable(key_id, key_id)
+        elif record.packing == ENCRYPTED:
+            with suppress(CheckpointCorruptError):
+                flaw = self.locked(record.fields().get("encryption_key"))
+        if flaw is not None and flaw.act:
+            raise _refusal(run_id, record, flaw)
+
+    def check(self, run_id: str, record: Record) -> bool:
+        """Raise unless `record` is whole and belongs at its place in `run_id`; whether all of that was proven.
+
+        `CheckpointIntegrityError` when seal, place or digest do not fit, or when a key is missing to tell,
+        `CheckpointCorruptError` when header or payload cannot be read, `CheckpointVersionError` when a newer release
+        wrote it. False is a record that is accepted without proof: one from outside, which has nothing to check here, or
+        one that was written without a key.
+        """
+        return self.checked_fields(run_id, record)[0]
+
+    def checked_fields(self, run_id: str, record: Record) -> tuple[bool, Mapping[str, Any]]:
+        """What `check` gives, and the fields of the header, for whoever reads many records and has need of both."""
+        if record.packing == UNENCRYPTED:
+            raise _refusal(run_id, record, PLAIN)
+        if record.header is None:
+            return self.check_seal(run_id, record), {}
+        fields = record.header_fields()
+        version = fields.get("version")
+        if isinstance(version, int) and version > CHECKPOINT_VERSION:
+            # Asked first: what a newer release seals, and how, is not known here.
+            raise CheckpointVersionError(
+                f"record {record.sequence} of run {run_id!r} at node {record.node_id!r} has format version {version}; "
+                f"this library reads up to {CHECKPOINT_VERSION}: upgrade milepost",
+                run_id=run_id,
+                node_id=record.node_id,
+                found=version,
+                supported=CHECKPOINT_VERSION,
+            )
+        is_proven = self.check_seal(run_id, record)
+        flaw = _misplacement(run_id, record, fields)
+        if flaw is None and record.packing == ENCRYPTED:
+            flaw = self.locked(fields.get("encryption_key"))
+        if flaw is None:
+            flaw = _flaw_of_state(record, fields)
+        if flaw is not None:
+            raise _refusal(run_id, record, flaw)
+        return is_proven, fields
+
+    def checked_step(self, run_id: str, record: Record) -> StepHead | None:
+        """What `check` looks at and a replay asks for, of a step's completion that `check` lets pass.
+
+        None for everything else, damaged or not: `checked_fields` says what that is.
+        """
+        sequence, kind, node_id, visit, _, header, state, packing = record
+        if kind != CHECKPOINT or header is None or state is None or packing not in _AS_ENCODED:
+            return None
+        head = step_head(header)
+        if (
+            head is None
+            or head.sequence != sequence
+            or head.node_id != node_id
+            or head.run_id != run_id
+            or head.visit != visit
+            or head.digest != digest_of(state)
+            or not self._is_sealed(header)
+        ):
+            return None
+        return head
+
+    def _is_sealed(self, header: bytes) -> bool:
+        """Whether a header ends with the seal of the rest: with that of a key where this store has one."""
+        if self._first is None:
+            digest = hashlib.sha256(header[:_SEALED]).hexdigest()
+            return header[_SEALED:] == f',"seal":"sha256:{digest}"'.encode()
+        content, _, seal = header.rpartition(_BEFORE_SEAL)
+        return seal.endswith(b'"') and seal.startswith(_KEYED) and self.flaw_of(content, seal[:-1]) is None
+
+    def locked(self, key_id: Any) -> Flaw:
+        """What is wrong with something that could not be decrypted."""
+        shown = repr(key_id)[:80]
+        if isinstance(key_id, str) and key_id in self._encryption_ids:
+            return changed(f"what key {shown} decrypts", "something else")
+        what = f"is encrypted with key {shown}, which this store does not have"
+        act = "add it to encryption_key" if self._encryption_ids else "open the store with encryption_key"
+        return Flaw(what, "a key that decrypts it", act=act)
+
+
+def changed(expected: str, found: str) -> Flaw:
+    """The flaw of something that is not what was written."""
+    return Flaw(f"was changed after it was written (expected {expected}, found {found})", expected, found)
+
+
+def _misplacement(run_id: str, record: Record, fields: Mapping[str, Any]) -> Flaw | None:
+    place = (run_id, record.node_id, record.sequence, record.kind, record.visit)
+    found = (
+        fields.get("run_id"),
+        fields.get("node_id"),
+        fields.get("sequence"),
+        fields.get("kind", CHECKPOINT),
+        fields.get("visit", 1),
+    )
+    return None if place == found else changed(f"place {place}", f"{found}")
+
+
+def _flaw_of_state(record: Record, fields: Mapping[str, Any]) -> Flaw | None:
+    if (fields.get("encoding") == VERBATIM) != (record.packing == VERBATIM):
+        # What somebody saved from outside is read as an envelope, and must never pass for a state, or the reverse.
+        return changed(f"the encoding {fields.get('encoding')!r}", f"the packing {record.packing!r}")
+    expected, state = fields.get("digest"), record.state()
+    if (state is None) != (expected is None):
+        return changed("a state with its digest", "one without the other")
+    if state is None or digest_of(state) == expected:
+        return None
+    return changed(str(expected), digest_of(state))
+
+
+def _shown(seal: bytes) -> str:
+    return seal.decode("utf-8", "replace")[:120]
+
+
+def _refusal(run_id: str, record: Record, flaw: Flaw) -> CheckpointIntegrityError:
+    act = flaw.act or "go on from the record before it with on_corrupt='previous', or restore the store from a copy"
+    return CheckpointIntegrityError(
+        f"record {record.sequence} of run {run_id!r} at node {record.node_id!r} {flaw.what}: {act}",
+        run_id=run_id,
+        node_id=record.node_id,
+        sequence=record.sequence,
+        expected=flaw.expected,
+        found=flaw.found,
+    )

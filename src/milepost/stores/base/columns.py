@@ -1,0 +1,190 @@
+"""The columns of a database's tables as values, and back.
+
+A damaged database may have anything in them. What can't be read must not hide what stands beside it: a row of `runs` is
+then a StoreError of that run alone, a record comes as one with an empty header, which no check lets pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from milepost.errors import StoreError
+from milepost.model.record import Record, new_record, parse_time
+from milepost.store import Ranges
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import Entry, Note
+
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
+
+__all__ = ["damaged_row", "entry_of", "json_text", "record_of", "record_values", "row_of", "row_values"]
+
+_encode = msgspec.json.Encoder().encode
+_decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
+_decode_tags = msgspec.json.Decoder(dict[str, str]).decode
+_decode_live: Any = msgspec.json.Decoder(Ranges).decode
+_decode_note = msgspec.json.Decoder(dict[str, Any]).decode
+
+_Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
+
+
+@functools.cache
+def _waits() -> msgspec.json.Decoder[tuple[Wait, ...]]:
+    from milepost.model.info import Wait  # few runs wait
+
+    return msgspec.json.Decoder(tuple[Wait, ...])
+
+
+class _RowColumns(msgspec.Struct, array_like=True):
+    """What the columns of a row must be; a damaged database may have anything in them."""
+
+    run_id: str
+    flow: str
+    status: Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked"]
+    created_at: _Time
+    updated_at: _Time
+    epoch: int
+    nonce: str
+    owner: str
+    lease: float
+    lease_until: _Time | None
+    reason: str
+    wake_at: _Time | None
+    waiting: str
+    crash_count: int
+    crashed_at: int
+    signals: int
+    cancel: str | None
+    degraded: int
+    missed: str
+    tags: str
+    live: str
+    worked: int
+    sequence: int
+    pruned: int
+    id: int
+
+
+_OPTIONAL: tuple[type, ...] = (bytes, type(None))
+_RECORD_SHAPES = frozenset((int, str, str, int, int, h, str, payload) for h in _OPTIONAL for payload in _OPTIONAL)
+_ENTRY_SHAPES = frozenset((int, str, str, int, int, h, str, note) for h in _OPTIONAL for note in (str, type(None)))
+
+
+_BRACE = ord("}")
+
+
+def record_values(record: Record) -> tuple[Any, ...]:
+    """The bound values of a record, but for run and note."""
+    sequence, kind, node_id, visit, size, header, payload, packing = record
+    text = None if header is None else (header + b"}").decode()
+    return sequence, kind, node_id, visit, size, packing, text, payload
+
+
+def row_values(row: Row) -> tuple[Any, ...]:
+    """The bound values of a row, but for its `id`."""
+    return (
+        row.run_id,
+        row.flow,
+        row.status,
+        row.created_at,
+        row.updated_at,
+        row.epoch,
+        row.nonce,
+        row.owner,
+        row.lease,
+        row.lease_until,
+        _text(row.reason),
+        row.wake_at,
+        json_text(row.waiting) if row.waiting else "[]",
+        row.crash_count,
+        row.crashed_at,
+        row.signals,
+        None if row.cancel is None else _text(row.cancel),
+        row.degraded,
+        json_text(row.missed) if row.missed else "[]",
+        json_text(row.tags) if row.tags else "{}",
+        json_text(row.live) if row.live else "[]",
+        row.worked,
+        row.sequence,
+        row.pruned,
+    )
+
+
+def _text(value: str) -> str:
+    # A reason may quote any exception, lone surrogates included, which UTF-8 can't carry.
+    return value.encode("utf-8", "replace").decode()
+
+
+def json_text(value: Any) -> str:
+    """The JSON text of a value that a column keeps."""
+    return _encode(value).decode()
+
+
+def row_of(values: Sequence[Any]) -> Row:
+    """The row that columns hold. Raises StoreError if they hold none."""
+    try:
+        msgspec.convert(values, _RowColumns)
+        columns: tuple[Any, ...] = (
+            *values[:12],
+            _waits().decode(values[12]) if values[12] != "[]" else (),
+            *values[13:17],
+            bool(values[17]),
+            _decode_names(values[18]) if values[18] != "[]" else (),
+            _decode_tags(values[19]) if values[19] != "{}" else {},
+            _decode_live(values[20]) if values[20] != "[]" else (),
+            bool(values[21]),
+            *values[22:24],
+        )
+        return Row(*columns)
+    except msgspec.MsgspecError as exc:
+        raise damaged_row(values[0], exc) from exc
+
+
+def damaged_row(run_id: Any, exc: Exception) -> StoreError:
+    """The error of a row that can't be read."""
+    return StoreError(
+        f"the row of run {run_id!r} is damaged ({exc}): export what is left of the other runs, and restore the store from "
+        f"a copy",
+        op="read",
+    )
+
+
+def _damaged(values: Sequence[Any]) -> Record:
+    """A record whose columns are of types that no store writes."""
+    sequence, kind, node_id, visit, *_ = values
+    number, count = (value if type(value) is int else 0 for value in (sequence, visit))
+    return Record(number, str(kind), str(node_id), count, 0, b"", None)
+
+
+def record_of(values: Sequence[Any]) -> Record:
+    """The record that columns hold."""
+    if (*map(type, values),) not in _RECORD_SHAPES:
+        return _damaged(values)
+    sequence, kind, node_id, visit, size, header, packing, payload = values
+    # Read by the thousand: `_open_header`, without its call.
+    opened = header[:-1] if header and header[-1] == _BRACE else header
+    return new_record((sequence, kind, node_id, visit, size, opened, payload, packing))
+
+
+def entry_of(values: Sequence[Any]) -> Entry:
+    """The record without its payload, with its note."""
+    if (*map(type, values),) not in _ENTRY_SHAPES:
+        return Entry(_damaged(values), None)
+    sequence, kind, node_id, visit, size, header, packing, note = values
+    record = Record(sequence, kind, node_id, visit, size, _open_header(header), None, packing)
+    if note is None:
+        return Entry(record, None)
+    try:
+        fields = _decode_note(note)
+        moment = parse_time(fields["timestamp"]).timestamp()
+        return Entry(record, Note(moment, fields.get("next_node"), fields.get("seal", "")))
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):  # damaged: its seal fits nothing
+        return Entry(record, Note(0.0, None))
+
+
+def _open_header(header: bytes | None) -> bytes | None:
+    return header[:-1] if header is not None and header.endswith(b"}") else header

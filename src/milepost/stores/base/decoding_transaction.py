@@ -1,0 +1,287 @@
+"""What stands between the verbs and a medium: what goes in is sealed and encrypted, what comes out is opened and whole.
+
+Entries, which have no payload, and what is only counted pass as they are: they show nothing that is hidden. Before a record
+is deleted whose state others build on, the next of those is written anew.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
+from milepost.store import Ranges, Signal, Statement
+from milepost.stores.base.deltas import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
+from milepost.stores.base.fence import Row
+from milepost.stores.base.record_cipher import Keeper
+from milepost.stores.base.transaction import Entry, Note, Tally, Transaction
+
+__all__ = ["Guarded"]
+
+
+_PAGE = 256
+_READ = 128
+"""Records of a chain that are read at once."""
+_NEAR = 8
+"""How far apart two links of a chain are at most for those before them to be read with them."""
+_REMEMBERED = 16
+"""Large records that a transaction remembers: as many as a fork has branches, more or less."""
+
+
+class Guarded(Transaction):
+    """`tx`, with what `keeper` does on the way in and out; `packed` compresses what the medium keeps so."""
+
+    def __init__(self, tx: Transaction, keeper: Keeper | None, packed: Callable[[Record], Record]) -> None:
+        self._tx = tx
+        self._keeper = keeper
+        self._packed = packed
+        self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
+        """By run and number, large records that were given last: the next ones may build on them."""
+        self._lost: set[tuple[str, int]] = set()
+        """Those that could not be made whole: nor can what builds on them."""
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, run_id: str) -> Row | None:
+        row = self._tx.row(run_id)
+        return row if row is None or self._keeper is None else self._keeper.opened_row(row)
+
+    def add_row(self, row: Row) -> None:
+        self._tx.add_row(row if self._keeper is None else self._keeper.keep_row(row))
+
+    def put_row(self, row: Row) -> None:
+        self._tx.put_row(row if self._keeper is None else self._keeper.keep_row(row))
+
+    def take(self, row: Row, record: Record) -> None:
+        self._tx.take(row if self._keeper is None else self._keeper.keep_row(row), record)
+
+    def page(
+        self,
+        *,
+        flow: str | None,
+        statuses: Collection[str] | None,
+        tags: Mapping[str, str],
+        updated_before: float | None,
+        updated_after: float | None,
+        limit: int,
+        after: str | None,
+    ) -> builtins.list[Row]:
+        rows = self._tx.page(
+            flow=flow,
+            statuses=statuses,
+            tags=tags,
+            updated_before=updated_before,
+            updated_after=updated_after,
+            limit=limit,
+            after=after,
+        )
+        return self._opened_rows(rows)
+
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        return self._tx.rested(status, after=after, until=until, limit=limit)
+
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
+        return self._opened_rows(self._tx.candidates(flow, now, limit, skip))
+
+    def _opened_rows(self, rows: builtins.list[Row]) -> builtins.list[Row]:
+        return rows if self._keeper is None else [self._keeper.opened_row(row) for row in rows]
+
+    def tally(self) -> builtins.list[Tally]:
+        return self._tx.tally()
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        if self._keeper is None:
+            self._tx.insert(run_id, records, note)
+            return
+        # All but saves from outside were kept before: the fast ways of media insert without coming here.
+        kept = [self._keeper.keep(run_id, record, note) if record.header is None else record for record in records]
+        self._tx.insert(run_id, kept)
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        self._tx.put_payload(run_id, record)
+
+    def newest(self, run_id: str) -> int:
+        return self._tx.newest(run_id)
+
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        found = self._tx.records(
+            run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
+        )
+        if not newest and self._keeper is None:
+            return [
+                record if record.size < SMALLEST and record.packing != DIFFERENCE else self._opened(run_id, record)
+                for record in found
+            ]
+        if not newest:
+            return [self._opened(run_id, record) for record in found]
+        # In order, in which each builds on the one before.
+        return [self._opened(run_id, record) for record in reversed(found)][::-1]
+
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> Entry | None:
+        return self._tx.newest_checkpoint(run_id, after=after, before=before, node_id=node_id)
+
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        found = self._tx.find_visit(run_id, node_id, visit)
+        return None if found is None else self._opened(run_id, found)
+
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        return self._tx.last_visit(run_id, node_id)
+
+    def entries(self, run_id: str) -> builtins.list[Entry]:
+        return self._tx.entries(run_id)
+
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        return self._tx.node_ids(run_id)
+
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        self._tx.hold(run_id)
+        of_node = self._tx.records(run_id, node_id=node_id)
+        self._part_from(run_id, frozenset(record.sequence for record in of_node if record.kind != OWNER))
+        return self._tx.remove_node(run_id, node_id)
+
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        self._tx.hold(run_id)
+        self._part_from(run_id, frozenset(sequences))
+        return self._tx.remove_records(run_id, sequences)
+
+    def remove_run(self, run_id: str) -> None:
+        self._tx.remove_run(run_id)
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        signals = self._tx.signals(run_id, after)
+        return signals if self._keeper is None else [self._keeper.opened_signal(run_id, signal) for signal in signals]
+
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        return self._tx.has_signal(run_id, signal_id)
+
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        self._tx.add_signal(run_id, signal if self._keeper is None else self._keeper.keep_signal(run_id, signal))
+
+    # -- statements of users -----------------------------------------------------------------------
+
+    def perform(self, statements: Sequence[Statement]) -> None:
+        self._tx.perform(statements)
+
+    # -- what media may do in fewer steps than the parts that it is made of ------------------------------
+
+    def live_checkpoint(
+        self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
+    ) -> Record | None:
+        found = self._tx.live_checkpoint(run_id, live, before=before, node_id=node_id)
+        return None if found is None else self._opened(run_id, found)
+
+    def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
+        return self._tx.live_nodes(run_id, live, before)
+
+    def live_entry(self, run_id: str, live: Ranges) -> Entry | None:
+        return self._tx.live_entry(run_id, live)
+
+    # -- whole records -----------------------------------------------------------------------------
+
+    def base_of(self, run_id: str, sequence: int) -> Base | None:
+        """The record as one that others may build on, if it was the last of its run that was given, and is large enough."""
+        return self._given.get((run_id, sequence))
+
+    def _opened(self, run_id: str, record: Record) -> Record:
+        """The record as it was given to `insert`, and with its state whole if that can be had."""
+        opened = record if self._keeper is None else self._keeper.opened(run_id, record)
+        if opened.packing != DIFFERENCE:
+            if opened.size >= SMALLEST and is_base(opened):
+                self._note(run_id, Base(opened, opened.sequence, opened.size, 0))
+            return opened
+        base = self._whole(run_id, opened)
+        if base is None and self._tx.reread(run_id):
+            # What it builds on may have gone since it was read, and then it was written anew before that.
+            for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
+                if again != record:
+                    return self._opened(run_id, again)
+        if base is None:
+            self._lost.add((run_id, opened.sequence))
+            return opened
+        self._note(run_id, base)
+        return base.record
+
+    def _note(self, run_id: str, base: Base) -> None:
+        self._given[run_id, base.record.sequence] = base
+        if len(self._given) > _REMEMBERED:
+            self._given.popitem(last=False)
+
+    def _whole(self, run_id: str, record: Record) -> Base | None:
+        known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
+        page: dict[int, Record] = {}
+
+        def base_of(said: Difference) -> Record | None:
+            """A record of the chain; with it are read those before it that are likely to be next."""
+            nonlocal page
+            if (run_id, said.base) in self._lost:
+                return None
+            if said.base not in page:
+                is_near = not page or min(page) - said.base <= _NEAR
+                first = max(said.since, said.base + 1 - _READ) if is_near else said.base
+                first = max([first, *(sequence + 1 for sequence in known if sequence < said.base)])
+                found = self._tx.records(run_id, after=first - 1, before=said.base + 1)
+                page = {record.sequence: self._decrypted(run_id, record) for record in found}
+            return page.get(said.base)
+
+        return whole_of(record, base_of, known)
+
+    def _decrypted(self, run_id: str, record: Record) -> Record:
+        return record if self._keeper is None or record.packing != ENCRYPTED else self._keeper.opened(run_id, record)
+
+    def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
+        """Write records anew that build on unwanted ones and stay.
+
+        `CheckpointIntegrityError` if one that stays can't be decrypted: nobody could tell what it builds on.
+        """
+        if not unwanted:
+            return
+        newest, after = self._tx.newest(run_id), min(unwanted)
+        moved: Base | None = None
+        while after < newest:
+            for kept in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
+                record = self._decrypted(run_id, kept)
+                if record.size < SMALLEST or record.sequence in unwanted:
+                    continue
+                if record.packing == ENCRYPTED:
+                    record.state()
+                said = read_difference(record) if record.packing == DIFFERENCE else None
+                if said is None or said.base not in unwanted:
+                    continue
+                whole = self._whole(run_id, record)
+                if whole is None:  # damaged: what it builds on may go all the same
+                    continue
+                self._note(run_id, whole)
+                # Those that build on this one look for nothing before the whole one that they knew of.
+                nearest = moved if moved is not None and moved.since >= said.since else None
+                less, moved = lessened(whole.record, nearest)
+                self._put(run_id, less, is_encrypted=kept.packing == ENCRYPTED)
+            after += _PAGE
+
+    def _put(self, run_id: str, record: Record, *, is_encrypted: bool) -> None:
+        """Keep a sealed record in another form, under the seal that it has: whoever made it answers for it, not we."""
+        header = record.header or b""
+        if record.packing == "" and b'"compressed":true' in header:
+            record = record._replace(packing=UNPACKED)
+        record = self._packed(record)
+        if is_encrypted and self._keeper is not None:
+            record = self._keeper.keep(run_id, record._replace(header=header.rpartition(b',"seal":"')[0]))
+        self._tx.put_payload(run_id, record)

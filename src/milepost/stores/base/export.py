@@ -1,0 +1,331 @@
+"""A run as lines of JSON, and back: what `export` writes and `import_run` reads. No I/O.
+
+The first line is the run's row. Then come its records in order, each as its envelope, or where it was saved from outside
+as its place and its bytes. Last come the signals. `read_run` believes nothing: each line is checked, and then whether they
+are all there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec.structs import asdict
+
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    CheckpointVersionError,
+    DeserializeStateError,
+    InvalidIDError,
+    OptionError,
+)
+from milepost.model.checkpoint import read_envelope
+from milepost.model.info import Wait
+from milepost.model.record import CHECKPOINT, Record, format_time, parse_time
+from milepost.model.seal import KEYED, Seals
+from milepost.store import Ranges, Signal, check_id, check_run_id, check_tag
+from milepost.stores.base.fence import Row
+from milepost.stores.base.gaps import Gaps
+from milepost.stores.base.transaction import Note, note_of, seal_of
+
+__all__ = ["Copy", "lines_of", "read_run"]
+
+_encode = msgspec.json.Encoder().encode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+T = TypeVar("T")
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Number = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_Moment = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
+
+
+class Copy(NamedTuple):
+    """A run that nobody owns. Headers are not sealed; a record from outside has its note."""
+
+    row: Row
+    records: tuple[tuple[Record, Note | None], ...]
+    signals: tuple[Signal, ...]
+
+
+class _Run(msgspec.Struct, forbid_unknown_fields=True):
+    """The row of a run as a line holds it. A release that had fewer fields left some out."""
+
+    run_id: str
+    flow: str
+    status: Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked"]
+    created_at: _Moment
+    updated_at: _Moment
+    epoch: _Count
+    owner: str = ""
+    lease: float = 0.0
+    lease_until: float | None = None
+    reason: str = ""
+    wake_at: _Moment | None = None
+    waiting: tuple[Wait, ...] = ()
+    crash_count: _Count = 0
+    crashed_at: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = -1
+    signals: _Count = 0
+    cancel: str | None = None
+    degraded: bool = False
+    missed: tuple[str, ...] = ()
+    tags: dict[str, str] = {}
+    live: Ranges = ()
+    worked: bool = False
+    sequence: _Count = 0
+    pruned: _Count = 0
+
+
+class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+    """A record from outside as a line holds it. `seal` proves place and bytes, where the line has one."""
+
+    run_id: str
+    node_id: str
+    sequence: _Number
+    visit: _Number
+    timestamp: str | None
+    data: str
+    seal: str = ""
+
+
+class _Sent(msgspec.Struct, forbid_unknown_fields=True):
+    """A signal as a line holds it. `data` counts where it is there."""
+
+    number: _Number
+    name: str
+    payload: msgspec.Raw
+    signal_id: str | None
+    to: str | None
+    sent_at: _Moment
+    data: str | None = None
+
+
+# -- out ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(
+    row: Row,
+    records: Iterable[tuple[Record, Note | None]],
+    signals: Iterable[Signal],
+    envelope_of: Callable[[Record], bytes],
+) -> list[bytes]:
+    """The lines of a run, of which none has a line break in it."""
+    lines = [_encode({"run": {name: value for name, value in asdict(row).items() if name != "nonce"}})]
+    for record, note in records:
+        envelope = envelope_of(record)
+        lines.append(_encode({"saved": _saved(row.run_id, record, note, envelope)}) if record.is_foreign else envelope)
+    lines += [_encode({"signal": _sent(signal)}) for signal in signals]
+    return lines
+
+
+def _saved(run_id: str, record: Record, note: Note | None, data: bytes) -> dict[str, Any]:
+    timestamp = record.header_fields().get("timestamp") if note is None else format_time(note.timestamp)
+    return {
+        "run_id": run_id,
+        "node_id": record.node_id,
+        "sequence": record.sequence,
+        "visit": record.visit,
+        "timestamp": timestamp,
+        "seal": seal_of(run_id, record) if note is None else note.seal,
+        "data": base64.b64encode(data).decode(),
+    }
+
+
+def _sent(signal: Signal) -> dict[str, Any]:
+    fields = signal._asdict()
+    if signal.payload is None:
+        return fields
+    try:
+        msgspec.json.decode(signal.payload)
+        shown = msgspec.json.format(signal.payload, indent=-1)
+        fields["payload"] = msgspec.Raw(shown)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a store takes any bytes
+        fields["payload"] = shown = None
+    if shown != signal.payload or shown == b"null":
+        fields["data"] = base64.b64encode(signal.payload).decode()
+    return fields
+
+
+# -- in ----------------------------------------------------------------------------------------------------
+
+
+def read_run(data: bytes, seals: Seals, run_id: str | None = None) -> Copy:
+    """The run that `lines_of` wrote, under its own id or under another. `seals` prove what was sealed with their keys.
+
+    Raises `CheckpointCorruptError`, `CheckpointIntegrityError` or `CheckpointVersionError`, which name the line.
+    """
+    reader = _Reader(seals, run_id)
+    number = 0
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            reader.read(line)
+        except (DeserializeStateError, InvalidIDError, OptionError, msgspec.MsgspecError, ValueError) as exc:
+            raise _broken(exc, f"line {number} of the run to import") from exc
+    try:
+        return reader.copy()
+    except DeserializeStateError as exc:
+        raise _broken(exc, "the run to import") from exc
+
+
+def _broken(exc: Exception, where: str) -> DeserializeStateError:
+    text = f"{where}: {exc}"
+    if isinstance(exc, CheckpointVersionError):
+        return CheckpointVersionError(text, found=exc.found, supported=exc.supported)
+    if isinstance(exc, CheckpointIntegrityError):
+        return CheckpointIntegrityError(text, expected=exc.expected, found=exc.found)
+    return CheckpointCorruptError(text)
+
+
+class _Reader:
+    """Takes the lines of one run, in order."""
+
+    def __init__(self, seals: Seals, run_id: str | None) -> None:
+        self._seals = seals
+        self._run_id = run_id
+        self._run: _Run | None = None
+        self._gaps = Gaps(has_start=True)
+        self._records: list[tuple[Record, Note | None]] = []
+        self._signals: list[Signal] = []
+
+    def read(self, line: bytes) -> None:
+        """Take the next line."""
+        try:
+            members = _decode_members(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise CheckpointCorruptError(f"it is no JSON object: {exc}") from exc
+        if self._run is None:
+            self._take_run(members)
+        elif members.keys() == {"signal"}:
+            self._take_signal(_as(members["signal"], _Sent))
+        elif self._signals:
+            raise CheckpointCorruptError("a record can't follow a signal: give the lines in the order of the export")
+        elif members.keys() == {"saved"}:
+            self._take_saved(self._run, _as(members["saved"], _Saved))
+        else:
+            self._take_envelope(self._run, line, members)
+
+    def copy(self) -> Copy:
+        """The run, if all of it is there."""
+        run = self._run
+        if run is None:
+            raise CheckpointCorruptError("there is no line in it: give what an export wrote")
+        problems = self._gaps.problems(pruned=run.pruned, newest=run.sequence, status=run.status)
+        if len(self._signals) != run.signals:
+            problems.append(f"the run was sent {run.signals} signals, and there are {len(self._signals)}")
+        if problems:
+            raise CheckpointCorruptError("; ".join(problems) + ": give the whole of what an export wrote")
+        return Copy(_unowned(run, self._run_id), tuple(self._records), tuple(self._signals))
+
+    def _take_run(self, members: Mapping[str, msgspec.Raw]) -> None:
+        if members.keys() != {"run"}:
+            raise CheckpointCorruptError("the first line must be the run, as an export writes it")
+        run = _as(members["run"], _Run)
+        check_run_id(run.run_id)
+        for pair in run.tags.items():
+            check_tag(*pair)
+        if any(wait.wake_at is not None and wait.wake_at.tzinfo is None for wait in run.waiting):
+            raise CheckpointCorruptError("the run waits until a time without a zone")
+        self._run, self._gaps = run, Gaps(has_start=bool(run.flow))
+
+    def _take_signal(self, sent: _Sent) -> None:
+        check_id(sent.name, "signal name")
+        if sent.signal_id is not None:
+            check_id(sent.signal_id, "signal id")
+        if sent.number != len(self._signals) + 1:
+            raise CheckpointCorruptError(f"signal {sent.number} follows signal {len(self._signals)}")
+        payload = None if bytes(sent.payload) == b"null" else bytes(sent.payload)
+        if sent.data is not None:
+            payload = _base64(sent.data)
+        self._signals.append(Signal(sent.number, sent.name, payload, sent.signal_id, sent.to, sent.sent_at))
+
+    def _take_saved(self, run: _Run, saved: _Saved) -> None:
+        data = _base64(saved.data)
+        moment = run.updated_at if saved.timestamp is None else parse_time(saved.timestamp).timestamp()
+        record = Record(saved.sequence, CHECKPOINT, saved.node_id, saved.visit, len(data), None, data)
+        found = note_of(run.run_id, record, moment).seal
+        if saved.seal and saved.seal != found:
+            raise CheckpointIntegrityError(
+                "what was saved from outside was changed after that: take a copy that was not",
+                expected=saved.seal,
+                found=found,
+            )
+        self._take_foreign(run, saved.run_id, record, moment)
+
+    def _take_envelope(self, run: _Run, line: bytes, members: Mapping[str, msgspec.Raw]) -> None:
+        fields, state = read_envelope(line)
+        if "sequence" not in fields:
+            raise CheckpointCorruptError("the record has no sequence")
+        kind = fields.get("kind") or CHECKPOINT
+        place = fields["sequence"], kind, fields.get("node_id") or "", fields.get("visit") or 1
+        if bytes(members.get("version", b"")) != b"1" or ("state" in members and "digest" not in members):
+            # A form that no journal of ours has: kept as the bytes that it is.
+            moment = parse_time(fields["timestamp"]).timestamp() if fields.get("timestamp") else run.updated_at
+            self._take_foreign(run, fields.get("run_id"), Record(*place, len(line), None, line), moment)
+            return
+        payload, packing = (state, "") if "state" in members else (None, "")
+        if fields.get("compressed") is True:
+            payload, packing = _base64(msgspec.json.decode(members["state"], type=str)), "zstd"
+        texts = {name: bytes(raw) for name, raw in members.items() if name not in {"seal", "state"}}
+        self._check_seal(_header(texts), str(fields.get("seal")))
+        if self._run_id is not None:
+            texts["run_id"] = _encode(self._run_id)
+        header = _header(texts)
+        size = 0 if payload is None else len(state)
+        self._take_record(run, fields.get("run_id"), Record(*place, size, header, payload, packing), None)
+        self._gaps.note_deletion(kind, fields)
+
+    def _check_seal(self, header: bytes, seal: str) -> None:
+        """Raise where a seal does not fit that was made with a key at hand. Seals without a key are checked by now."""
+        flaw = self._seals.flaw_of(header, seal.encode()) if seal.startswith(KEYED) else None
+        # What only lacks its key can't be proven here, and may be as good as it was.
+        if flaw is not None and not flaw.act:
+            raise CheckpointIntegrityError(
+                f"the record {flaw.what}: take a copy that was not", expected=flaw.expected, found=flaw.found
+            )
+
+    def _take_foreign(self, run: _Run, run_id: str | None, record: Record, moment: float) -> None:
+        self._take_record(run, run_id, record, note_of(self._run_id or run.run_id, record, moment))
+
+    def _take_record(self, run: _Run, run_id: str | None, record: Record, note: Note | None) -> None:
+        if run_id != run.run_id:
+            raise CheckpointCorruptError(f"it is of run {run_id!r}, not of {run.run_id!r}")
+        if record.node_id or record.kind == CHECKPOINT:
+            check_id(record.node_id)
+        if self._records and record.sequence < self._gaps.next:
+            raise CheckpointCorruptError(f"record {record.sequence} follows record {self._gaps.next - 1}")
+        self._gaps.pass_over(record.sequence)
+        self._records.append((record, note))
+
+
+def _header(texts: Mapping[str, bytes]) -> bytes:
+    """The header of a record, without a seal and without its closing brace."""
+    return b"{" + b",".join(_encode(name) + b":" + text for name, text in texts.items())
+
+
+def _unowned(run: _Run, run_id: str | None) -> Row:
+    """The row of a copy, of which no token counts."""
+    fields: dict[str, Any] = {name: getattr(run, name) for name in run.__struct_fields__}
+    fields |= {"run_id": run_id or run.run_id, "epoch": run.epoch + 1, "owner": "", "lease": 0.0, "lease_until": None}
+    if run.status == "running":
+        # Its owner may go on with the original: no worker takes the copy before somebody has looked.
+        fields |= {"status": "interrupted", "reason": "it was running when it was exported", "worked": False}
+    return Row(**fields)
+
+
+def _as(raw: msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise CheckpointCorruptError(f"{exc}: if a newer release wrote it, upgrade milepost") from exc
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise CheckpointCorruptError(f"it has data that are no base64: {exc}") from exc

@@ -1,0 +1,313 @@
+"""The fence: every decision about who owns a run and what becomes of it, without any I/O.
+
+A store reads a `Row`, asks one of these functions what follows, and writes the row that comes back, all in one
+atomic write. So every store decides alike, and a store is only a place to keep rows and records.
+
+Time, process names and the tokens at hand are passed in. Nothing here changes a value that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from milepost.store import ENDED, Append, Claim, LeaseState, Ranges, Release, Token
+
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
+
+__all__ = [
+    "Held",
+    "Row",
+    "Ruling",
+    "cancel",
+    "claim",
+    "crashes",
+    "end_ownership",
+    "give_up",
+    "intruded",
+    "is_current",
+    "is_due",
+    "is_live",
+    "judge",
+    "lease_state",
+    "place_signal",
+    "refusal",
+    "renewed",
+    "shown_status",
+    "tagged",
+]
+
+_UNCANCELLABLE = frozenset({"finished", "cancelled"})
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The row of one run. Times are POSIX seconds; without an owner `owner` and `nonce` are both empty."""
+
+    run_id: str
+    flow: str
+    status: str
+    created_at: float
+    updated_at: float
+    epoch: int
+    nonce: str = ""
+    owner: str = ""
+    lease: float = 0.0
+    """How long the lease is from one renewal to the next."""
+    lease_until: float | None = None
+    reason: str = ""
+    wake_at: float | None = None
+    waiting: tuple[Wait, ...] = ()
+    """What the run was parked for, less what has come since."""
+    crash_count: int = 0
+    crashed_at: int = -1
+    """The newest checkpoint's sequence when a crash was last counted; see `crashes`."""
+    signals: int = 0
+    cancel: str | None = None
+    degraded: bool = False
+    missed: tuple[str, ...] = ()
+    tags: Mapping[str, str] = {}
+    live: Ranges = ()
+    worked: bool = False
+    """Whether a worker took the run last."""
+    sequence: int = 0
+    """The newest record when the row was last written: the journal may be longer, never shorter."""
+    pruned: int = 0
+    """How many records were taken out of the journal to save space, in all."""
+
+
+class Held(NamedTuple):
+    """A token that this store object handed out, and whether the verb that held it has ended."""
+
+    token: Token
+    is_abandoned: bool = False
+
+
+class Ruling(NamedTuple):
+    """What was decided. `row` is what to write instead of the old row, None if nothing changes."""
+
+    outcome: Literal["claimed", "locked", "moved", "blocked"]
+    row: Row | None = None
+
+
+def is_current(row: Row, token: Token) -> bool:
+    """Whether writes with `token` count: this process made it, and nobody owned the run since."""
+    return bool(row.nonce) and row.epoch == token.epoch and row.nonce == token.nonce and token.is_ours
+
+
+def is_live(sequence: int, live: Ranges) -> bool:
+    """Whether a record with this number is not superseded."""
+    if not live:
+        return True
+    return any(first <= sequence and (last is None or sequence <= last) for _, first, last in live)
+
+
+def crashes(row: Row, newest_checkpoint: int) -> int:
+    """Crashes in a row without progress: counting starts again once there is a newer checkpoint."""
+    return 0 if newest_checkpoint > row.crashed_at else row.crash_count
+
+
+def lease_state(row: Row, now: float, held: Held | None, is_gone: Callable[[str], bool]) -> LeaseState:
+    """Who owns the run, as far as one can know; see `LeaseState`. `held` is this store object's token of the run.
+
+    A lease ends with its time, with its owner's process, or when it lies further ahead than it is long: then the
+    clock was set back, and nobody knows when it will end.
+    """
+    if not row.owner:
+        return "free"
+    is_held = held is not None and is_current(row, held.token)
+    if is_held and held is not None and held.is_abandoned:
+        return "abandoned"
+    if row.lease_until is not None and not now < row.lease_until <= now + row.lease:
+        return "ended"
+    if is_held:
+        return "ours"
+    return "ended" if is_gone(row.owner) else "live"
+
+
+def shown_status(row: Row, state: LeaseState) -> str:
+    """The status as people see it: a run whose owner stopped without a word is dead."""
+    return "dead" if row.status == "running" and state == "ended" else row.status
+
+
+def claim(
+    row: Row,
+    wish: Claim,
+    *,
+    state: LeaseState,
+    newest: int,
+    newest_checkpoint: int,
+    now: float,
+    owner: str,
+    until: float | None,
+    worked: bool = False,
+) -> Ruling:
+    """Decide about `wish`. Claimed: the row with the new owner · blocked, with a row: this crash was one too many."""
+    if state in {"live", "ours"} and not wish.takeover:
+        return Ruling("locked")
+    is_crash = state == "ended"
+    if wish.epoch != row.epoch + 1 or wish.sequence != newest or wish.crashed != is_crash:
+        return Ruling("moved")
+    if row.status == "blocked" and not wish.reopen and row.cancel is None:
+        return Ruling("blocked")
+    count = 0 if wish.reopen else crashes(row, newest_checkpoint)
+    if is_crash:
+        count += 1
+        if wish.max_crashes is not None and count >= wish.max_crashes:
+            return Ruling("blocked", _blocked(row, count, newest, newest_checkpoint, now))
+    new = replace(
+        row,
+        status="running",
+        reason="",
+        updated_at=now,
+        epoch=wish.epoch,
+        nonce=wish.nonce,
+        owner=owner,
+        lease=wish.lease,
+        lease_until=until,
+        wake_at=None,
+        crash_count=count,
+        crashed_at=newest_checkpoint,
+        cancel=None if wish.reopen else row.cancel,
+        live=row.live if wish.live is None else wish.live,
+        worked=worked,
+        sequence=wish.record.sequence,
+    )
+    return Ruling("claimed", new)
+
+
+def _blocked(row: Row, count: int, newest: int, newest_checkpoint: int, now: float) -> Row:
+    reason = (
+        f"{count} owner{'s in a row' if count > 1 else ''} died, or blocked the process for longer than the lease, without a "
+        f"checkpoint in between: find out why, then resume it with reopen=True"
+    )
+    if row.cancel is not None:
+        reason += "; a cancel was open and was not carried out"
+    return replace(
+        give_up(row, now),
+        status="blocked",
+        reason=reason,
+        crash_count=count,
+        crashed_at=newest_checkpoint,
+        cancel=None,
+        sequence=newest,
+    )
+
+
+def judge(row: Row | None, append: Append, newest: int) -> Literal["written", "lost", "taken", "gap", "refused"]:
+    """What becomes of `append` to a journal that ends at `newest`."""
+    if row is None or not is_current(row, append.token):
+        return "lost"
+    for expected, record in enumerate(append.records, newest + 1):
+        if record.sequence != expected:
+            return "taken" if record.sequence < expected else "gap"
+    return "refused" if append.release is not None and refusal(row, append.release) else "written"
+
+
+def give_up(row: Row, now: float) -> Row:
+    """The row without an owner; what it had is otherwise unchanged."""
+    return replace(row, nonce="", owner="", lease=0.0, lease_until=None, updated_at=now)
+
+
+def refusal(row: Row, release: Release) -> bool:
+    """Whether `release` comes too late: a cancel is open, or a signal came that it doesn't know of."""
+    if release.status == "finished":
+        return row.cancel is not None
+    return release.status == "waiting" and release.signals is not None and row.signals != release.signals
+
+
+def intruded(row: Row, newest: int, now: float) -> Row:
+    """The row after somebody from outside wrote to its journal: a new epoch, which fences off a frozen owner."""
+    status = "interrupted" if row.status == "running" else row.status
+    return replace(give_up(row, now), epoch=row.epoch + 1, status=status, worked=False, sequence=newest)
+
+
+def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row:
+    """The row after `release`. The end of a run closes a cancel that was open."""
+    return replace(
+        give_up(row, now),
+        status=release.status,
+        reason=release.reason,
+        wake_at=release.wake_at,
+        waiting=release.waiting_for,
+        degraded=release.degraded,
+        missed=release.missed,
+        cancel=None if release.status in ENDED else row.cancel,
+        sequence=newest,
+    )
+
+
+def renewed(row: Row, until: float | None, now: float) -> Row:
+    """The row with its lease extended to `until`."""
+    return replace(row, lease_until=until, updated_at=now)
+
+
+def tagged(row: Row, tags: Mapping[str, str], *, newest: int, now: float) -> Row:
+    """The row with more tags, as of a journal that ends at `newest`."""
+    return replace(row, tags={**row.tags, **tags}, sequence=newest, updated_at=now)
+
+
+def place_signal(row: Row, name: str, to: str | None, now: float) -> tuple[Wait | None, Row]:
+    """The wait that a signal is for, if there is one, and the row that has got the signal.
+
+    A wait serves one signal and is over with its time. Any signal makes a waiting run ready.
+    """
+    match = next(
+        (
+            wait
+            for wait in row.waiting
+            if wait.signal == name
+            and (to is None or wait.wait_id == to)
+            and (wait.wake_at is None or wait.wake_at.timestamp() > now)
+        ),
+        None,
+    )
+    is_parked = row.status == "waiting"
+    new = replace(
+        row,
+        signals=row.signals + 1,
+        updated_at=now,
+        waiting=tuple(wait for wait in row.waiting if wait is not match),
+        status="ready" if is_parked else row.status,
+        wake_at=None if is_parked else row.wake_at,
+    )
+    return match, new
+
+
+def cancel(
+    row: Row, reason: str, sequence: int | None, *, state: LeaseState, newest: int, now: float
+) -> tuple[Literal["cancelled", "requested", "ended"], Row | None]:
+    """Decide about a cancel. Cancelled: the row's new epoch needs a finish record at `newest + 1`."""
+    if row.status in _UNCANCELLABLE:
+        return "ended", None
+    if state in {"live", "ours"} or sequence is None or newest > sequence:
+        return "requested", replace(row, cancel=reason if row.cancel is None else row.cancel, updated_at=now)
+    new = replace(
+        give_up(row, now),
+        status="cancelled",
+        reason=reason,
+        epoch=row.epoch + 1,
+        wake_at=None,
+        waiting=(),
+        cancel=None,
+        sequence=newest + 1,
+    )
+    return "cancelled", new
+
+
+def is_due(row: Row, state: LeaseState, now: float) -> bool:
+    """Whether a worker may go on with the run."""
+    if state in {"live", "ours"} or row.status in _UNCANCELLABLE:
+        return False
+    if row.cancel is not None:
+        return True
+    if row.status == "ready":
+        return row.wake_at is None or row.wake_at <= now
+    if row.status == "waiting":
+        return row.wake_at is not None and row.wake_at <= now
+    if row.status == "interrupted":
+        return row.worked
+    return row.status == "running"

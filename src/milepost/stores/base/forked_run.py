@@ -1,0 +1,135 @@
+"""A run up to one of its records, as the lines of a run of its own. No I/O.
+
+They are what `import_run` takes, so that a fork is kept as an import is: in a store of any kind, checked, sealed anew and
+in one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from milepost.model.origin import FORKED_FROM
+from milepost.model.record import OWNER, REPLY, START, Record, format_time, make_record
+from milepost.model.seal import Seals
+from milepost.store import Ranges, RunRow, Signal
+from milepost.stores.base.export import lines_of
+from milepost.stores.base.fence import Row
+from milepost.stores.base.gaps import Gaps
+from milepost.stores.base.transaction import Note, note_of
+
+__all__ = ["Prefix", "lines_of_fork", "unexplained_gaps"]
+
+NOT_COPIED = "milepost.not-copied"
+"""The name of a signal that was not copied, where one with a higher number was: nothing waits for it."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Prefix(NamedTuple):
+    """The records of a run up to one of them, all checked, and what else is copied of it."""
+
+    row: RunRow
+    records: tuple[Record, ...]
+    signals: tuple[Signal, ...]
+    """All that were ever sent, or () where no record has used one."""
+    moments: Mapping[int, float]
+    """When records from outside were saved, in POSIX seconds by their numbers."""
+
+    @property
+    def sequence(self) -> int:
+        """Of the last record."""
+        return self.records[-1].sequence
+
+
+def unexplained_gaps(prefix: Prefix) -> int:
+    """How many numbers are missing among the records, less those whose deletion is recorded among them."""
+    gaps = Gaps(has_start=bool(prefix.row.info.flow))
+    missing = removed = 0
+    for record in prefix.records:
+        missing += record.sequence - gaps.next
+        gaps.pass_over(record.sequence)
+        fields = record.fields() if record.kind == OWNER else {}
+        if fields.get("verb") == "delete" and isinstance(fields.get("removed"), int):
+            removed += fields["removed"]
+    return max(0, missing - removed)
+
+
+def lines_of_fork(
+    prefix: Prefix, seals: Seals, now: float, missed: Sequence[str], override: tuple[int, bytes] | None
+) -> bytes:
+    """The lines of the fork, still under the run id of its origin, sealed with that one's `seals`.
+
+    `override` are the number of the point that is overridden and its new state, encoded.
+    """
+    info, records = prefix.row.info, list(prefix.records)
+    epoch = prefix.row.epoch
+    if records[0].kind == START:
+        records[0] = _with_origin(records[0], info.run_id, prefix.sequence, seals)
+    if override is not None:
+        epoch += 1
+        records.append(_override(prefix, seals, now, epoch, *override))
+    signals = _signals(prefix)
+    row = Row(
+        info.run_id,
+        info.flow,
+        "interrupted",
+        created_at=now,
+        updated_at=now,
+        epoch=epoch,
+        reason=f"it was forked from run {info.run_id!r} at record {prefix.sequence}: resume it",
+        signals=len(signals),
+        degraded=bool(missed),
+        missed=tuple(missed),
+        tags={**info.tags, FORKED_FROM: f"{info.run_id}#{prefix.sequence}"},
+        live=_live(prefix.records),
+        sequence=records[-1].sequence,
+        pruned=unexplained_gaps(prefix),
+    )
+    noted = [(record, _note(prefix, record)) for record in records]
+    return b"\n".join(lines_of(row, noted, signals, Record.envelope)) + b"\n"
+
+
+def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals) -> Record:
+    """The start record with where the fork comes from; of a fork of a fork it tells all of the way."""
+    fields = start.fields()
+    fields.pop("seal", None)
+    origin: dict[str, Any] = {"run_id": run_id, "sequence": sequence}
+    if "origin" in fields:
+        origin["origin"] = fields["origin"]
+    return start._replace(header=seals.seal(_encode({**fields, "origin": origin})[:-1]))
+
+
+def _override(prefix: Prefix, seals: Seals, now: float, epoch: int, point: int, state: bytes) -> Record:
+    fields = {"verb": "fork", "from": point, "epoch": epoch, "reason": "its state was overridden"}
+    info = prefix.row.info
+    record = make_record(info.run_id, prefix.sequence + 1, format_time(now), OWNER, state=state, fields=fields)
+    assert record.header is not None
+    return record._replace(header=seals.seal(record.header))
+
+
+def _live(records: Sequence[Record]) -> Ranges:
+    """The live ranges as they were at the end of these records."""
+    for record in reversed(records):
+        live = record.fields().get("live") if record.kind == OWNER else None
+        if live is not None:
+            return tuple((branch, first, last) for branch, first, last in live)
+    return ()
+
+
+def _signals(prefix: Prefix) -> list[Signal]:
+    """The signals that the records have used, under their numbers. Of the others at most a number stays."""
+    used = {record.fields().get("signal") for record in prefix.records if record.kind == REPLY}
+    newest = max((number for number in used if isinstance(number, int)), default=0)
+    return [
+        signal if signal.number in used else Signal(signal.number, NOT_COPIED, None, None, None, signal.sent_at)
+        for signal in prefix.signals
+        if signal.number <= newest
+    ]
+
+
+def _note(prefix: Prefix, record: Record) -> Note | None:
+    moment = prefix.moments.get(record.sequence)
+    return None if moment is None else note_of(prefix.row.info.run_id, record, moment)

@@ -1,0 +1,549 @@
+"""The verbs of a run's owner, written once over the primitives of `Transaction`.
+
+A verb reads the row inside a write, asks the fence, and writes what follows in the same write. What the fence
+can't know, which tokens this object handed out and which processes are gone, is kept and looked up here.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar, Unpack
+
+from milepost.errors import (
+    OptionError,
+    RunExistsError,
+    RunLockedError,
+    RunNotFoundError,
+    StoreClosedError,
+    StoreError,
+)
+from milepost.model.process import describe_owner, is_gone, this_process
+from milepost.model.record import START, Record, format_time, make_record, new_record, packed
+from milepost.store import (
+    Append,
+    Claim,
+    Claimed,
+    Latest,
+    LeaseState,
+    NewRun,
+    Release,
+    Renewal,
+    RunRow,
+    Store,
+    StoreOptions,
+    Token,
+    Verdict,
+    check_run_id,
+    check_tag,
+)
+from milepost.stores.base import fence
+from milepost.stores.base.decoding_transaction import Guarded
+from milepost.stores.base.deltas import SMALLEST, Base, Bases
+from milepost.stores.base.fence import Held, Row
+from milepost.stores.base.process_fork import watch
+from milepost.stores.base.reasons import why
+from milepost.stores.base.record_cipher import keeper_of
+from milepost.stores.base.transaction import Entry, Overtaken, Transaction, seal_of
+
+__all__ = ["Journal", "has_statements"]
+
+IsGone = Callable[[str], bool]
+T = TypeVar("T")
+
+_TRIES = 20
+"""How often a write is begun anew because somebody else was faster."""
+
+
+class Journal(Store):
+    """Rows and journals under the fence. A medium adds `_read`, `_write` and `close`."""
+
+    can_encrypt = True
+    keeps_differences = False
+    """Whether the medium takes what changed in place of a state: one that keeps no more than what it is given need not."""
+    has_one_writer = True
+    """Whether a write keeps all others waiting, and not only those of the same runs."""
+
+    def __init__(self, **options: Unpack[StoreOptions]) -> None:
+        super().__init__(**options)
+        self._keeper = keeper_of(
+            self.seals, options.get("encryption_key"), allow_plain=options.get("allow_plain", False)
+        )
+        self._bases = Bases() if self.keeps_differences else None
+        self._held: dict[str, Held] = {}
+        self._is_closed = False
+        watch(self)
+
+    # -- the medium --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _write(self, op: str) -> AbstractContextManager[Transaction]:
+        """One atomic write: durable when its block ends, undone if that raises.
+
+        What the block reads is so still when it is written; where the medium finds that it is not, it undoes the write
+        and raises `Overtaken`, from the block or from its end.
+        """
+
+    @abc.abstractmethod
+    def _read(self, op: str) -> AbstractContextManager[Transaction]:
+        """A view of one moment. Never waits for a commit, where the medium allows that."""
+
+    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+        """What `body` gives, performed in one atomic write, and again where another writer was faster."""
+        for _ in range(_TRIES):
+            try:
+                with self._write(op) as tx:
+                    return body(self._guard(tx))
+            except Overtaken as exc:
+                overtaken = exc
+        raise StoreError(
+            f"the store {self.place} could not {op.replace('_', ' ')}: others were faster {_TRIES} times in a row: try again",
+            store=self.place,
+            op=op,
+        ) from overtaken
+
+    @contextmanager
+    def _reading(self, op: str) -> Iterator[Transaction]:
+        with self._read(op) as tx:
+            yield self._guard(tx)
+
+    def _guard(self, tx: Transaction) -> Transaction:
+        """What stands between the verbs and the medium."""
+        return tx if self._keeper is None and self._bases is None else Guarded(tx, self._keeper, self._packed)
+
+    def _lease_end(self, now: float, lease: float) -> float | None:
+        """When a lease taken now ends; None: not by itself."""
+        return now + lease
+
+    def _before_fork(self) -> None:
+        """Bring what is shared with a child into a state that both can go on from."""
+
+    def _after_fork(self, is_child: bool) -> None:
+        """Undo `_before_fork`."""
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError(f"the store {self.place} is closed: open it again to use it")
+
+    # -- ownership ---------------------------------------------------------------------------------
+
+    def create(self, new: NewRun) -> Token:
+        check_run_id(new.run_id)
+        for key, value in new.tags.items():
+            check_tag(key, value)
+        if new.record.sequence != 0:
+            raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
+        me = this_process()
+        token = Token(new.run_id, 1, new.nonce, me.key)
+        record = self._sealed(new.run_id, new.record)
+        is_owned = new.status == "running"
+
+        def body(tx: Transaction) -> None:
+            there = tx.row(new.run_id)
+            now = self.clock.time()
+            if there is not None:
+                status = fence.shown_status(there, self._state(there, now))
+                raise RunExistsError(
+                    f"run {new.run_id!r} exists and is {status}: choose another run_id, or resume it",
+                    run_id=new.run_id,
+                    status=status,
+                )
+            row = Row(
+                new.run_id,
+                new.flow,
+                new.status,
+                created_at=now,
+                updated_at=now,
+                epoch=1,
+                nonce=new.nonce if is_owned else "",
+                owner=me.name if is_owned else "",
+                lease=new.lease if is_owned else 0.0,
+                lease_until=self._lease_end(now, new.lease) if is_owned else None,
+                wake_at=new.wake_at,
+                tags=dict(new.tags),
+            )
+            tx.add_row(row)
+            tx.insert(new.run_id, (record,))
+
+        self._change("create", body)
+        if is_owned:
+            self._held[new.run_id] = Held(token)
+            if self._bases is not None and new.record.size >= SMALLEST:
+                self._bases.know(new.run_id, token, Base(new.record, 0, new.record.size, 0))
+        return token
+
+    def claim(self, claim: Claim) -> Claimed:
+        check_run_id(claim.run_id)
+        if claim.record.sequence != claim.sequence + 1:
+            raise ValueError(f"an owner record after {claim.sequence} can't have number {claim.record.sequence}")
+        claimed = self._change("claim", lambda tx: self._claim(tx, self._row(tx, claim.run_id), claim))
+        if claimed.token is not None:
+            self._held[claim.run_id] = Held(claimed.token)
+        return claimed
+
+    def _claim(
+        self, tx: Transaction, row: Row, wish: Claim, *, worked: bool = False, gone: IsGone | None = None
+    ) -> Claimed:
+        now = self.clock.time()
+        state = self._state(row, now, gone)
+        checkpoint, newest = tx.newest_checkpoint(row.run_id), tx.newest(row.run_id)
+        me = this_process()
+        ruling = fence.claim(
+            row,
+            wish,
+            state=state,
+            newest=newest,
+            newest_checkpoint=-1 if checkpoint is None else checkpoint.record.sequence,
+            now=now,
+            owner=me.name,
+            until=self._lease_end(now, wish.lease),
+            worked=worked,
+        )
+        if ruling.row is None:
+            return Claimed(ruling.outcome, None, self._view_of(tx, row, state, checkpoint, newest))
+        if ruling.outcome != "claimed":
+            tx.put_row(ruling.row)
+            return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
+        tx.take(ruling.row, self._sealed(row.run_id, wish.record))
+        token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
+        if self._bases is not None:
+            self._bases.hand_over(row, token)
+        return Claimed("claimed", token, self._view_of(tx, ruling.row, "ours", checkpoint, wish.record.sequence))
+
+    def claim_due(
+        self,
+        flows: Collection[str],
+        limit: int,
+        skip: Collection[str] = (),
+        *,
+        lease: float = 30.0,
+        max_crashes: int | None = 5,
+    ) -> builtins.list[tuple[Token, RunRow]]:
+        if limit < 1 or not flows:
+            return []
+        gone = functools.cache(is_gone)
+        if self.has_one_writer:  # most polls find nothing: look first, without keeping others from writing
+            with self._reading("claim_due") as tx:
+                if not self._due(tx, flows, 1, skip, gone):
+                    return []
+
+        def body(tx: Transaction) -> builtins.list[tuple[Token, RunRow]]:
+            taken = []
+            for row in self._due(tx, flows, limit, skip, gone):
+                newest = tx.newest(row.run_id)
+                wish = self._worker_claim(row, newest, lease, max_crashes, gone)
+                claimed = self._claim(tx, row, wish, worked=True, gone=gone)
+                if claimed.token is not None:
+                    taken.append((claimed.token, claimed.row))
+            return taken
+
+        taken = self._change("claim_due", body)
+        for token, _ in taken:
+            self._held[token.run_id] = Held(token)
+        return taken
+
+    def _due(
+        self, tx: Transaction, flows: Collection[str], limit: int, skip: Collection[str], gone: IsGone
+    ) -> builtins.list[Row]:
+        now = self.clock.time()
+        queues = [
+            [
+                row
+                for row in tx.candidates(flow, now, limit, skip)
+                if row.run_id not in skip and fence.is_due(row, self._state(row, now, gone), now)
+            ]
+            for flow in dict.fromkeys(flows)
+        ]
+        longest = max(map(len, queues), default=0)
+        in_turn = [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
+        return in_turn[:limit]
+
+    def _worker_claim(self, row: Row, newest: int, lease: float, max_crashes: int | None, gone: IsGone) -> Claim:
+        now = self.clock.time()
+        is_crash = self._state(row, now, gone) == "ended"
+        if row.cancel is not None:
+            reason = "a cancel is open"
+        elif is_crash:
+            reason = "its owner stopped without a word"
+        else:
+            reason = f"it was {row.status}"
+        fields = {"verb": "worker", "epoch": row.epoch + 1, "from": newest, "crashed": is_crash}
+        fields |= {"was": row.status, "reason": reason}
+        record = make_record(row.run_id, newest + 1, format_time(now), "owner", fields=fields)
+        nonce = os.urandom(8).hex()
+        return Claim(row.run_id, newest, row.epoch + 1, nonce, record, lease, is_crash, max_crashes=max_crashes)
+
+    def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        appends = [self._prepared(append) for append in batch]
+        verdicts = self._change("append", lambda tx: [self._append(tx, append) for append in appends])
+        self._settle(appends, verdicts)
+        return verdicts
+
+    def _prepared(self, append: Append) -> Append:
+        token, records, release, tags, statements = append
+        if tags is not None:
+            for key, value in tags.items():
+                check_tag(key, value)
+        if statements and not self.runs_statements:
+            raise OptionError(f"the store {self.place} executes no statements with a checkpoint", option="statements")
+        return Append(token, self._kept(token, records), release, tags, statements)
+
+    def _kept(self, token: Token, records: Sequence[Record]) -> tuple[Record, ...]:
+        """Records of an owner as the medium keeps them. Call `_note_kept` once it does."""
+        if self._bases is not None:
+            records = self._bases.lessened(token, records)
+        return tuple([self._sealed(token.run_id, record) for record in records])
+
+    def _note_kept(self, token: Token, records: Sequence[Record]) -> None:
+        if self._bases is not None:
+            self._bases.settle(token, records)
+
+    def _append(self, tx: Transaction, append: Append) -> Verdict:
+        token, records, release, tags, statements = append
+        row = tx.row(token.run_id)
+        newest = tx.newest(token.run_id)
+        outcome = fence.judge(row, append, newest)
+        if row is None or outcome != "written":
+            return Verdict(outcome, None if row is None else row.cancel)
+        if records:
+            tx.insert(token.run_id, records)
+            newest = records[-1].sequence
+        if release is not None or tags is not None:
+            now = self.clock.time()
+            new = row if release is None else fence.end_ownership(row, release, newest=newest, now=now)
+            tx.put_row(fence.tagged(new, tags or {}, newest=newest, now=now))
+        if statements:
+            tx.perform(statements)
+        return Verdict("written", row.cancel)
+
+    def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
+        """Take in what was written, and forget the tokens that are good for nothing any more."""
+        for append, verdict in zip(appends, verdicts, strict=True):
+            if verdict.outcome == "written":
+                self._note_kept(append.token, append.records)
+            if verdict.outcome == "lost" or (append.release is not None and verdict.outcome == "written"):
+                self._drop(append.token)
+
+    def renew(self, tokens: Sequence[Token]) -> builtins.list[Renewal]:
+        if not tokens:
+            self._check_open()
+            return []
+
+        def body(tx: Transaction) -> builtins.list[Renewal]:
+            renewals = []
+            now = self.clock.time()
+            for token in tokens:
+                row = tx.row(token.run_id)
+                if row is None or not fence.is_current(row, token):
+                    renewals.append(Renewal("lost", None if row is None else row.cancel))
+                    continue
+                tx.put_row(fence.renewed(row, self._lease_end(now, row.lease), now))
+                renewals.append(Renewal("kept", row.cancel))
+            return renewals
+
+        renewals = self._change("renew", body)
+        for token, renewal in zip(tokens, renewals, strict=True):
+            if renewal.outcome == "lost":
+                self._drop(token)
+        return renewals
+
+    def release(self, token: Token, release: Release) -> Verdict:
+        return self.append([Append(token, (), release)])[0]
+
+    def abandon(self, token: Token) -> None:
+        held = self._held.get(token.run_id)
+        if held is not None and held.token == token:
+            self._held[token.run_id] = Held(token, is_abandoned=True)
+
+    def _drop(self, token: Token) -> None:
+        held = self._held.get(token.run_id)
+        if held is not None and held.token == token:
+            self._held.pop(token.run_id, None)
+            if self._bases is not None:
+                self._bases.forget(token.run_id)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        check_run_id(run_id)
+        with self._reading("read") as tx:
+            found = tx.records(
+                run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
+            )
+            return [record if record.header is not None else self._proven(tx, run_id, record) for record in found]
+
+    def _proven(self, tx: Transaction, run_id: str, record: Record) -> Record:
+        """`record`; or, if it was saved from outside and was changed since, one with a header that no check lets pass."""
+        if record.header is not None or self._keeper is not None:  # a keeper has proven it with its key
+            return record
+        entry = tx.newest_checkpoint(run_id, after=record.sequence - 1, before=record.sequence + 1)
+        is_whole = entry is not None and entry.note is not None and entry.note.seal == seal_of(run_id, record)
+        return record if is_whole else record._replace(header=b"")
+
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
+        check_run_id(run_id)
+        held = self._holding(run_id)
+        with self._reading("latest") as tx:
+            row = self._row(tx, run_id)
+            view = self._view(tx, row, held=held)
+            newest = view.info.sequence
+            point = tx.live_checkpoint(run_id, row.live, before=before)
+            tail: builtins.list[Record] | None = None
+            if point is None:
+                tail = tx.records(run_id, before=before)
+                if tail and (tail[0].sequence, tail[0].kind) == (0, START):
+                    point = tail.pop(0)
+            after = -1 if point is None else point.sequence
+            if isinstance(tx, Guarded) and self._bases is not None:
+                # Whoever goes on from here writes what changed since.
+                base = tx.base_of(run_id, after)
+                if base is not None:
+                    self._bases.know(run_id, row, base)
+            point = None if point is None else self._proven(tx, run_id, point)
+            if tail is None:
+                tail = [] if after == newest else tx.records(run_id, after=after, before=before)
+            live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
+            if not with_nodes:
+                return Latest(view, point, live_tail, newest, (), row.sequence)
+            nodes = tx.live_nodes(run_id, row.live, after + 1)
+            start = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
+            return Latest(view, point, live_tail, newest, nodes, row.sequence, start)
+
+    def get_run(self, run_id: str) -> RunRow:
+        check_run_id(run_id)
+        held = self._holding(run_id)
+        with self._reading("get_run") as tx:
+            return self._view(tx, self._row(tx, run_id), held=held)
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        with self._reading("cancels") as tx:
+            rows = [tx.row(run_id) for run_id in run_ids]
+        return {row.run_id: row.cancel for row in rows if row is not None and row.cancel is not None}
+
+    def _shown_cancel(self, run_id: str, cancel: str | None) -> str | None:
+        """The reason of a cancel as it was given, for a medium that reads it without its row."""
+        return cancel if self._keeper is None or cancel is None else self._keeper.opened_cancel(run_id, cancel)
+
+    def _row(self, tx: Transaction, run_id: str) -> Row:
+        row = tx.row(run_id)
+        if row is None:
+            raise RunNotFoundError(run_id, self.place)
+        return row
+
+    def _state(
+        self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, Held] | None = None
+    ) -> LeaseState:
+        """Who owns the run. `held`: what this object held before the row was read, where another thread may let go since."""
+        known = self._held if held is None else held
+        return fence.lease_state(row, now, known.get(row.run_id), gone or is_gone)
+
+    def _holding(self, run_id: str) -> dict[str, Held]:
+        """What this object holds of a run now. Asked before its row is read: of a run that another thread releases in
+        between the row is as before, and nobody would know the token in it.
+        """
+        held = self._held.get(run_id)
+        return {} if held is None else {run_id: held}
+
+    def _view(
+        self,
+        tx: Transaction,
+        row: Row,
+        gone: IsGone | None = None,
+        held: Mapping[str, Held] | None = None,
+    ) -> RunRow:
+        state = self._state(row, self.clock.time(), gone, held)
+        return self._view_of(tx, row, state, tx.newest_checkpoint(row.run_id), tx.newest(row.run_id))
+
+    def _view_of(
+        self, tx: Transaction, row: Row, state: LeaseState, newest_checkpoint: Entry | None, newest: int
+    ) -> RunRow:
+        """The row as others see it, with the newest checkpoint and the newest record of its run."""
+        shown, now = newest_checkpoint, self.clock.time()
+        if shown is not None and not fence.is_live(shown.record.sequence, row.live):
+            shown = tx.live_entry(row.run_id, row.live)
+        from milepost.model.info import RunInfo
+
+        info = RunInfo(
+            run_id=row.run_id,
+            flow=row.flow,
+            status=fence.shown_status(row, state),
+            reason=why(row, state, now),
+            degraded=row.degraded,
+            missed=row.missed,
+            created_at=_moment(row.created_at),
+            updated_at=_moment(row.updated_at),
+            sequence=newest,
+            next_node=None if shown is None else shown.next_node(),
+            size=0 if shown is None else shown.record.size,
+            owner=row.owner,
+            lease_until=None if row.lease_until is None else _moment(row.lease_until),
+            wake_at=None if row.wake_at is None else _moment(row.wake_at),
+            waiting_for=row.waiting if row.status in {"waiting", "ready", "failed", "interrupted"} else (),
+            crash_count=fence.crashes(row, -1 if newest_checkpoint is None else newest_checkpoint.record.sequence),
+            tags=dict(row.tags),
+        )
+        return RunRow(info, row.epoch, state, row.cancel, row.signals, row.live)
+
+    # -- shared ------------------------------------------------------------------------------------
+
+    def _sealed(self, run_id: str, record: Record) -> Record:
+        """`record` as the medium keeps it."""
+        if record.header is None:  # from outside: sealed where it is inserted
+            return record
+        sequence, kind, node_id, visit, size, header, payload, packing = record = self._packed(record)
+        assert header is not None
+        if self._keeper is not None:
+            return self._keeper.keep(run_id, record)
+        return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
+
+    def _packed(self, record: Record) -> Record:
+        """`record` with its payload compressed, where its header says so or the medium keeps it so."""
+        return packed(record)
+
+    def _refuse_live(self, row: Row, state: LeaseState, deed: str) -> None:
+        """Raise `RunLockedError` while somebody owns the run."""
+        if state in {"live", "ours"}:
+            until = None if row.lease_until is None else _moment(row.lease_until)
+            end = "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
+            raise RunLockedError(
+                f"run {row.run_id!r} is owned by {describe_owner(row.owner)}{end} and can't be {deed}: wait for it to end, "
+                f"or stop it",
+                run_id=row.run_id,
+                owner=row.owner,
+                lease_until=until,
+            )
+
+
+def has_statements(appends: Sequence[Append]) -> bool:
+    """Whether a batch is an append with statements. ValueError if it is that and more."""
+    if not any(append.statements for append in appends):
+        return False
+    if len(appends) > 1:
+        raise ValueError("an append with statements has a commit of its own: hand it over in a batch of its own")
+    return True
+
+
+def check_tags(tags: Mapping[Any, Any]) -> None:
+    """TypeError unless all tags are str to str."""
+    for key, value in tags.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"tags are str to str, not {key!r}: {value!r}")
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

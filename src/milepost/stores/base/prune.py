@@ -1,0 +1,253 @@
+"""Forgetting: runs that are old, and visits of runs that nobody needs any more.
+
+Which records of a run go is decided in `thinning`; here they are found, and taken out run by run.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import math
+import typing
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Unpack
+
+import msgspec
+from msgspec.structs import replace
+
+from milepost.errors import CheckpointIntegrityError, OptionError, StoreError
+from milepost.model.record import Record
+from milepost.model.retry import as_seconds
+from milepost.store import Status, StoreOptions
+from milepost.stores.base import fence
+from milepost.stores.base.fence import Row
+from milepost.stores.base.owner import Journal
+from milepost.stores.base.retention import CONSIDERED, surplus, trace_of
+from milepost.stores.base.transaction import Transaction
+
+if TYPE_CHECKING:
+    from milepost.model.info import Pruned, Retention
+
+__all__ = ["Pruning", "Wish"]
+
+_logger = logging.getLogger("milepost")
+
+_PAGE = 256
+_MOST = 1 << 40
+"""More runs than any store has."""
+_ALWAYS_PRUNED = frozenset({"finished", "cancelled"})
+_SWEEP = 60.0
+"""Seconds between two looks for old runs at the end of runs."""
+_AT_AN_END = 100
+"""Old runs that the end of one run deletes at most, so that it does not take long."""
+_OVERLAP = 60.0
+"""Seconds by which two looks of a worker at what has ended overlap, should clocks differ."""
+_TRIES = 5
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What to forget: runs with `statuses` that were not changed after `before` (POSIX seconds), and visits of the others.
+
+    Each node of those keeps its newest `keep_last` visits.
+    """
+
+    statuses: frozenset[str]
+    before: float | None = None
+    keep_last: int | None = None
+    is_dry: bool = False
+
+    def is_old(self, updated_at: float) -> bool:
+        """Whether a run that was last changed then is to be deleted."""
+        return self.before is not None and updated_at <= self.before
+
+
+class Pruning(Journal):
+    """What a store forgets, when it is asked to or by its retention."""
+
+    def __init__(self, **options: Unpack[StoreOptions]) -> None:
+        super().__init__(**options)
+        self._swept_at: float | None = None
+        """When the end of a run last looked for old runs, by the monotonic clock."""
+        self._thinned_at: float | None = None
+        """Up to when all that has ended was thinned by this object."""
+
+    def prune(
+        self,
+        *,
+        older_than: float | timedelta | None = None,
+        keep_last: int | None = None,
+        statuses: str | Iterable[str] = ("finished", "cancelled"),
+        dry_run: bool = False,
+    ) -> Pruned:
+        from milepost.model.info import Retention
+
+        retention = Retention(older_than, keep_last)
+        if retention == Retention():
+            raise OptionError(
+                "prune without older_than and keep_last has nothing to go by: say how old a run must be to be deleted, or "
+                "how many visits of each node to keep",
+                option="older_than",
+            )
+        wanted = frozenset({statuses} if isinstance(statuses, str) else statuses)
+        unknown = sorted(map(repr, wanted - set(typing.get_args(Status))))
+        if unknown:
+            raise OptionError(
+                f"no run has the status {', '.join(unknown)}: choose among {', '.join(typing.get_args(Status))}",
+                option="statuses",
+            )
+        return self._prune(Wish(wanted, self._cutoff(retention), retention.keep_last, dry_run))
+
+    def tidy(self, run_id: str | None = None) -> None:
+        from milepost.model.info import Retention
+
+        retention = self.retention
+        if retention is None or retention == Retention():
+            return
+        try:
+            if run_id is None:
+                self._tidy_all(retention)
+            else:
+                self._tidy_after(run_id, retention)
+        except Exception as exc:  # a run that has ended well must not seem to have failed
+            told = {} if run_id is None else {"run_id": run_id}
+            _logger.warning("the store %s could not forget what its retention says: %s", self.place, exc, extra=told)
+
+    def _tidy_after(self, run_id: str, retention: Retention) -> None:
+        if retention.keep_last is not None:
+            self._thin(run_id, Wish(_ALWAYS_PRUNED, keep_last=retention.keep_last))
+        now = self.clock.monotonic()
+        if retention.older_than is None or (self._swept_at is not None and now - self._swept_at < _SWEEP):
+            return
+        self._swept_at = now
+        pruned = self._prune(Wish(_ALWAYS_PRUNED, self._cutoff(retention)), most=_AT_AN_END)
+        if len(pruned.deleted) >= _AT_AN_END:
+            self._swept_at = None
+
+    def _tidy_all(self, retention: Retention) -> None:
+        if retention.older_than is not None:
+            self._prune(Wish(_ALWAYS_PRUNED, self._cutoff(retention)))
+        if retention.keep_last is not None:
+            began = self.clock.time()
+            # A run that has ended changes no more without its time of activity.
+            self._prune(Wish(_ALWAYS_PRUNED, keep_last=retention.keep_last), after=self._thinned_at)
+            self._thinned_at = began - _OVERLAP
+
+    def _cutoff(self, retention: Retention) -> float | None:
+        if retention.older_than is None:
+            return None
+        return self.clock.time() - as_seconds(retention.older_than, "older_than")
+
+    def _prune(self, wish: Wish, *, after: float | None = None, most: int = _MOST) -> Pruned:
+        """Forget as `wish` says, of runs changed since `after`, until `most` of them have lost something."""
+        deleted: builtins.list[str] = []
+        thinned: builtins.list[str] = []
+        records = 0
+        for updated_at, run_id in self._candidates(wish, after):
+            if len(deleted) + len(thinned) >= most:
+                break
+            if wish.is_old(updated_at):
+                if self._forget(run_id, wish):
+                    deleted.append(run_id)
+            elif wish.keep_last is not None:
+                removed = self._thin(run_id, wish)
+                if removed:
+                    thinned.append(run_id)
+                    records += removed
+        from milepost.model.info import Pruned
+
+        return Pruned(tuple(deleted), tuple(thinned), records)
+
+    def _candidates(self, wish: Wish, changed_after: float | None) -> Iterator[tuple[float, str]]:
+        """When runs that may be meant were last changed and their ids, for each status the least recent first.
+
+        Read a page at a time; the run itself is asked again. What a page shows may be changed or deleted meanwhile: the
+        next one begins at a time, not at a run. What ends from now on is left to the next time, so that there is an end
+        also where runs end faster than they are pruned.
+        """
+        newest = self.clock.time() if wish.before is None or wish.keep_last is not None else wish.before
+        until = newest + 1.0  # a medium may round times
+        for status in sorted({"running" if status == "dead" else status for status in wish.statuses}):
+            after = (-math.inf if changed_after is None else changed_after, "")
+            while True:
+                with self._reading("prune") as tx:
+                    page = tx.rested(status, after=after, until=until, limit=_PAGE)
+                if not page:
+                    break
+                yield from page
+                after = page[-1]
+
+    def _row_meant(self, tx: Transaction, run_id: str, wish: Wish) -> Row | None:
+        """The row of a run that has a status that is meant, and no owner who may be alive."""
+        try:
+            row = tx.row(run_id)
+        except StoreError as exc:  # the row is damaged: the other runs are pruned all the same
+            _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
+            return None
+        if row is None:
+            return None
+        state = self._state(row, self.clock.time())
+        is_meant = state in {"free", "ended"} and fence.shown_status(row, state) in wish.statuses
+        return row if is_meant else None
+
+    def _forget(self, run_id: str, wish: Wish) -> bool:
+        """Delete a run if it is still old and meant; whether it was."""
+
+        def body(tx: Transaction) -> bool:
+            row = self._row_meant(tx, run_id, wish)
+            if row is None or not wish.is_old(row.updated_at):
+                return False
+            if not wish.is_dry:
+                tx.remove_run(run_id)
+            return True
+
+        if wish.is_dry:
+            with self._reading("prune") as tx:
+                return body(tx)
+        was_meant = self._change("prune", body)
+        if was_meant:
+            self._held.pop(run_id, None)
+        return was_meant
+
+    def _thin(self, run_id: str, wish: Wish) -> int:
+        """Take out what is surplus of a run; how many records."""
+        # What goes is found out in a read, so that a long journal keeps nobody from writing.
+        for _ in range(_TRIES):
+            with self._reading("prune") as tx:
+                row = self._row_meant(tx, run_id, wish)
+                numbers = [] if row is None else self._surplus(tx, row, wish.keep_last or 1)
+                newest = tx.newest(run_id)
+            if row is None or not numbers or wish.is_dry:
+                return len(numbers)
+            try:
+                removed = self._change("prune", functools.partial(self._take_out, row, wish, newest, numbers))
+            except CheckpointIntegrityError as exc:  # the other runs are pruned all the same
+                _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
+                return 0
+            if removed is not None:
+                return removed
+        return 0  # somebody is at it: there will be another time
+
+    def _surplus(self, tx: Transaction, row: Row, keep_last: int) -> builtins.list[int]:
+        run_id = row.run_id
+        if tx.newest(run_id) <= keep_last:
+            return []
+        traces = [trace_of(entry.record) for entry in tx.entries(run_id)]
+        after, page = -1, [Record(-1, "", "", 0, 0, None, None)]
+        while page:
+            page = tx.records(run_id, after=after, kinds=CONSIDERED, limit=_PAGE)
+            traces += [trace_of(record) for record in page]
+            after = page[-1].sequence if page else after
+        traces.sort()
+        return surplus(traces, row.live, keep_last)
+
+    def _take_out(self, row: Row, wish: Wish, newest: int, numbers: builtins.list[int], tx: Transaction) -> int | None:
+        """Take records out of a journal that is as it was read with `row`; None if it isn't."""
+        now = self._row_meant(tx, row.run_id, wish)
+        if now is None or now.epoch != row.epoch or tx.newest(row.run_id) != newest:
+            return None
+        removed = tx.remove_records(row.run_id, numbers)
+        # With a new epoch a claim that was made ready before fails, whose point may be gone, and is made ready anew.
+        tx.put_row(replace(now, epoch=now.epoch + 1, pruned=now.pruned + removed))
+        return removed

@@ -1,0 +1,249 @@
+"""What a store with keys makes of records, signals and texts on their way in, and undoes on their way out.
+
+Records. With a signing key they are sealed as everywhere, and what was saved from outside gets a header that seals it.
+With an encryption key the whole record, header and payload, is encrypted; what stays readable is a header of those
+fields that say where a record stands and how it went, not what it says. The two are bound together: the readable header is
+associated data of the encryption, the seal covers it, and in it stands a keyed digest of the encrypted one.
+
+What comes out is the record as it was given, sealed as this store seals. A record that cannot be opened comes out as it is
+kept, and `Seals.check` tells why: one bad record must not hide others.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError
+from milepost.model.record import (
+    CHECKPOINT,
+    CHECKPOINT_VERSION,
+    ENCRYPTED,
+    UNENCRYPTED,
+    VERBATIM,
+    ZSTD,
+    Record,
+    digest_of,
+    format_time,
+)
+from milepost.model.seal import PLAIN, UNSEALED, Flaw, Seals
+from milepost.store import Signal
+from milepost.stores.base.fence import Row
+from milepost.stores.base.key_ring import Vault
+from milepost.stores.base.transaction import Note
+
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
+
+__all__ = ["Keeper", "keeper_of"]
+
+READABLE = {
+    *("version", "run_id", "node_id", "sequence", "timestamp", "kind", "visit", "next_node", "attempt", "prev_node_id"),
+    *("iteration", "duration_ms", "branch", "outcome", "missed", "epoch", "tags", "compressed", "size"),
+    *("flow", "flow_version", "fingerprint", "shape", "entry", "verb", "from", "was", "crashed", "live", "removed"),
+    *("op", "error_type", "final", "given_up", "retry_at", "status", "result", "trunk", "fork", "overrides", "count"),
+    *("front", "step_type", "signal", "wake_at"),
+}
+"""The fields of a header that stay readable. Any other may hold what a user's code said, and is encrypted."""
+
+_MARK = b"\0milepost "
+"""How the payload of a signal begins that was sealed or encrypted: no JSON text begins so."""
+_LOCKED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):([A-Za-z0-9+/]{38,}=*)")
+"""A text of a row that is encrypted: the key's id, and nonce and tag at least."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def keeper_of(seals: Seals, encryption_key: Mapping[str, bytes] | None, *, allow_plain: bool) -> Keeper | None:
+    """A keeper, or None for a store that has no key of either sort."""
+    vault = None if encryption_key is None else Vault(encryption_key)
+    return Keeper(seals, vault, allow_plain=allow_plain) if vault is not None or seals.is_keyed else None
+
+
+class Keeper:
+    """Seals with `seals` and, where there is one, encrypts with `vault`; `allow_plain`: takes what is not encrypted."""
+
+    __slots__ = ("_accepts_plain", "_seals", "_vault")
+
+    def __init__(self, seals: Seals, vault: Vault | None, *, allow_plain: bool = False) -> None:
+        self._seals = seals
+        self._vault = vault
+        self._accepts_plain = allow_plain or vault is None
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def keep(self, run_id: str, record: Record, note: Note | None = None) -> Record:
+        """`record` as the medium keeps it. `note` tells of one from outside what it does not tell itself."""
+        if record.header is None:
+            record = _with_header(run_id, record, note)
+        assert record.header is not None
+        vault = self._vault
+        if vault is None:
+            return record._replace(header=self._seals.seal(record.header))
+        try:
+            fields = record.header_fields()
+        except CheckpointCorruptError:  # a store keeps what it is given; who reads it is told
+            fields = {}
+        readable = {name: value for name, value in fields.items() if name in READABLE} or _place_of(run_id, record)
+        readable["encoding"] = "zstd+aesgcm+base64" if record.packing == ZSTD else "aesgcm+base64"
+        readable["encryption_key"] = vault.key_id
+        readable["digest"] = vault.digest(vault.key_id, run_id, record.header)
+        header = _encode(readable)[:-1]
+        shape = b"%s %d %d\n" % (record.packing.encode(), len(record.header), record.payload is not None)
+        payload = vault.lock(run_id, b"".join((shape, record.header, record.payload or b"")), header)
+        return record._replace(header=self._seals.seal(header), payload=payload, packing=ENCRYPTED)
+
+    def opened(self, run_id: str, record: Record) -> Record:
+        """What `keep` was given, sealed; a record that cannot be opened so that `Seals.check` refuses it."""
+        vault = self._vault
+        if record.packing != ENCRYPTED:
+            return record if self._accepts_plain else record._replace(packing=UNENCRYPTED)
+        if vault is None or record.header is None or record.payload is None:
+            return record
+        try:
+            self._seals.check_seal(run_id, record)
+            fields = record.header_fields()
+        except CheckpointCorruptError:
+            return record
+        key_id, header = fields.get("encryption_key"), record.header.rpartition(b',"seal":"')[0]
+        plain = vault.unlock(key_id, run_id, record.payload, header)
+        if plain is None:
+            return record
+        shape, _, rest = plain.partition(b"\n")
+        packing, length, has_payload = shape.decode().split(" ")
+        inner, payload = rest[: int(length)], rest[int(length) :]
+        if vault.digest(str(key_id), run_id, inner) != fields.get("digest"):
+            return record
+        return record._replace(
+            header=self._seals.seal(inner), payload=payload if has_payload == "1" else None, packing=packing
+        )
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def keep_signal(self, run_id: str, signal: Signal) -> Signal:
+        """`signal` as the medium keeps it."""
+        place, vault = _place_of_signal(run_id, signal), self._vault
+        content = b"" if signal.payload is None else b"=" + signal.payload
+        if vault is not None:
+            content = b"%s %s" % (vault.key_id.encode(), vault.lock(run_id, content, place))
+        form = b"aesgcm" if vault is not None else b"plain"
+        seal = self._seals.seal_of(b"%s %s %s" % (form, place, content))
+        return signal._replace(payload=b"%s%s %s %s" % (_MARK, seal, form, content))
+
+    def opened_signal(self, run_id: str, signal: Signal) -> Signal:
+        """What `keep_signal` was given. `CheckpointIntegrityError` for anything else: no run may act on it."""
+        payload, place = signal.payload or b"", _place_of_signal(run_id, signal)
+        if not payload.startswith(_MARK):
+            if not self._seals.accepts_unsealed:
+                raise _refusal(run_id, signal, UNSEALED)
+            if not self._accepts_plain:
+                raise _refusal(run_id, signal, PLAIN)
+            return signal
+        seal, form, content = (*payload[len(_MARK) :].split(b" ", 2), b"", b"")[:3]
+        flaw = self._seals.flaw_of(b"%s %s %s" % (form, place, content), seal)
+        if flaw is None and form == b"aesgcm":
+            key_id, _, locked = content.partition(b" ")
+            name = key_id.decode("utf-8", "replace")
+            plain = None if self._vault is None else self._vault.unlock(name, run_id, locked, place)
+            flaw, content = (self._seals.locked(name), b"") if plain is None else (None, plain)
+        elif flaw is None and not self._accepts_plain:
+            flaw = PLAIN
+        if flaw is not None:
+            raise _refusal(run_id, signal, flaw)
+        return signal._replace(payload=content[1:] if content else None)
+
+    # -- the row's texts ----------------------------------------------------------------------------
+
+    def keep_row(self, row: Row) -> Row:
+        """`row` with its texts encrypted: why it stands still, why it was cancelled, what it asks."""
+        if self._vault is None or not (row.reason or row.cancel or row.waiting):
+            return row
+        return msgspec.structs.replace(
+            row,
+            reason=self._lock(row.run_id, "reason", row.reason),
+            cancel=None if row.cancel is None else self._lock(row.run_id, "cancel", row.cancel),
+            waiting=tuple(self._with_prompt(row.run_id, wait, is_kept=True) for wait in row.waiting),
+        )
+
+    def opened_row(self, row: Row) -> Row:
+        """What `keep_row` was given; a text that does not decrypt stays as it is kept."""
+        if self._vault is None or not (row.reason or row.cancel or row.waiting):
+            return row
+        return msgspec.structs.replace(
+            row,
+            reason=self._unlock(row.run_id, "reason", row.reason) or row.reason,
+            cancel=row.cancel and self.opened_cancel(row.run_id, row.cancel),
+            waiting=tuple(self._with_prompt(row.run_id, wait, is_kept=False) for wait in row.waiting),
+        )
+
+    def opened_cancel(self, run_id: str, cancel: str) -> str:
+        """The reason of a cancel as it was given; one that does not decrypt stays as it is kept."""
+        return self._unlock(run_id, "cancel", cancel) or cancel
+
+    def _with_prompt(self, run_id: str, wait: Wait, *, is_kept: bool) -> Wait:
+        what, prompt = f"prompt {wait.wait_id}", wait.prompt
+        if prompt is None:
+            return wait
+        text = self._unlock(run_id, what, prompt) if isinstance(prompt, str) else None
+        if not is_kept:
+            return wait if text is None else replace(wait, prompt=_decode(text))
+        is_unopened = text is None and isinstance(prompt, str) and _LOCKED.fullmatch(prompt)
+        return replace(wait, prompt=self._lock(run_id, what, prompt if is_unopened else _encode(prompt).decode()))
+
+    def _lock(self, run_id: str, what: str, text: str) -> str:
+        vault = self._vault
+        # What could not be decrypted came out as it is kept, and goes in again so.
+        if vault is None or not text or (_LOCKED.fullmatch(text) and self._unlock(run_id, what, text) is None):
+            return text
+        locked = vault.lock(run_id, text.encode("utf-8", "replace"), _encode(("text", run_id, what)))
+        return f"aesgcm:{vault.key_id}:{base64.b64encode(locked).decode()}"
+
+    def _unlock(self, run_id: str, what: str, text: str) -> str | None:
+        """The text that was locked; None for any other."""
+        found = _LOCKED.fullmatch(text)
+        if self._vault is None or found is None:
+            return None
+        try:
+            locked = base64.b64decode(found[2], validate=True)
+        except ValueError:
+            return None
+        plain = self._vault.unlock(found[1], run_id, locked, _encode(("text", run_id, what)))
+        return None if plain is None else plain.decode()
+
+
+def _place_of(run_id: str, record: Record) -> dict[str, Any]:
+    place: dict[str, Any] = {"version": CHECKPOINT_VERSION, "run_id": run_id, "node_id": record.node_id}
+    place["sequence"] = record.sequence
+    if record.kind != CHECKPOINT:
+        place["kind"] = record.kind
+    return {**place, "visit": record.visit}
+
+
+def _with_header(run_id: str, record: Record, note: Note | None) -> Record:
+    """A record from outside with a header that can be sealed; its bytes stay as they are."""
+    data = record.payload or b""
+    fields = _place_of(run_id, record)
+    fields["timestamp"] = format_time(0.0 if note is None else note.timestamp)
+    fields["next_node"] = None if note is None else note.next_node
+    fields |= {"digest": digest_of(data), "encoding": VERBATIM}
+    return record._replace(header=_encode(fields)[:-1], payload=data, packing=VERBATIM)
+
+
+def _place_of_signal(run_id: str, signal: Signal) -> bytes:
+    return _encode(("signal", run_id, signal.number, signal.name, signal.signal_id, signal.to))
+
+
+def _refusal(run_id: str, signal: Signal, flaw: Flaw) -> CheckpointIntegrityError:
+    act = flaw.act or "find out who did that; delete the run, or restore the store from a copy"
+    return CheckpointIntegrityError(
+        f"signal {signal.number} ({signal.name!r}) of run {run_id!r} {flaw.what}: {act}",
+        run_id=run_id,
+        expected=flaw.expected,
+        found=flaw.found,
+    )

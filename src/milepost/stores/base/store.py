@@ -1,0 +1,311 @@
+"""The verbs of everybody else: saving and loading by node, listing, deleting, signalling.
+
+Written once over the primitives of `Transaction`, as are `Journal`, `Pruning` and `Keeping`, on which this builds.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
+
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    CheckpointNotFoundError,
+    RunNotResumableError,
+    SignalRefusedError,
+)
+from milepost.model.process import is_gone
+from milepost.model.record import Record, format_time, make_record
+from milepost.store import ENDED, Ranges, Signal, check_id, check_run_id
+from milepost.stores.base import fence
+from milepost.stores.base.fence import Row
+from milepost.stores.base.maintenance import Keeping
+from milepost.stores.base.owner import check_tags
+from milepost.stores.base.transaction import Transaction, note_of
+
+if TYPE_CHECKING:
+    from milepost.model.info import CheckpointInfo, RunInfo
+
+__all__ = ["Runs"]
+
+_MOST = 1 << 40
+"""More runs than any store has; what a caller may give as a limit has no bound."""
+
+
+class Runs(Keeping):
+    """A whole store, but for its medium."""
+
+    # -- by run and node ---------------------------------------------------------------------------
+
+    def save(self, run_id: str, node_id: str, data: bytes) -> None:
+        check_run_id(run_id)
+        check_id(node_id)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data to save must be bytes, not {type(data).__name__}")
+        copied = bytes(data)
+
+        def body(tx: Transaction) -> None:
+            row = tx.row(run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
+            if row is not None:
+                self._refuse_live(row, self._state(row, now), "saved to")
+            save_from_outside(tx, run_id, node_id, copied, now, row)
+
+        self._change("save", body)
+
+    def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
+        check_run_id(run_id)
+        check_id(node_id)
+        with self._reading("load") as tx:
+            row = tx.row(run_id)
+            if row is None:
+                found = None
+            elif visit is None:
+                found = tx.live_checkpoint(run_id, row.live, node_id=node_id)
+            else:
+                found = tx.find_visit(run_id, node_id, visit)
+            proven = None if found is None else self._proven(tx, run_id, found)
+        if found is None:
+            what = "there is none" if visit is None else f"there is no visit {visit}"
+            if row is None:
+                what = "there is no such run"
+            raise CheckpointNotFoundError(run_id, node_id, f"{what} in {self.place}")
+        if self._keeper is not None:
+            # Whoever gets the bytes has no key to prove them with.
+            self.seals.check(run_id, found)
+        if proven is not found:
+            raise CheckpointIntegrityError(
+                f"checkpoint {found.sequence} of run {run_id!r} at node {node_id!r} was saved from outside and was changed "
+                f"after that: restore {self.place} from a copy",
+                run_id=run_id,
+                node_id=node_id,
+                sequence=found.sequence,
+            )
+        return self._envelope(run_id, found)
+
+    def list(self, run_id: str) -> builtins.list[CheckpointInfo]:
+        newest: dict[str, CheckpointInfo] = {}
+        for info in self.history(run_id):
+            if not info.superseded:
+                newest.pop(info.node_id, None)
+                newest[info.node_id] = info
+        return [*newest.values()]
+
+    def history(self, run_id: str) -> builtins.list[CheckpointInfo]:
+        check_run_id(run_id)
+        with self._reading("history") as tx:
+            row = tx.row(run_id)
+            entries = [] if row is None else tx.entries(run_id)
+        live: Ranges = () if row is None else row.live
+        return [entry.info(run_id, not fence.is_live(entry.record.sequence, live)) for entry in entries]
+
+    def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
+        check_run_id(run_id)
+        check_id(node_id)
+        for record in self.read(run_id, newest=True, limit=1):
+            self.seals.check_key(run_id, record)
+
+        def body(tx: Transaction) -> None:
+            row = tx.row(run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
+            if row is None or tx.newest_checkpoint(run_id, node_id=node_id) is None:
+                return
+            if not force:
+                self._refuse_live(row, self._state(row, now), "deleted from")
+            newest = tx.newest(run_id)
+            visit = tx.last_visit(run_id, node_id)
+            point = tx.live_entry(run_id, row.live)
+            first = _first_of_step(tx, row, node_id)
+            used = [record.fields().get("signal") for record in tx.records(run_id, kinds=("reply",), node_id=node_id)]
+            removed = tx.remove_node(run_id, node_id)
+            fields = {"verb": "delete", "epoch": row.epoch + 1, "removed": removed}
+            new = fence.intruded(row, newest + 1, now)
+            if first is not None:
+                new = _without_what_follows(new, node_id, first, newest + 1)
+                fields["live"] = [list(span) for span in new.live]
+                fields["used"] = [number for number in used if number is not None]
+            record = make_record(run_id, newest + 1, format_time(now), "owner", node_id, visit, fields=fields)
+            if first is None and row.status == "finished" and point is not None and point.record.node_id == node_id:
+                new = replace(new, status="interrupted", reason=f"its result, of node {node_id!r}, was deleted")
+            tx.put_row(new)
+            tx.insert(run_id, (self._sealed(run_id, record),))
+
+        self._change("delete", body)
+
+    def delete_run(self, run_id: str, *, force: bool = False) -> None:
+        check_run_id(run_id)
+
+        def body(tx: Transaction) -> None:
+            row = tx.row(run_id)
+            if row is None:
+                return
+            if not force:
+                self._refuse_live(row, self._state(row, self.clock.time()), "deleted")
+            tx.remove_run(run_id)
+
+        self._change("delete_run", body)
+        self._held.pop(run_id, None)
+
+    # -- listing -----------------------------------------------------------------------------------
+
+    def list_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        updated_before: datetime | None = None,
+        updated_after: datetime | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> builtins.list[RunInfo]:
+        if not isinstance(limit, int):
+            raise TypeError(f"limit must be an int, not {limit!r}")
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit}")
+        for name, moment in (("updated_before", updated_before), ("updated_after", updated_after)):
+            if moment is not None and not isinstance(moment, datetime):
+                raise TypeError(f"{name} must be a datetime, not {moment!r}")
+        if after is not None:
+            check_run_id(after)
+        check_tags(tags or {})
+        limit = min(limit, _MOST)
+        wanted = None if status is None else {status} if isinstance(status, str) else set(status)
+        # Whether a running run is dead is not in its row: it is asked of each.
+        statuses = None if wanted is None else {"running" if s == "dead" else s for s in wanted}
+        gone = functools.cache(is_gone)
+        found: builtins.list[RunInfo] = []
+        while len(found) < limit:
+            held = self._held.copy()
+            with self._reading("list_runs") as tx:
+                rows = tx.page(
+                    flow=flow,
+                    statuses=statuses,
+                    tags=tags or {},
+                    updated_before=None if updated_before is None else updated_before.timestamp(),
+                    updated_after=None if updated_after is None else updated_after.timestamp(),
+                    limit=limit,
+                    after=after,
+                )
+                infos = [self._view(tx, row, gone=gone, held=held).info for row in rows]
+            found += [info for info in infos if wanted is None or info.status in wanted]
+            if len(rows) < limit:
+                break
+            after = rows[-1].run_id
+        return found[:limit]
+
+    # -- signals and cancels -----------------------------------------------------------------------
+
+    def put_signal(
+        self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
+    ) -> Literal["taken", "kept", "duplicate"]:
+        check_run_id(run_id)
+        check_id(name, "signal name")
+        if signal_id is not None:
+            check_id(signal_id, "signal id")
+
+        def body(tx: Transaction) -> Literal["taken", "kept", "duplicate"]:
+            row = self._row(tx, run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
+            if signal_id is not None and tx.has_signal(run_id, signal_id):
+                return "duplicate"
+            if row.status in {"finished", "cancelled"}:
+                raise RunNotResumableError(
+                    f"run {run_id!r} is {row.status} and takes no signal {name!r} any more: signals are for runs that "
+                    f"go on",
+                    run_id=run_id,
+                    status=row.status,
+                    reason=row.reason,
+                )
+            match, new = fence.place_signal(row, name, to, now)
+            if to is not None and match is None:
+                open_waits = ", ".join(repr(wait.wait_id) for wait in row.waiting) or "nothing"
+                raise SignalRefusedError(
+                    f"run {run_id!r} does not wait for signal {name!r} at {to!r}, it waits for {open_waits}: leave "
+                    f"out `to` to have the signal kept for the next wait of its name",
+                    run_id=run_id,
+                    wait_id=to,
+                )
+            copied = None if payload is None else bytes(payload)
+            tx.add_signal(run_id, Signal(new.signals, name, copied, signal_id, to, now))
+            tx.put_row(new)
+            return "kept" if match is None else "taken"
+
+        return self._change("put_signal", body)
+
+    def signals(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
+        check_run_id(run_id)
+        with self._reading("signals") as tx:
+            return tx.signals(run_id, after)
+
+    def request_cancel(
+        self, run_id: str, reason: str = "", sequence: int | None = None
+    ) -> Literal["cancelled", "requested", "ended"]:
+        check_run_id(run_id)
+        # A reason is told, never compared: what UTF-8 cannot hold is told as its escape.
+        reason = reason.encode("utf-8", "backslashreplace").decode()
+
+        def body(tx: Transaction) -> Literal["cancelled", "requested", "ended"]:
+            row = self._row(tx, run_id)
+            now = self.clock.time()  # after the row: a medium may wait for it
+            newest = tx.newest(run_id)
+            state = self._state(row, now)
+            outcome, new = fence.cancel(row, reason, sequence, state=state, newest=newest, now=now)
+            if new is not None:
+                tx.put_row(new)
+            if new is not None and outcome == "cancelled":
+                fields = {"status": "cancelled", "reason": reason, "epoch": new.epoch}
+                record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
+                tx.insert(run_id, (self._sealed(run_id, record),))
+            return outcome
+
+        return self._change("request_cancel", body)
+
+
+def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
+    """The first record that counts of a step, or of what is part of it; None in a run that is none of steps."""
+    start = tx.records(row.run_id, kinds=("start",), limit=1)
+    try:
+        if not start or start[0].fields().get("front") != "workflow":
+            return None
+    except CheckpointCorruptError:  # a run that nobody can go on with can be deleted from all the same
+        return None
+    ids = [found for found in tx.node_ids(row.run_id) if found == node_id or found.startswith(f"{node_id}/")]
+    records = (record for found in ids for record in tx.records(row.run_id, node_id=found))
+    numbers = (record.sequence for record in records if record.kind != "owner")
+    return min((number for number in numbers if fence.is_live(number, row.live)), default=None)
+
+
+def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> Row:
+    """The row of a workflow whose records from `first` on count no more; those from `sequence` on do."""
+    spans = row.live or (("", 0, None),)
+    kept = [
+        (name, begin, first - 1 if end is None else min(end, first - 1)) for name, begin, end in spans if begin < first
+    ]
+    new = replace(row, live=(*kept, ("", sequence, None)), waiting=(), wake_at=None)
+    if row.status in {"cancelled", "blocked", "ready"}:
+        return new
+    return replace(
+        new, status="interrupted", reason=f"its step {node_id!r} was deleted, and what followed counts no more"
+    )
+
+
+def save_from_outside(
+    tx: Transaction, run_id: str, node_id: str, data: bytes, timestamp: float, row: Row | None
+) -> None:
+    """Add a visit with the run's next number and epoch; the run is made if `row` is None."""
+    if row is None:
+        row = Row(run_id, "", "interrupted", created_at=timestamp, updated_at=timestamp, epoch=0)
+        tx.add_row(row)
+    sequence = tx.newest(run_id) + 1
+    visit = tx.last_visit(run_id, node_id) + 1
+    record = Record(sequence, "checkpoint", node_id, visit, len(data), None, data)
+    new = fence.intruded(row, sequence, timestamp)
+    tx.put_row(replace(new, status="interrupted", reason="") if row.status in ENDED else new)
+    tx.insert(run_id, (record,), note_of(run_id, record, timestamp))

@@ -1,0 +1,377 @@
+"""One commit of a run as a file that people can read: a line of JSON that says all, then a line for each record.
+
+The first line has the run's row as it is after this commit, where each record stands in the lines below, and where to
+look for what came before. A record's line is its envelope. Lengths are counted, not searched for: what is no line of JSON
+(packed or encrypted states, bytes saved from outside) stands as base64, and comes back byte for byte as it went in.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Annotated, Literal
+
+import msgspec
+
+from milepost.errors import StoreVersionError
+from milepost.model.info import Wait
+from milepost.model.record import DIFFERENCE, VERBATIM, Record
+from milepost.store import Ranges, Signal, Status
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import Entry, Note
+from milepost.stores.file.sums import is_whole, summed
+
+__all__ = [
+    "VERSION",
+    "Commit",
+    "Damaged",
+    "Depth",
+    "Header",
+    "Lines",
+    "Placed",
+    "PlacedSignal",
+    "RowText",
+    "encode",
+    "load",
+    "row_of",
+    "text_of",
+]
+
+VERSION = 1
+"""Of the files; readers refuse higher ones."""
+
+_FIRST_READ = 16 * 1024
+"""Most commits are read whole at once; of larger ones only the parts that are asked for."""
+
+_Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+ONE_FILE = {errno.EIO, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, getattr(errno, "EUCLEAN", errno.EIO)}
+"""What is wrong with a file alone, and not with all there are."""
+
+Depth = Literal["line", "headers", "whole"]
+"""How much of a commit is read: its first line, the headers of its records too, or their payloads too."""
+
+
+class Damaged(Exception):
+    """A file that should hold a commit of its run and does not: torn, changed, or of something else."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} {why}")
+
+
+class RowText(msgspec.Struct, omit_defaults=True):
+    """A row as text: what is as it begins is left out. The fields of `Row` in their order, and what they must be."""
+
+    run_id: str
+    flow: str
+    status: Status
+    created_at: _Time
+    updated_at: _Time
+    epoch: int
+    nonce: str = ""
+    owner: str = ""
+    lease: float = 0.0
+    lease_until: _Time | None = None
+    reason: str = ""
+    wake_at: _Time | None = None
+    waiting: tuple[Wait, ...] = ()
+    crash_count: int = 0
+    crashed_at: int = -1
+    signals: int = 0
+    cancel: str | None = None
+    degraded: bool = False
+    missed: tuple[str, ...] = ()
+    tags: dict[str, str] = {}
+    live: Ranges = ()
+    worked: bool = False
+    sequence: int = 0
+    pruned: int = 0
+
+
+class Placed(msgspec.Struct, omit_defaults=True):
+    """A record and its place in the file: how many bytes of its line are the header and how many the payload."""
+
+    sequence: int
+    kind: str
+    node_id: str = ""
+    visit: int = 1
+    size: int = 0
+    header: _Size | None = None
+    """None: a record from outside, which has no header."""
+    payload: _Size | None = None
+    packing: str = ""
+    base64: bool = False
+    note: tuple[_Time, str | None, str] | None = None
+
+    @property
+    def before_payload(self) -> int:
+        """How many bytes of the line stand before the payload: the header, a comma, eight for a name, a quote."""
+        return (1 if self.header is None else self.header + 1) + 8 + self.base64
+
+    @property
+    def length(self) -> int:
+        """Of the line."""
+        if self.payload is None:
+            return (1 if self.header is None else self.header) + 2
+        return self.before_payload + self.payload + self.base64 + 2
+
+
+class PlacedSignal(msgspec.Struct, omit_defaults=True):
+    """A signal; `payload` is how many bytes of its line are its payload. Without one it has no line."""
+
+    number: int
+    name: str
+    sent_at: float
+    signal_id: str | None = None
+    to: str | None = None
+    payload: _Size | None = None
+    base64: bool = False
+
+
+class Header(msgspec.Struct, omit_defaults=True):
+    """The first line of a commit."""
+
+    version: int
+    commit: int
+    """The file's own number, from 0."""
+    row: RowText
+    first: int
+    """The sequence of the commit's first record, or of the next one if it has none."""
+    last: int
+    """The newest sequence that the run has used."""
+    records: tuple[Placed, ...] = ()
+    signals: tuple[PlacedSignal, ...] = ()
+    checkpoint: int | None = None
+    """The commit of the newest checkpoint before this one."""
+    signalled: int | None = None
+    """The commit of the newest signal before this one."""
+    removal: int | None = None
+    """The newest commit, this one included, that took records out of the journal."""
+    removed: tuple[tuple[int, int], ...] = ()
+    """In such a commit, what it and those before it took out: first and last sequence of each gap, in order."""
+    due: int | None = None
+    """The commit since which the run may be due; see `file_due`."""
+    count: int = 0
+    """How many records the run has."""
+    size: int = 0
+    """How many bytes they have."""
+    is_deleted: bool = False
+    """The run is gone with this commit; nothing follows it."""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Header).decode
+_decode_version = msgspec.json.Decoder(_Version).decode
+_parse = msgspec.json.Decoder(msgspec.Raw).decode
+_row_values = attrgetter(*RowText.__struct_fields__)
+_SIGNAL = b'{"payload":'
+
+
+def text_of(row: Row) -> RowText:
+    """The row as a commit has it."""
+    return RowText(*_row_values(row))
+
+
+def row_of(text: RowText) -> Row:
+    """The row that a commit has."""
+    return Row(*_row_values(text))
+
+
+# -- writing ---------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """The lines of a commit below its first."""
+
+    def __init__(self, records: Sequence[tuple[Record, Note | None]], signals: Sequence[Signal] = ()) -> None:
+        self.parts: list[bytes] = []
+        self.records = tuple([_place(record, note, self.parts) for record, note in records])
+        self.size = sum([placed.length for placed in self.records])
+        """Bytes of the records."""
+        self.signals = tuple([_place_signal(signal, self.parts) for signal in signals])
+
+
+def encode(header: Header, lines: Lines) -> bytes:
+    """The file's bytes; fills in the header's `records` and `signals`."""
+    header.records, header.signals = lines.records, lines.signals
+    try:
+        text = _encode(header)
+    except UnicodeEncodeError:
+        # A reason may quote any exception, lone surrogates included, which UTF-8 can't carry.
+        row = header.row
+        row.reason = _writable(row.reason)
+        row.cancel = None if row.cancel is None else _writable(row.cancel)
+        text = _encode(header)
+    return b"".join([summed(text), b"\n", *lines.parts])
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _place(record: Record, note: Note | None, lines: list[bytes]) -> Placed:
+    sequence, kind, node_id, visit, size, header, payload, packing = record
+    placed = Placed(sequence, kind, node_id, visit, size, None if header is None else len(header), None, packing)
+    placed.note = None if note is None else (note.timestamp, note.next_node, note.seal)
+    is_foreign = header is None or packing == VERBATIM
+    lines.append(b"{" if header is None else header + b"," if payload is not None else header)
+    if payload is not None:
+        # A state is JSON by its making; bytes that somebody saved may be anything.
+        is_line = b"\n" not in payload and (_is_json(payload) if is_foreign else packing in {"", DIFFERENCE})
+        lines.append(b'"saved":' if is_foreign else b'"delta":' if packing == DIFFERENCE else b'"state":')
+        placed.payload, placed.base64 = _add(payload, is_line, lines)
+    lines.append(b"}\n")
+    return placed
+
+
+def _place_signal(signal: Signal, lines: list[bytes]) -> PlacedSignal:
+    number, name, payload, signal_id, to, sent_at = signal
+    placed = PlacedSignal(number, name, sent_at, signal_id, to)
+    if payload is not None:
+        lines.append(_SIGNAL)
+        placed.payload, placed.base64 = _add(payload, b"\n" not in payload and _is_json(payload), lines)
+        lines.append(b"}\n")
+    return placed
+
+
+def _add(payload: bytes, is_line: bool, lines: list[bytes]) -> tuple[int, bool]:
+    if is_line:
+        lines.append(payload)
+        return len(payload), False
+    packed = base64.b64encode(payload)
+    lines += (b'"', packed, b'"')
+    return len(packed), True
+
+
+def _is_json(payload: bytes) -> bool:
+    try:
+        _parse(payload)
+        payload.decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+class Commit:
+    """A commit that was read, as deep as was asked for."""
+
+    __slots__ = ("_parts", "_start", "header", "is_whole")
+
+    def __init__(self, header: Header, start: int, parts: bytes | dict[int, bytes], *, is_whole: bool) -> None:
+        self.header = header
+        self._start = start
+        self._parts = parts
+        """The file's bytes, or parts of them by where they begin."""
+        self.is_whole = is_whole
+
+    def places(self) -> Iterator[tuple[int, Placed]]:
+        """Each record and where its line begins, in order."""
+        at = self._start
+        for placed in self.header.records:
+            yield at, placed
+            at += placed.length
+
+    def record(self, at: int, placed: Placed, *, with_payload: bool = True) -> Record:
+        """The record whose line begins at `at`; one with an empty header if it can't be read."""
+        header = None if placed.header is None else self._part(at, placed.header)
+        payload = None
+        if with_payload and placed.payload is not None:
+            try:
+                payload = self._payload(at + placed.before_payload, placed.payload, placed.base64)
+            except binascii.Error:
+                header = b""
+        return Record(
+            placed.sequence, placed.kind, placed.node_id, placed.visit, placed.size, header, payload, placed.packing
+        )
+
+    def entry(self, at: int, placed: Placed) -> Entry:
+        """The record without its payload, with its note."""
+        return Entry(self.record(at, placed, with_payload=False), None if placed.note is None else Note(*placed.note))
+
+    def signals(self) -> Iterator[Signal]:
+        """The signals, in order."""
+        at = self._start + sum(placed.length for placed in self.header.records)
+        for placed in self.header.signals:
+            payload = None
+            if placed.payload is not None:
+                try:
+                    payload = self._payload(at + len(_SIGNAL) + placed.base64, placed.payload, placed.base64)
+                except binascii.Error:
+                    payload = b""
+                at += len(_SIGNAL) + placed.payload + 2 * placed.base64 + 2
+            yield Signal(placed.number, placed.name, payload, placed.signal_id, placed.to, placed.sent_at)
+
+    def _payload(self, at: int, length: int, is_base64: bool) -> bytes:
+        part = self._part(at, length)
+        return base64.b64decode(part, validate=True) if is_base64 else part
+
+    def _part(self, at: int, length: int) -> bytes:
+        return self._parts[at : at + length] if isinstance(self._parts, bytes) else self._parts[at]
+
+
+def load(path: str, run_id: str, number: int, depth: Depth = "line") -> Commit:
+    """Read the commit `number` of a run. Raises FileNotFoundError; `Damaged`; StoreVersionError for a newer form."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return _read(descriptor, path, run_id, number, depth)
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        if exc.errno not in ONE_FILE:
+            raise
+        raise Damaged(path, f"can't be read ({exc.strerror})") from exc
+
+
+def _read(descriptor: int, path: str, run_id: str, number: int, depth: Depth) -> Commit:
+    data = os.read(descriptor, _FIRST_READ)
+    while (length := data.find(b"\n") + 1) == 0 and (more := os.read(descriptor, len(data))):
+        data += more
+    header = _header_of(path, data[: length - 1] if length else b"")
+    if header.commit != number or header.row.run_id != run_id:
+        raise Damaged(path, f"holds commit {header.commit} of run {header.row.run_id!r}")
+    if depth == "line" or len(data) < _FIRST_READ:
+        return Commit(header, length, data, is_whole=len(data) < _FIRST_READ)
+    if depth == "whole":
+        while more := os.read(descriptor, len(data)):
+            data += more
+        return Commit(header, length, data, is_whole=True)
+    commit = Commit(header, length, data, is_whole=False)
+    parts = {at: os.pread(descriptor, placed.header or 0, at) for at, placed in commit.places()}
+    return Commit(header, length, parts, is_whole=False)
+
+
+def _header_of(path: str, line: bytes) -> Header:
+    try:
+        header = _decode(line)
+        version = header.version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        try:
+            version = _decode_version(line).version
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            version = 0
+        if version <= VERSION:
+            raise Damaged(path, f"has a first line that is damaged ({exc})") from exc
+    if version > VERSION:
+        raise StoreVersionError(
+            f"{path} has version {version}; this library reads up to {VERSION}: upgrade milepost",
+            store=path,
+            op="read",
+            found=version,
+            supported=VERSION,
+        )
+    if not is_whole(line):
+        raise Damaged(path, "has a first line that was changed after it was written")
+    return header

@@ -1,0 +1,118 @@
+"""Which runs a worker may have to look at: a marker for each, by flow, so that a poll need not read all runs.
+
+A marker is an empty file that is there before the commit that makes its run one of these, and goes after the commit that
+makes it none. Its name has the number of the first: whoever is late takes away a marker of the past, never one that was put
+since. So one too many costs a look, and one too few there never is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from milepost.stores.base.fence import Row
+from milepost.stores.file.fs import make_folder, sync_folder
+from milepost.stores.file.log import read_pointer
+from milepost.stores.file.paths import below, place_of
+
+__all__ = ["Due", "Marker", "may_be_due"]
+
+_STALE = 3600.0
+"""Seconds after which the marker of a run that isn't there can't be one that is being made."""
+
+_MOST_KNOWN = 1 << 16
+"""Of how many runs it is remembered which they are."""
+
+
+class Marker(NamedTuple):
+    """What a marker's name says: the run's place, its folder there, and the commit since which it may be due."""
+
+    path: str
+    place: str
+    folder: str
+    number: int
+
+
+def may_be_due(row: Row) -> bool:
+    """Whether the run may become due without a further commit."""
+    if row.status in {"finished", "cancelled"}:
+        return False
+    if row.cancel is not None or row.status in {"running", "ready"}:
+        return True
+    return row.wake_at is not None if row.status == "waiting" else row.status == "interrupted" and row.worked
+
+
+class Due:
+    """The markers of a store, in a folder for each flow."""
+
+    def __init__(self, folder: str, root: str) -> None:
+        self._folder = Path(folder)
+        self._root = Path(root)
+        """Where the runs are."""
+        self._run_ids: dict[tuple[str, str], str] = {}
+
+    def add(self, flow: str, folder: str, number: int) -> None:
+        """Put a marker, durable on return. `folder` is that of the run's log."""
+        path = self._path(flow, folder, number)
+        try:
+            self._make(path)
+        except FileNotFoundError:
+            make_folder(os.path.dirname(path))
+            sync_folder(str(self._folder))
+            self._make(path)
+        sync_folder(os.path.dirname(path))
+
+    def drop(self, flow: str, folder: str, number: int) -> None:
+        """Take a marker away; what fails is left to who meets it."""
+        with suppress(OSError):
+            os.unlink(self._path(flow, folder, number))
+
+    def remove(self, marker: Marker) -> None:
+        """Take away a marker of the past."""
+        with suppress(OSError):
+            os.unlink(marker.path)
+
+    def markers(self, flow: str) -> Iterator[Marker]:
+        """The markers of a flow."""
+        try:
+            folder = str(below(self._folder, place_of(flow)))
+            with os.scandir(folder) as found:
+                entries = [*found]
+        except (FileNotFoundError, UnicodeEncodeError):  # the latter: no run has a flow of such a name
+            return
+        for entry in entries:
+            place, _, rest = entry.name.rpartition(".")[0].rpartition(".")
+            number = entry.name.rpartition(".")[2]
+            if place and number.isdecimal():
+                yield Marker(entry.path, place, rest, int(number))
+
+    def run_id(self, marker: Marker) -> str | None:
+        """The run that a marker is of, if that is there. Raises StoreError if its `journal` is damaged."""
+        key = (marker.place, marker.folder)
+        known = self._run_ids.get(key)
+        if known is None:
+            pointer = read_pointer(str(below(self._root, marker.place)))
+            if pointer is None or pointer.folder != marker.folder:
+                self._drop_stale(marker)
+                return None
+            if len(self._run_ids) >= _MOST_KNOWN:
+                self._run_ids.clear()
+            known = self._run_ids[key] = pointer.run_id
+        return known
+
+    def _drop_stale(self, marker: Marker) -> None:
+        """Take away the marker of a run that isn't there, unless it may be about to be made."""
+        with suppress(OSError):
+            if time.time() - os.stat(marker.path).st_mtime > _STALE:
+                os.unlink(marker.path)
+
+    def _path(self, flow: str, folder: str, number: int) -> str:
+        run, log = os.path.split(folder)
+        return str(below(self._folder, place_of(flow), f"{os.path.basename(run)}.{log}.{number:012d}"))
+
+    def _make(self, path: str) -> None:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))

@@ -1,0 +1,244 @@
+"""A run's records in order, as of one commit of its log, whatever has become of single files.
+
+A commit that can't be read hides nothing but itself, and does not pass in silence either: in its place stand records
+that no check lets pass, so that nobody takes what is older for the newest.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from milepost.model.record import CHECKPOINT, Record
+from milepost.store import Signal
+from milepost.stores.base.transaction import Entry
+from milepost.stores.file.commit import Commit, Damaged, Depth, Header, Placed, RowText
+from milepost.stores.file.index import Sought
+from milepost.stores.file.log import Log, Tail
+
+__all__ = ["CHECKPOINTS", "Found", "History"]
+
+_MOST_READ = 32
+
+CHECKPOINTS = Sought(kinds=(CHECKPOINT,))
+
+
+class Found(NamedTuple):
+    """A record in its commit; without a commit it stands for one that can't be read."""
+
+    number: int
+    placed: Placed
+    commit: Commit | None = None
+    at: int = 0
+
+    def entry(self) -> Entry:
+        """The record without its payload."""
+        if self.commit is None:
+            return Entry(self._damaged(), None)
+        return self.commit.entry(self.at, self.placed)
+
+    def _damaged(self) -> Record:
+        return Record(self.placed.sequence, CHECKPOINT, "", 0, 0, b"", None)
+
+
+class History:
+    """What a log says up to its tail. FileNotFoundError comes out of any method if the log is taken away meanwhile."""
+
+    def __init__(self, log: Log, tail: Tail) -> None:
+        self._log = log
+        self._tail = tail
+        self._read: dict[int, Commit] = {}
+        """The commits that were read last."""
+        self._gaps: tuple[tuple[int, int], ...] | None = None
+        number, header = tail.number, tail.header
+        while header is None and number > 0:
+            number -= 1
+            header = self._header(number)
+        self._base = header
+        """Of the newest commit that can be read; None if none can."""
+        self._base_number = -1 if header is None else number
+
+    @property
+    def row(self) -> RowText | None:
+        """The newest row that can be read, which is the run's only if its newest commit can."""
+        return None if self._base is None else self._base.row
+
+    @property
+    def last(self) -> int:
+        """The newest sequence that was used, as far as is known; 0 if none was."""
+        return self._last(self._tail.number)
+
+    def search(
+        self, sought: Sought, *, after: int = -1, before: int | None = None, newest: bool = False
+    ) -> Iterator[Found]:
+        """The records between `after` and `before`, both excluded, in order or from the newest back."""
+        end = self.last + 1 if before is None else min(before, self.last + 1)
+        if end <= after + 1:
+            return
+        low, high = self._commit_of(after + 1), self._commit_of(end - 1)
+        # One that can't be read counts up to the next one's end: that one may be meant.
+        while high < self._tail.number and self._header(high) is None:
+            high += 1
+        if newest and sought == CHECKPOINTS:
+            numbers = self._chain(low, high)
+        else:
+            numbers = self._log.index.numbers(low, high, sought, newest=newest)
+        for number in numbers:
+            found = self._in_commit(number, sought)
+            for item in reversed(found) if newest else found:
+                if after < item.placed.sequence < end:
+                    yield item
+
+    def record(self, found: Found) -> Record | None:
+        """The record with its payload; None if it was taken out meanwhile."""
+        number, placed, commit, at = found
+        if commit is None:
+            return found._damaged()
+        if commit.is_whole:
+            return commit.record(at, placed)
+        try:
+            commit = self._load(number, "whole")
+        except Damaged:
+            return found._damaged()
+        for at, again in commit.places():
+            if again.sequence == placed.sequence:
+                return commit.record(at, again)
+        return None
+
+    def nodes(self) -> set[str]:
+        """The nodes of which the journal has had records."""
+        return self._log.index.nodes(self._base_number)
+
+    def signals(self, after: int) -> list[Signal]:
+        """Signals numbered above `after`, in order."""
+        found: list[Signal] = []
+        number: int | None = self._base_number
+        while number is not None and number >= 0:
+            try:
+                commit = self._load(number, "whole")
+            except Damaged:
+                number -= 1
+                continue
+            for signal in reversed([*commit.signals()]):
+                if signal.number <= after:
+                    return found[::-1]
+                found.append(signal)
+            number = _below(commit.header.signalled, number)
+        return found[::-1]
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def _load(self, number: int, depth: Depth) -> Commit:
+        # One after another a search asks for what a commit has and for where to look next; then comes the next search.
+        commit = self._read.get(number)
+        if commit is None or not (commit.is_whole or depth == "line"):
+            if len(self._read) >= _MOST_READ:
+                self._read.clear()
+            commit = self._read[number] = self._log.load(number, depth)
+        return commit
+
+    def _header(self, number: int) -> Header | None:
+        try:
+            return self._load(number, "line").header
+        except Damaged:
+            return None
+
+    def _last(self, number: int) -> int:
+        """The newest sequence up to a commit; of one that can't be read as if it had all up to the next that can."""
+        base = self._base
+        if base is None:
+            return number
+        while number < self._base_number:
+            header = self._header(number)
+            if header is not None:
+                return header.last
+            number += 1
+        return base.last + number - self._base_number
+
+    def _commit_of(self, sequence: int) -> int:
+        """The first commit up to which `sequence` has been used, searched for from the end."""
+        high = self._tail.number
+        if sequence <= 0:
+            return 0
+        step = 1
+        while high >= step and self._last(high - step) >= sequence:
+            high -= step
+            step *= 2
+        low = max(high - step, -1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._last(middle) >= sequence:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _chain(self, low: int, high: int) -> Iterator[int]:
+        """Commits with checkpoints, from the newest back: each names the one before."""
+        number: int | None = high
+        while number is not None and number >= low:
+            yield number
+            header = self._header(number)
+            number = number - 1 if header is None else _below(header.checkpoint, number)
+
+    def _in_commit(self, number: int, sought: Sought) -> list[Found]:
+        node_id, kinds, visit = sought
+        try:
+            commit = self._load(number, "headers")
+        except Damaged:
+            is_sought = node_id is None and (kinds is None or CHECKPOINT in kinds)
+            return self._instead_of(number) if is_sought else []
+        return [
+            Found(number, placed, commit, at)
+            for at, placed in commit.places()
+            if (node_id is None or placed.node_id == node_id)
+            and (kinds is None or placed.kind in kinds)
+            and (visit is None or placed.visit == visit)
+            and not self._is_removed(number, placed.sequence)
+        ]
+
+    def _instead_of(self, number: int) -> list[Found]:
+        """What stands for the records of a commit that can't be read; all of several in a row with the first of them."""
+        base = self._base
+        first = 1 if base is not None and not base.row.flow else 0
+        if number:
+            before = self._header(number - 1)
+            if before is None:
+                return []
+            first = before.last + 1
+        end = first + self._tail.number - number + 1
+        for following in range(number + 1, self._base_number + 1):
+            header = self._header(following)
+            if header is not None:
+                end = header.first
+                break
+        return [
+            Found(number, Placed(sequence, CHECKPOINT, visit=0))
+            for sequence in range(first, end)
+            if not self._is_removed(number, sequence)
+        ]
+
+    def _is_removed(self, number: int, sequence: int) -> bool:
+        """Whether a record was taken out, though its file may have it still."""
+        base = self._base
+        if base is None or base.removal is None or number > base.removal:
+            return False
+        if self._gaps is None:
+            self._gaps = self.gaps()
+        at = bisect.bisect_right(self._gaps, sequence, key=lambda gap: gap[0])
+        return at > 0 and sequence <= self._gaps[at - 1][1]
+
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """What was taken out of the journal: first and last sequence of each gap, in order."""
+        base = self._base
+        if base is None or base.removal is None:
+            return ()
+        header = base if base.removal == base.commit else self._header(base.removal)
+        # If that can't be read any more: files that have been emptied say the same.
+        return () if header is None else header.removed
+
+
+def _below(number: int | None, than: int) -> int | None:
+    """The number that a commit names, which a damaged one may have wrong: so that each step goes down."""
+    return number if number is None or number < than else than - 1

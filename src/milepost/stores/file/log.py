@@ -1,0 +1,228 @@
+"""A run's folder: commits under dense numbers, of which the newest is found without a listing.
+
+Whoever gives the next number to a file has changed the run, and everybody else who wanted to has not: that is the whole
+fence. Nothing is ever locked, so a process that is frozen at any point blocks nobody, and loses when it wakes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from milepost.errors import StoreError, StoreVersionError
+from milepost.stores.base.fence import Row
+from milepost.stores.file.commit import ONE_FILE, VERSION, Commit, Damaged, Depth, Header, RowText, load, row_of
+from milepost.stores.file.fs import exists
+from milepost.stores.file.index import Index
+from milepost.stores.file.paths import below, place_of
+
+__all__ = ["JOURNAL", "Log", "Logs", "Pointer", "Tail", "read_pointer"]
+
+JOURNAL = "journal"
+"""The file in a run's folder that says which folder in it has the commits."""
+
+_MOST_LOGS = 4096
+"""Of how many runs a store remembers where they stood; of others it is found again."""
+
+
+_OVER = (2, 3, 5, 9)
+"""How far beyond the end of the numbers in a row it is looked for more of them."""
+
+
+class Pointer(msgspec.Struct):
+    """What `journal` holds."""
+
+    version: int
+    run_id: str
+    folder: str
+    created_at: float
+
+
+class Tail(NamedTuple):
+    """Where a log ends: the number of its newest commit, and what that says if it can be read."""
+
+    number: int
+    header: Header | None
+    damage: str = ""
+
+
+class Log:
+    """The commits of one run, from its making to its deletion."""
+
+    def __init__(self, run_id: str, place: str, folder: str) -> None:
+        self.run_id = run_id
+        self.place = place
+        """The run's folder."""
+        self.folder = folder
+        """The one in it that has the commits."""
+        self._newest = -1
+        """The highest number that is known to be taken."""
+        self._header: Header | None = None
+        """Of the newest commit that was read."""
+        self.index = Index(folder, self.load)
+        self._row: tuple[RowText, Row] | None = None
+
+    def path(self, number: int) -> str:
+        """Of a commit."""
+        return f"{self.folder}/{number:012d}"
+
+    def load(self, number: int, depth: Depth = "line") -> Commit:
+        """Read a commit. Raises `Damaged`, also for one that is missing in its place, FileNotFoundError without a log."""
+        try:
+            return load(self.path(number), self.run_id, number, depth)
+        except FileNotFoundError:
+            if not exists(self.folder):
+                raise
+            raise Damaged(self.path(number), "is missing") from None
+
+    def note(self, header: Header) -> None:
+        """Take in that this commit has been put, or read as the newest."""
+        if header.commit >= self._newest:
+            self._newest, self._header = header.commit, header
+
+    @property
+    def last_tail(self) -> Tail | None:
+        """Where the log ended when this process last saw it, if it did."""
+        header = self._header
+        return None if header is None else Tail(header.commit, header)
+
+    def row(self, header: Header) -> Row:
+        """The row that a commit has. Most commits have that of the one before."""
+        known = self._row
+        if known is None or known[0] is not header.row:
+            known = self._row = (header.row, row_of(header.row))
+        return known[1]
+
+    def newest(self) -> int:
+        """The number of the newest commit, -1 if there is none. Numbers that are taken just now may or may not count."""
+        while True:
+            known = self._newest
+            low = self._last_from(max(known, 0))
+            if known < 0:
+                # Nothing was known: a file that is lost must not pass for the end.
+                while (over := next((n for n in _OVER if exists(self.path(low + n))), 0)) > 0:
+                    low = self._last_from(low + over)
+            # Where the folder was taken away meanwhile all that was not found says nothing.
+            if exists(self.path(low)):
+                self._newest = max(self._newest, low)
+                return low
+            if known < 0:
+                return -1
+            self._newest, self._header = -1, None
+
+    def _last_from(self, low: int) -> int:
+        """The last of the numbers in a row from `low` on: doubling steps, and halving of the last of them."""
+        step = 1
+        while exists(self.path(low + step)):
+            low += step
+            step *= 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if exists(self.path(middle)):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def tail(self) -> Tail | None:
+        """Where the log ends; None if the run was deleted."""
+        while True:
+            number = self.newest()
+            if number < 0:
+                return Tail(0, None, f"{self.path(0)} is missing") if exists(self.folder) else None
+            header = self._header
+            if header is None or header.commit != number:
+                try:
+                    header = self.load(number).header
+                except FileNotFoundError:
+                    return None
+                except Damaged as exc:
+                    if exists(self.path(number + 1)):
+                        continue
+                    return Tail(number, None, str(exc))
+            if header.is_deleted:
+                return None
+            self.note(header)
+            return Tail(number, header)
+
+
+class Logs:
+    """The logs of a store, by run."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Log] = OrderedDict()
+
+    def place(self, run_id: str) -> str:
+        """The run's folder, which need not be there."""
+        return str(below(self._root, place_of(run_id)))
+
+    def known(self, run_id: str) -> Log | None:
+        """The run's log if it is remembered; it may have gone."""
+        with self._lock:
+            log = self._known.get(run_id)
+            if log is not None:
+                self._known.move_to_end(run_id)
+            return log
+
+    def find(self, run_id: str) -> Log | None:
+        """The run's log, which may have gone if it was remembered. Raises StoreError if `journal` is damaged."""
+        log = self.known(run_id)
+        if log is not None:
+            return log
+        place = self.place(run_id)
+        pointer = read_pointer(place)
+        if pointer is None:
+            return None
+        if pointer.run_id != run_id:
+            raise StoreError(
+                f"{place}/{JOURNAL} is of run {pointer.run_id!r} and not of {run_id!r}: restore it from a copy",
+                op="read",
+            )
+        return self.add(Log(run_id, place, str(below(Path(place), pointer.folder))))
+
+    def add(self, log: Log) -> Log:
+        """Remember a log."""
+        with self._lock:
+            self._known[log.run_id] = log
+            while len(self._known) > _MOST_LOGS:
+                self._known.popitem(last=False)
+        return log
+
+    def forget(self, log: Log) -> None:
+        """Look for the run's log anew next time."""
+        with self._lock:
+            if self._known.get(log.run_id) is log:
+                del self._known[log.run_id]
+
+
+_decode_pointer = msgspec.json.Decoder(Pointer).decode
+
+
+def read_pointer(place: str) -> Pointer | None:
+    """What `journal` in a run's folder says; None if it isn't there, StoreError if it can't be read."""
+    path = f"{place}/{JOURNAL}"
+    try:
+        with open(path, "rb") as file:
+            pointer = _decode_pointer(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        if isinstance(exc, OSError) and exc.errno not in ONE_FILE:
+            raise
+        raise StoreError(f"{path} is damaged ({exc}): restore it from a copy", op="read") from exc
+    if pointer.version > VERSION:
+        raise StoreVersionError(
+            f"{path} has version {pointer.version}; this library reads up to {VERSION}: upgrade milepost",
+            store=path,
+            op="read",
+            found=pointer.version,
+            supported=VERSION,
+        )
+    return pointer

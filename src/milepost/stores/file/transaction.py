@@ -1,0 +1,399 @@
+"""The primitives of a transaction over runs' folders.
+
+What is read of a run is as of the commit that was its newest when it was first asked for. What is to be written is kept
+until the end, and becomes one commit of each run.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from milepost.errors import RunNotFoundError, StoreError
+from milepost.model.record import CHECKPOINT, OWNER, Record
+from milepost.store import Signal
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import Entry, Note, Overtaken, Tally, Transaction
+from milepost.stores.file.catalogue import Listed
+from milepost.stores.file.fs import exists, lock
+from milepost.stores.file.history import CHECKPOINTS, Found, History
+from milepost.stores.file.index import Sought
+from milepost.stores.file.log import JOURNAL, Log, Tail
+from milepost.stores.file.write import Change, Medium, Removal, bury, joined, write
+
+__all__ = ["FileTransaction"]
+
+
+class FileTransaction(Transaction):
+    """One read, or with `lock` one write: that is called with each run before it is read."""
+
+    def __init__(self, medium: Medium, lock: Callable[[str], None] | None = None) -> None:
+        self._medium = medium
+        self._lock = lock
+        self._changes: dict[str, Change] = {}
+        self._histories: dict[str, History] = {}
+        self._held: dict[str, int] = {}
+        """By run, open files whose locks are held."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        for descriptor in self._held.values():
+            os.close(descriptor)
+
+    def commit(self) -> set[str]:
+        """Write all changes; the runs that others have changed since they were read, whose changes are not written."""
+        changes = [change for change in self._changes.values() if change.is_one]
+        return write(self._medium, changes) if changes else set()
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def _run(self, run_id: str) -> Change:
+        change = self._changes.get(run_id)
+        if change is None:
+            if self._lock is not None:
+                self._lock(run_id)
+            log, tail = self._find(run_id)
+            change = self._changes[run_id] = Change(run_id, log, tail)
+        return change
+
+    def _find(self, run_id: str) -> tuple[Log | None, Tail | None]:
+        logs, gone = self._medium.logs, None
+        while True:
+            log = logs.find(run_id)
+            if log is None:
+                return None, None
+            if gone is not None and log.folder == gone.folder:
+                # Deleted, but for its last traces: nobody can make a run of this name before they are taken away.
+                logs.forget(log)
+                if self._lock is not None:
+                    bury(self._medium, log)
+                return None, None
+            tail = log.tail()
+            if tail is not None:
+                return log, tail
+            logs.forget(log)
+            gone = log
+
+    def _history(self, run_id: str) -> History | None:
+        """The run's records as they were; None for a run that is not there."""
+        history = self._histories.get(run_id)
+        if history is None:
+            change = self._run(run_id)
+            if change.log is None or change.tail is None:
+                return None
+            history = self._histories[run_id] = History(change.log, change.tail)
+        return history
+
+    def reread(self, run_id: str) -> bool:
+        if self._lock is not None:
+            return False
+        self._changes.pop(run_id, None)
+        self._histories.pop(run_id, None)
+        return True
+
+    @contextmanager
+    def _standing(self, run_id: str) -> Iterator[None]:
+        """Tell of a run whose folder is taken away while it is read."""
+        try:
+            yield
+        except FileNotFoundError as exc:
+            if self._lock is not None:
+                raise Overtaken from exc
+            raise RunNotFoundError(run_id, self._medium.root) from exc
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, run_id: str) -> Row | None:
+        change = self._run(run_id)
+        if change.row is not None or change.log is None or change.tail is None:
+            return None if change.is_deletion else change.row
+        if change.head is None:
+            raise self._damaged(run_id, change.tail)
+        row = change.log.row(change.head)
+        if row.owner and row.lease_until is not None:
+            leases = self._medium.leases
+            renewed = leases.renewed_at(leases.path(change.log.folder, row.epoch))
+            if renewed is not None:
+                row = replace(row, lease_until=renewed + row.lease, updated_at=max(row.updated_at, renewed))
+        return row
+
+    def _damaged(self, run_id: str, tail: Tail) -> StoreError:
+        return StoreError(
+            f"the row of run {run_id!r} is damaged: {tail.damage}: restore that file from a copy, or move it away to go on "
+            f"from the commit before it",
+            store=self._medium.root,
+            op="read",
+        )
+
+    def add_row(self, row: Row) -> None:
+        self._run(row.run_id).row = row
+
+    def put_row(self, row: Row) -> None:
+        self._run(row.run_id).row = row
+
+    def page(
+        self,
+        *,
+        flow: str | None,
+        statuses: Collection[str] | None,
+        tags: Mapping[str, str],
+        updated_before: float | None,
+        updated_after: float | None,
+        limit: int,
+        after: str | None,
+    ) -> builtins.list[Row]:
+        listed = self._medium.catalogue.runs()
+        if after is not None:
+            above = next((number for number, run in enumerate(listed) if run.run_id == after), len(listed))
+            listed = listed[above + 1 :]
+        rows: builtins.list[Row] = []
+        for run in listed:
+            row = self._row_to_show(run)
+            if (
+                row is not None
+                and (flow is None or row.flow == flow)
+                and (statuses is None or row.status in statuses)
+                and tags.items() <= row.tags.items()
+                and (updated_before is None or row.updated_at < updated_before)
+                and (updated_after is None or row.updated_at > updated_after)
+            ):
+                rows.append(row)
+                if len(rows) >= limit:
+                    break
+        return rows
+
+    def _row_to_show(self, run: Listed) -> Row | None:
+        """The row, or what is left of a damaged one."""
+        reason = run.damage
+        if not reason:
+            try:
+                return self.row(run.run_id)
+            except StoreError as exc:
+                reason = str(exc)
+        known = None
+        with suppress(StoreError, FileNotFoundError):
+            history = self._history(run.run_id)
+            known = None if history is None else history.row
+        if known is None:
+            return Row(run.run_id, "", "blocked", created_at=run.created_at, updated_at=0.0, epoch=0, reason=reason)
+        return Row(
+            run.run_id,
+            known.flow,
+            "blocked",
+            created_at=known.created_at,
+            updated_at=known.updated_at,
+            epoch=known.epoch,
+            reason=reason,
+            tags=known.tags,
+        )
+
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
+        due, found = self._medium.due, dict[str, tuple[float, str, Row]]()
+        for marker in due.markers(flow):
+            with suppress(StoreError):  # a damaged run: the others go on; whoever asks for this one is told
+                run_id = due.run_id(marker)
+                row = None if run_id is None else self.row(run_id)
+                if row is None:
+                    continue
+                head = self._run(row.run_id).head
+                if head is not None and head.due != marker.number <= head.commit:
+                    due.remove(marker)
+                elif row.flow == flow:
+                    found[row.run_id] = (row.created_at, marker.folder, row)
+        return [row for _, _, row in sorted(found.values(), key=lambda item: item[:2])]
+
+    def tally(self) -> builtins.list[Tally]:
+        tallies: dict[str, Tally] = {}
+        for listed in self._medium.catalogue.runs():
+            with suppress(StoreError):
+                row, head = self.row(listed.run_id), self._run(listed.run_id).head
+                if row is None or head is None:
+                    continue
+                _, runs, records, size, oldest = tallies.get(row.status, Tally(row.status, 0, 0, 0, row.updated_at))
+                tallies[row.status] = Tally(
+                    row.status, runs + 1, records + head.count, size + head.size, min(oldest, row.updated_at)
+                )
+        return [tallies[status] for status in sorted(tallies)]
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _search(
+        self, run_id: str, sought: Sought, *, after: int = -1, before: int | None = None, newest: bool = False
+    ) -> Iterator[Found]:
+        """What the run had, less what this transaction takes out."""
+        history, removal = self._history(run_id), self._run(run_id).removal
+        if history is not None:
+            for found in history.search(sought, after=after, before=before, newest=newest):
+                if removal is None or found.placed.sequence not in removal.sequences:
+                    yield found
+
+    def _added(
+        self, run_id: str, sought: Sought, *, after: int = -1, before: int | None = None
+    ) -> builtins.list[tuple[Record, Note | None]]:
+        """What this transaction adds."""
+        node_id, kinds, visit = sought
+        return [
+            (record, note)
+            for record, note in self._run(run_id).records
+            if after < record.sequence
+            and (before is None or record.sequence < before)
+            and (node_id is None or record.node_id == node_id)
+            and (kinds is None or record.kind in kinds)
+            and (visit is None or record.visit == visit)
+        ]
+
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        self._run(run_id).records += [(record, note) for record in records]
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        with self._standing(run_id):
+            for found in self._search(run_id, Sought(), after=record.sequence - 1, before=record.sequence + 1):
+                self._run(run_id).rewritten[record.sequence] = (found.number, record)
+
+    def hold(self, run_id: str) -> None:
+        change = self._run(run_id)
+        if change.log is None or change.tail is None or run_id in self._held:
+            return
+        with self._standing(run_id):
+            self._held[run_id] = os.open(f"{change.log.place}/{JOURNAL}", os.O_RDWR)
+        # Whoever had it may have put records in another form, and may have gone without a commit.
+        self._histories.pop(run_id, None)
+        if not lock(self._held[run_id]) or exists(change.log.path(change.tail.number + 1)):
+            raise Overtaken
+
+    def newest(self, run_id: str) -> int:
+        try:
+            change = self._run(run_id)
+            if change.records:
+                return change.records[-1][0].sequence
+            if change.head is not None:
+                return change.head.last
+            history = self._history(run_id)
+            return 0 if history is None else history.last
+        except (StoreError, FileNotFoundError):  # only a listing gets here: whoever asks for this run has been told
+            return 0
+
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        sought = Sought(node_id, None if kinds is None else tuple(kinds))
+        with self._standing(run_id):
+            added = [record for record, _ in self._added(run_id, sought, after=after, before=before)]
+            kept = self._kept(run_id, sought, after=after, before=before, newest=newest)
+            return [
+                *itertools.islice(itertools.chain(added[::-1], kept) if newest else itertools.chain(kept, added), limit)
+            ]
+
+    def _kept(self, run_id: str, sought: Sought, **bounds: Any) -> Iterator[Record]:
+        history, rewritten = self._history(run_id), self._run(run_id).rewritten
+        for found in self._search(run_id, sought, **bounds):
+            record = None if history is None else history.record(found)
+            if record is not None:
+                yield rewritten[record.sequence][1] if record.sequence in rewritten else record
+
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> Entry | None:
+        sought = CHECKPOINTS._replace(node_id=node_id)
+        try:
+            for record, note in reversed(self._added(run_id, sought, after=after, before=before)):
+                return Entry(record._replace(payload=None), note)
+            for found in self._search(run_id, sought, after=after, before=before, newest=True):
+                return found.entry()
+        except FileNotFoundError as exc:
+            if self._lock is not None:
+                raise Overtaken from exc
+        except StoreError:
+            pass  # as in `newest`
+        return None
+
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        sought = Sought(node_id, CHECKPOINTS.kinds, visit)
+        with self._standing(run_id):
+            return next(self._kept(run_id, sought, newest=True), None)
+
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        visit = 0
+        sought = Sought(node_id)
+        with self._standing(run_id):
+            added = self._added(run_id, sought)
+            kept = ((found.placed.kind, found.placed.visit) for found in self._search(run_id, sought, newest=True))
+            for kind, number in itertools.chain([(record.kind, record.visit) for record, _ in reversed(added)], kept):
+                visit = max(visit, number)
+                if kind == CHECKPOINT:
+                    break
+        return visit
+
+    def entries(self, run_id: str) -> builtins.list[Entry]:
+        with self._standing(run_id):
+            return [found.entry() for found in self._search(run_id, CHECKPOINTS)] + [
+                Entry(record._replace(payload=None), note) for record, note in self._added(run_id, CHECKPOINTS)
+            ]
+
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        with self._standing(run_id):
+            history = self._history(run_id)
+            nodes = set() if history is None else history.nodes()
+            return sorted(nodes | {record.node_id for record, _ in self._added(run_id, Sought()) if record.node_id})
+
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        with self._standing(run_id):
+            found = [found for found in self._search(run_id, Sought(node_id)) if found.placed.kind != OWNER]
+            return self._remove(run_id, found)
+
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        if not sequences:
+            return 0
+        unwanted = frozenset(sequences)
+        with self._standing(run_id):
+            among = self._search(run_id, Sought(), after=sequences[0] - 1, before=sequences[-1] + 1)
+            return self._remove(run_id, [found for found in among if found.placed.sequence in unwanted])
+
+    def _remove(self, run_id: str, unwanted: Collection[Found]) -> int:
+        """Take out records of a run that has lost none in this transaction."""
+        history, sequences = self._history(run_id), frozenset(found.placed.sequence for found in unwanted)
+        if history is not None and sequences:
+            left = (
+                found.number
+                for found in history.search(CHECKPOINTS, newest=True)
+                if found.placed.sequence not in sequences
+            )
+            self._run(run_id).removal = Removal(
+                sequences,
+                tuple(sorted({found.number for found in unwanted if found.commit is not None})),
+                sum(found.placed.length for found in unwanted),
+                joined(history.gaps(), sequences),
+                next(left, None),
+            )
+        return len(sequences)
+
+    def remove_run(self, run_id: str) -> None:
+        self._run(run_id).is_deletion = True
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        with self._standing(run_id):
+            history = self._history(run_id)
+            kept = [] if history is None else history.signals(after)
+            return kept + [signal for signal in self._run(run_id).signals if signal.number > after]
+
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        return any(signal.signal_id == signal_id for signal in self.signals(run_id))
+
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        self._run(run_id).signals.append(signal)

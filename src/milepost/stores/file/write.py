@@ -1,0 +1,341 @@
+"""How changes of runs become files: all are made first, then each run's commit is put, then the names are made durable.
+
+A run whose number somebody else has taken meanwhile has not been changed, and is told, to be decided anew. What the others
+have got stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from milepost.model.record import CHECKPOINT, Record
+from milepost.store import Signal
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import Note
+from milepost.stores.file.catalogue import Catalogue
+from milepost.stores.file.commit import VERSION, Damaged, Header, Lines, encode, text_of
+from milepost.stores.file.due import Due, may_be_due
+from milepost.stores.file.fs import Files, make_folder, sync_folder, take_away
+from milepost.stores.file.leases import Leases
+from milepost.stores.file.log import JOURNAL, Log, Logs, Pointer, Tail
+
+__all__ = ["Change", "Medium", "Removal", "bury", "joined", "write"]
+
+_logger = logging.getLogger("milepost")
+
+_A_COMMIT = 256
+"""Records of a new run that one commit takes: an import may have any number, and each read of a commit its first line."""
+
+_encode = msgspec.json.Encoder().encode
+
+Noted = tuple[Record, Note | None]
+Gaps = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """The parts of a store."""
+
+    root: str
+    files: Files
+    logs: Logs
+    leases: Leases
+    due: Due
+    catalogue: Catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Records to take out of a journal."""
+
+    sequences: frozenset[int]
+    commits: tuple[int, ...]
+    """Those that have them."""
+    size: int
+    gaps: Gaps
+    """All that is out of the journal then."""
+    checkpoint: int | None
+    """The commit of the newest checkpoint that stays."""
+
+
+@dataclass(slots=True)
+class Change:
+    """What a transaction makes of a run. Without a tail there is no run yet."""
+
+    run_id: str
+    log: Log | None
+    tail: Tail | None
+    row: Row | None = None
+    """The row that the run gets; None: it keeps the one that it has."""
+    records: list[Noted] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
+    removal: Removal | None = None
+    rewritten: dict[int, tuple[int, Record]] = field(default_factory=dict)
+    """By sequence, records that are to say the same in another form, and the commits that have them."""
+    is_deletion: bool = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether anything changes."""
+        return self.row is not None or bool(self.records or self.signals or self.removal) or self.is_deletion
+
+    @property
+    def head(self) -> Header | None:
+        """The commit on which the change builds."""
+        return None if self.tail is None else self.tail.header
+
+
+def write(medium: Medium, changes: Iterable[Change]) -> set[str]:
+    """Write changes of different runs, each of them whole or not at all; the runs that others have changed meanwhile.
+
+    An OSError before the first commit was put leaves everything as it was. After that, what has been put is there, though
+    it may not survive a loss of power.
+    """
+    commits: list[_NewRun | _NextCommit] = []
+    try:
+        for change in changes:
+            commits.append(_NewRun(medium, change) if change.tail is None else _NextCommit(medium, change))
+            commits[-1].make()
+        put = [commit for commit in commits if commit.put()]
+        for folder in dict.fromkeys(folder for commit in put for folder in commit.folders):
+            sync_folder(folder)
+    finally:
+        for commit in commits:
+            commit.clean()
+    for commit in put:
+        commit.follow_up()
+    return {commit.change.run_id for commit in commits} - {commit.change.run_id for commit in put}
+
+
+class _NextCommit:
+    """The next commit of a run that is there."""
+
+    def __init__(self, medium: Medium, change: Change) -> None:
+        assert change.log is not None
+        assert change.head is not None
+        self.change = change
+        self._medium = medium
+        self._log = change.log
+        self._head = change.head
+        self._lines = Lines(change.records, change.signals)
+        self._header = _following(change.head, change, self._lines)
+        self._made = ""
+        self.folders = (self._log.folder,)
+        """Where names are new."""
+
+    def make(self) -> None:
+        """Make what must be there before the commit is."""
+        header, old, new = self._header, self._head.row, self.change.row
+        if new is not None:
+            if not may_be_due(new):
+                header.due = None
+            elif header.due is None:
+                header.due = header.commit
+                self._medium.due.add(new.flow, self._log.folder, header.commit)
+            if new.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
+                self._medium.leases.renew(self._medium.leases.path(self._log.folder, new.epoch))
+        # It may be done although this commit comes too late: nothing is said that was not.
+        _rewrite(self._medium, self._log, self.change.rewritten)
+        self._made = self._medium.files.write(encode(header, self._lines))
+
+    def put(self) -> bool:
+        """Whether the commit is there now, and nobody else's in its place."""
+        return self._medium.files.put(self._made, self._log.path(self._header.commit))
+
+    def clean(self) -> None:
+        """Take away what was only needed on the way."""
+        if self._made:
+            self._medium.files.discard(self._made)
+
+    def follow_up(self) -> None:
+        """Do what can as well be left to others, or left undone."""
+        medium, header, old, new = self._medium, self._header, self._head.row, self.change.row
+        if self._head.due is not None and header.due is None:
+            medium.due.drop(old.flow, self._log.folder, self._head.due)
+        if self.change.is_deletion:
+            bury(medium, self._log)
+            return
+        self._log.note(header)
+        if new is not None and old.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
+            with suppress(OSError):
+                os.unlink(medium.leases.path(self._log.folder, old.epoch))
+        if self.change.removal is not None:
+            _empty(medium, self._log, self.change.removal)
+        self._log.index.note(header)
+
+
+class _NewRun:
+    """A run's first commits, in a folder that nobody knows of until `journal` names it."""
+
+    def __init__(self, medium: Medium, change: Change) -> None:
+        self.change = change
+        self._medium = medium
+        place = medium.logs.place(change.run_id)
+        # Names of folders sort by the time of their making, which tells apart runs that began at the same moment.
+        self._log = Log(change.run_id, place, f"{place}/{time.time_ns():016x}-{secrets.token_hex(4)}")
+        self._filled = medium.files.new_name()
+        """What becomes the log's folder, where it is swept away if this process ends before."""
+        self._made = ""
+        self._is_put = False
+        self.folders = (place, medium.root)
+
+    def make(self) -> None:
+        """Fill a folder, and make the file that is to name it."""
+        medium, row = self._medium, self.change.row
+        assert row is not None
+        make_folder(self._filled)
+        filled = Log(self.change.run_id, self._log.place, self._filled)
+        is_due = may_be_due(row)
+        header: Header | None = None
+        for part in _parts(self.change):
+            lines = Lines(part.records, part.signals)
+            header = _following(header, part, lines)
+            header.due = 0 if is_due else None
+            medium.files.write(encode(header, lines), filled.path(header.commit))
+            filled.index.note(header)
+            self._log.note(header)
+        if row.nonce:
+            medium.leases.renew(medium.leases.path(self._filled, row.epoch))
+        sync_folder(self._filled)
+        if is_due:
+            medium.due.add(row.flow, self._log.folder, 0)
+        pointer = Pointer(VERSION, self.change.run_id, os.path.basename(self._log.folder), row.created_at)
+        self._made = medium.files.write(_encode(pointer) + b"\n")
+
+    def put(self) -> bool:
+        """Whether the run is there now, and nobody else's in its place."""
+        make_folder(self._log.place)
+        try:
+            os.rename(self._filled, self._log.folder)
+        except FileNotFoundError:  # the id's former run has just been taken away, folder and all
+            return False
+        self._is_put = self._medium.files.put(self._made, f"{self._log.place}/{JOURNAL}")
+        return self._is_put
+
+    def clean(self) -> None:
+        """Take away what was only needed on the way."""
+        # Whoever was interrupted in the act of putting it does not know.
+        is_put = self._is_put or (self._made and self._medium.files.is_put(self._made, f"{self._log.place}/{JOURNAL}"))
+        if self._made:
+            self._medium.files.discard(self._made)
+        if is_put:
+            return
+        self._medium.files.discard(self._filled, self._log.folder)
+        if self.change.row is not None:
+            self._medium.due.drop(self.change.row.flow, self._log.folder, 0)
+        with suppress(OSError):
+            os.rmdir(self._log.place)
+
+    def follow_up(self) -> None:
+        """Remember the run."""
+        self._medium.logs.add(self._log)
+
+
+def _parts(change: Change) -> Iterator[Change]:
+    """The change of a new run in parts of a bounded size."""
+    records = change.records
+    for begin in range(0, max(len(records), 1), _A_COMMIT):
+        is_last = begin + _A_COMMIT >= len(records)
+        signals = change.signals if is_last else []
+        yield Change(change.run_id, None, None, change.row, records[begin : begin + _A_COMMIT], signals)
+
+
+def _following(head: Header | None, change: Change, lines: Lines) -> Header:
+    """The header of the commit after `head`, but for what `encode` fills in; `due` as it was."""
+    count = len(lines.records)
+    first, last = (lines.records[0].sequence, lines.records[-1].sequence) if count else (0, 0)
+    if head is None:
+        assert change.row is not None
+        return Header(VERSION, 0, text_of(change.row), first, last, count=count, size=lines.size)
+    header = Header(
+        VERSION,
+        head.commit + 1,
+        head.row if change.row is None else text_of(change.row),
+        first if count else head.last + 1,
+        last if count else head.last,
+        checkpoint=head.commit if any(placed.kind == CHECKPOINT for placed in head.records) else head.checkpoint,
+        signalled=head.commit if head.signals else head.signalled,
+        removal=head.removal,
+        due=None if change.is_deletion else head.due,
+        count=head.count + count,
+        size=head.size + lines.size,
+        is_deleted=change.is_deletion,
+    )
+    removal = change.removal
+    if removal is not None:
+        header.checkpoint, header.removal, header.removed = removal.checkpoint, header.commit, removal.gaps
+        header.count -= len(removal.sequences)
+        header.size -= removal.size
+    return header
+
+
+def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
+    """What is out of a journal once these are too."""
+    spans: list[tuple[int, int]] = []
+    for first, last in sorted([*gaps, *((sequence, sequence) for sequence in sequences)]):
+        if spans and first <= spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], max(last, spans[-1][1]))
+        else:
+            spans.append((first, last))
+    return tuple(spans)
+
+
+def _rewrite(medium: Medium, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
+    """Put records that are there in another form."""
+    for number in sorted({number for number, _ in rewritten.values()}):
+        commit = log.load(number, "whole")
+        records = [
+            (rewritten[placed.sequence][1], None)
+            if placed.sequence in rewritten
+            else (commit.record(at, placed), commit.entry(at, placed).note)
+            for at, placed in commit.places()
+        ]
+        made = medium.files.write(encode(commit.header, Lines(records, [*commit.signals()])))
+        os.replace(made, log.path(number))
+    if rewritten:
+        sync_folder(log.folder)
+
+
+def _empty(medium: Medium, log: Log, removal: Removal) -> None:
+    """Take the bytes of removed records out of their files. They count as removed, whatever becomes of this."""
+    for number in removal.commits:
+        try:
+            commit = log.load(number, "whole")
+            left = [
+                (commit.record(at, placed), commit.entry(at, placed).note)
+                for at, placed in commit.places()
+                if placed.sequence not in removal.sequences
+            ]
+            made = medium.files.write(encode(commit.header, Lines(left, [*commit.signals()])))
+            os.replace(made, log.path(number))
+        except (OSError, Damaged) as exc:
+            _logger.warning("removed records of run %r still stand in %s: %s", log.run_id, log.path(number), exc)
+    with suppress(OSError):
+        sync_folder(log.folder)
+
+
+def bury(medium: Medium, log: Log) -> None:
+    """Take away what is left of a run that was deleted. Whoever meets it may do so, and several at once."""
+    medium.logs.forget(log)
+    buried = medium.files.new_name()
+    with suppress(FileNotFoundError):
+        os.rename(log.folder, buried)
+    path = f"{log.place}/{JOURNAL}"
+    with suppress(FileNotFoundError):
+        with open(path, "rb") as file:
+            content = file.read()
+        if f'"{os.path.basename(log.folder)}"'.encode() in content:
+            take_away(path, content)
+        sync_folder(log.place)
+    medium.files.discard(buried)
+    with suppress(OSError):
+        os.rmdir(log.place)
+        sync_folder(medium.root)

@@ -1,0 +1,233 @@
+"""The connections, the transactions and the clock of a PostgreSQL store: what a medium is to the verbs.
+
+What can happen to a connection: lost before a commit was sent, nothing was written, and the write begins anew on another
+one. Lost while the commit was on its way, nobody knows: that is `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, TypeVar, Unpack
+
+from milepost.errors import StoreError
+from milepost.model.clock import SYSTEM
+from milepost.store import StoreOptions
+from milepost.stores.base.store import Runs
+from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.postgres import schema as postgres_schema
+from milepost.stores.postgres.clock import ServerClock
+from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
+from milepost.stores.postgres.driver import psycopg
+from milepost.stores.postgres.pool import Connections, connections_of, place_of
+from milepost.stores.postgres.statements import Tables
+from milepost.stores.postgres.transaction import PostgresTransaction
+
+__all__ = ["UNDONE", "OutcomeUnknown", "PostgresMedium"]
+
+T = TypeVar("T")
+
+_LEASE = 30.0
+"""The lease that is in use as long as nobody asks for a shorter one."""
+_SHORTEST_PATIENCE = 1.0
+_MARGIN = 0.5
+_LOCK_SECONDS = 0.25
+"""How long the renewal of one lease waits for its row, which appends lock for a moment each."""
+
+_READING = b"ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_WRITING = b"ISOLATION LEVEL READ COMMITTED READ WRITE"
+UNDONE = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation)
+"""Nothing is wrong but that somebody else was there at the same moment."""
+
+
+class OutcomeUnknown(StoreError):
+    """The connection was lost, or the thread interrupted, while a write was on its way."""
+
+    interrupted: int | None = None
+    """The thread whose interrupt, the cause, it was."""
+
+
+class PostgresMedium(Runs):
+    """A whole store, but for its fast ways to append and to renew."""
+
+    runs_statements = True
+    keeps_differences = True
+    has_one_writer = False
+
+    def __init__(self, dsn_or_pool: Any, schema: str, *, is_prepared: bool, **options: Unpack[StoreOptions]) -> None:
+        self.place = "PostgreSQL"
+        self._patience = _LEASE / 3
+        self._preparing = Preparing(is_prepared)
+        self._tables = Tables(postgres_schema.check_schema(schema))
+        self._server_clock = ServerClock() if options.get("clock", SYSTEM) is SYSTEM else None
+        if self._server_clock is not None:
+            options["clock"] = self._server_clock
+        connections = connections_of(dsn_or_pool, self._preparing)
+        self._connections, self._renewing = connections, connections.again(1)
+        super().__init__(**options)
+        try:
+            link = self._take("open", connections)
+            try:
+                self.place = place_of(link.connection, schema, postgres_schema.SCHEMA)
+                postgres_schema.prepare(link.connection, schema, self.place)
+            finally:
+                connections.give(link)
+        except BaseException:
+            self.close()
+            raise
+        connections.place = self._renewing.place = self.place
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._connections.close()
+        self._renewing.close()
+
+    def _after_fork(self, is_child: bool) -> None:
+        if is_child:
+            # To close a connection would end the parent's session.
+            _inherited.append((self._connections, self._renewing))
+            self._connections, self._renewing = self._connections.again(), self._renewing.again()
+
+    @property
+    def _margin(self) -> float:
+        """Seconds, but at most a tenth of it, by which a lease ends early.
+
+        Whoever was told the time and then waited for a lock, or has it from a slower connection, must not think that a lease
+        lies too far ahead, and that the clock was set back.
+        """
+        return 0.0 if self._server_clock is None else _MARGIN
+
+    def _lease_end(self, now: float, lease: float) -> float | None:
+        return now + lease - min(self._margin, lease / 10)
+
+    def _heed(self, lease: float) -> None:
+        """A server must be given up before a lease ends that nobody could renew meanwhile."""
+        if lease / 3 < self._patience:
+            self._patience = max(lease / 3, _SHORTEST_PATIENCE)
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _take(self, op: str, connections: Connections) -> Link:
+        end = SYSTEM.monotonic() + self._patience
+        while True:
+            self._check_open()
+            try:
+                link = connections.take(self._patience)
+            except psycopg.Error as exc:
+                raise self._failure(op, exc) from exc
+            if self._server_clock is None:
+                return link
+            try:
+                self._server_clock.set_by(link)
+            except psycopg.Error as exc:
+                is_hopeless = not link.is_lost or SYSTEM.monotonic() > end
+                connections.give(link)
+                if is_hopeless:
+                    raise self._failure(op, exc) from exc
+            else:
+                return link
+
+    def _failure(self, op: str, exc: BaseException) -> StoreError:
+        return StoreError(self._told(op, exc), store=self.place, op=op)
+
+    def _told(self, op: str, exc: BaseException) -> str:
+        what = " ".join(str(exc).split()) or type(exc).__name__
+        return (
+            f"the store {self.place} failed to {op.replace('_', ' ')}: {what}: look at the server and the way to it, then "
+            f"try again"
+        )
+
+    def _unknown(self, op: str, exc: BaseException) -> OutcomeUnknown:
+        unknown = OutcomeUnknown(self._told(op, exc), store=self.place, op=op)
+        unknown.interrupted = None if isinstance(exc, Exception) else get_ident()
+        return unknown
+
+    def _ask(self, op: str, connections: Connections, question: Callable[[Link], T]) -> T:
+        """What one statement gives that may be run twice: it is, should the connection be lost or others be faster."""
+        end = SYSTEM.monotonic() + self._patience
+        while True:
+            link = self._take(op, connections)
+            try:
+                return question(link)
+            except psycopg.Error as exc:
+                if not (link.is_lost or isinstance(exc, UNDONE)) or SYSTEM.monotonic() > end:
+                    raise self._failure(op, exc) from exc
+            finally:
+                connections.give(link)
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    def _begin(self, op: str, connections: Connections, mode: bytes) -> Link:
+        """A connection with an open transaction. One that turns out to be lost is replaced: nothing has happened yet."""
+        end = SYSTEM.monotonic() + self._patience
+        while True:
+            link = self._take(op, connections)
+            try:
+                link.begin(mode, self._patience)
+            except BaseException as exc:
+                link.roll_back()
+                is_hopeless = not link.is_lost or SYSTEM.monotonic() > end
+                connections.give(link)
+                if not isinstance(exc, psycopg.Error):
+                    raise
+                if is_hopeless:
+                    raise self._failure(op, exc) from exc
+            else:
+                return link
+
+    def _transaction(self, link: Link, mode: bytes, *, is_write: bool) -> PostgresTransaction:
+        def restart() -> None:
+            link.roll_back()
+            link.begin(mode, self._patience)
+
+        def abandoned() -> builtins.list[str]:
+            return [run_id for run_id, held in builtins.list(self._held.items()) if held.is_abandoned]
+
+        return PostgresTransaction(link, self._tables, self._preparing, restart, abandoned, is_write=is_write)
+
+    @contextmanager
+    def _write(self, op: str) -> Iterator[Transaction]:
+        connections = self._renewing if op == "renew" else self._connections
+        link = self._begin(op, connections, _WRITING)
+        try:
+            if op == "renew":
+                link.wait_for_locks(_LOCK_SECONDS)
+            yield self._transaction(link, _WRITING, is_write=True)
+            self._commit(link, op)
+        except psycopg.Error as exc:
+            if link.is_stale() or is_lost_statement(exc) or isinstance(exc, UNDONE):
+                raise Overtaken from exc
+            raise self._failure(op, exc) from exc
+        finally:
+            link.roll_back()
+            connections.give(link)
+
+    def _commit(self, link: Link, op: str) -> None:
+        if link.is_stale():
+            raise psycopg.OperationalError("the connection was lost before the commit was sent")
+        try:
+            link.commit()
+        except psycopg.Error as exc:
+            if link.is_lost:
+                raise self._unknown(op, exc) from exc
+            raise
+
+    @contextmanager
+    def _read(self, op: str) -> Iterator[Transaction]:
+        link = self._begin(op, self._connections, _READING)
+        try:
+            try:
+                yield self._transaction(link, _READING, is_write=False)
+            finally:
+                if link.is_in_order:
+                    link.commit()
+        except (psycopg.Error, Overtaken) as exc:
+            raise self._failure(op, exc) from exc
+        finally:
+            link.roll_back()
+            self._connections.give(link)
+
+
+_inherited: list[object] = []

@@ -1,0 +1,48 @@
+"""The time of the database server, which is the same for all machines that share it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from milepost.model.clock import SYSTEM
+from milepost.stores.postgres.connection import Link
+
+__all__ = ["ServerClock"]
+
+_FRESH = 60.0
+"""Seconds for which a look at the server's clock is good: two quartzes part by a few milliseconds in that time."""
+
+
+class ServerClock:
+    """A clock that goes as this machine's does, and is set by the server's.
+
+    It lags by the time that an answer takes, so no two machines agree to the microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = SYSTEM.time() - SYSTEM.monotonic()
+        self._stale_at = SYSTEM.monotonic()
+
+    def time(self) -> float:
+        """POSIX seconds of the server."""
+        return SYSTEM.monotonic() + self._ahead
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return SYSTEM.monotonic()
+
+    def wait(self, wake: threading.Event, seconds: float) -> bool:
+        """Block until `wake` is set or `seconds` have passed."""
+        return SYSTEM.wait(wake, seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        await asyncio.sleep(seconds)
+
+    def set_by(self, link: Link) -> None:
+        """Look at the server's clock, if the last look is long ago. Raises psycopg's errors."""
+        if SYSTEM.monotonic() >= self._stale_at:
+            told = link.server_time()
+            now = SYSTEM.monotonic()
+            self._ahead, self._stale_at = told - now, now + _FRESH

@@ -1,0 +1,358 @@
+"""One connection to PostgreSQL as the store uses it, and statements that are run so often that each microsecond counts.
+
+Transactions are begun and ended, and frequent statements run, by calls of libpq itself. psycopg's own way costs more than
+the statement does in the server. It also lets a Ctrl-C cancel a statement that has begun, and then nobody knows what became
+of it: here the call ends first, and Python raises after it. The server and TCP bound how long that takes.
+
+Statements are prepared where the connection is a direct one. Behind a pooler, which may give each transaction another
+connection of the server, a name may stand for nothing there, or for a statement of somebody else. A pooler is known by the
+process that answers: it is not the one that the connection was opened to. Should one be overlooked, the loss of a prepared
+statement tells, before anything has run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import select
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from milepost.store import Token
+from milepost.stores.postgres.driver import pq, psycopg
+
+__all__ = ["Frequent", "Link", "Preparing", "Session", "is_lost_statement", "pack_int"]
+
+_logger = logging.getLogger("milepost")
+
+Encoder = Callable[[Any], bytes | None]
+
+_OK = (
+    pq.ExecStatus.COMMAND_OK,
+    pq.ExecStatus.TUPLES_OK,
+)  # a set would ask for hashes, which are slow for an enumeration
+_POLLED = select.POLLIN | select.POLLERR | select.POLLHUP if hasattr(select, "poll") else 0
+_LAST_WORDS = (b"", b"57P")
+"""How the codes begin of what is the end of a connection: none, for none came from the server, or it shuts down."""
+_LOOKS = 8
+_TIMEOUTS = ("statement_timeout", "idle_in_transaction_session_timeout")
+"""The latter ends the transaction, and with it the locks, of a process that was frozen or of a machine that is gone."""
+_OIDS: dict[str, tuple[int, int]] = {
+    name: (psycopg.postgres.types[name].oid, psycopg.postgres.types[name].array_oid)
+    for name in ("bool", "bytea", "float8", "int8", "text")
+}
+_pack_int = struct.Struct("!q").pack
+_pack_float = struct.Struct("!d").pack
+_pack_array = struct.Struct("!iiIii").pack
+_pack_no_items = struct.Struct("!iiI").pack
+_pack_length = struct.Struct("!i").pack
+_NULL = _pack_length(-1)
+_EIGHT = _pack_length(8)
+
+
+class Preparing:
+    """Whether a store's statements are prepared; shared by its connections, so that one that learns better tells all."""
+
+    __slots__ = ("is_on",)
+
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+
+    def give_up(self, why: str, level: int = logging.WARNING) -> None:
+        """Prepare nothing from now on; the first time that is logged."""
+        if self.is_on:
+            self.is_on = False
+            _logger.log(level, "statements for PostgreSQL are no longer prepared, which costs some time: %s", why)
+
+
+class Frequent:
+    """A statement with the types of its parameters `$1`, `$2`, ...; `text[]` is an array of texts."""
+
+    __slots__ = ("_encoders", "formats", "name", "oids", "text")
+
+    def __init__(self, text: bytes, types: str) -> None:
+        """`types` are names of types, in order, between blanks."""
+        names = types.split()
+        self.text = text
+        # Whoever has prepared this name has prepared this text.
+        self.name = b"milepost_" + hashlib.sha256(text).hexdigest()[:16].encode()
+        self._encoders: list[Encoder] = [
+            partial(_encode_array, name[:-2]) if name.endswith("[]") else _ENCODERS[name] for name in names
+        ]
+        self.oids = [_OIDS[name[:-2]][1] if name.endswith("[]") else _OIDS[name][0] for name in names]
+        self.formats = [pq.Format.BINARY] * len(names)
+
+    def encode(self, values: Sequence[Any]) -> list[bytes | None]:
+        """`values` as the server takes them. OverflowError for a number of more than 64 bits, UnicodeEncodeError."""
+        return [encode(value) for encode, value in zip(self._encoders, values, strict=True)]
+
+
+def pack_int(value: int) -> bytes:
+    """A number as `int8`; OverflowError if it is too large."""
+    try:
+        return _pack_int(value)
+    except struct.error as exc:
+        raise OverflowError(f"{value} has more than 64 bits") from exc
+
+
+def _encode_bool(value: bool | None) -> bytes | None:
+    return None if value is None else b"\1" if value else b"\0"
+
+
+def _encode_bytes(value: bytes | None) -> bytes | None:
+    return value
+
+
+def _encode_float(value: float | None) -> bytes | None:
+    return None if value is None else _pack_float(value)
+
+
+def _encode_int(value: int | None) -> bytes | None:
+    return None if value is None else pack_int(value)
+
+
+def _encode_text(value: str | None) -> bytes | None:
+    return None if value is None else value.encode()
+
+
+_ENCODERS: dict[str, Encoder] = {
+    "bool": _encode_bool,
+    "bytea": _encode_bytes,
+    "float8": _encode_float,
+    "int8": _encode_int,
+    "text": _encode_text,
+}
+
+
+def _encode_array(name: str, values: Sequence[Any]) -> bytes:
+    """An array of one dimension in its binary form; see array_send in the server's sources."""
+    element, item = _OIDS[name][0], _ITEMS[name]
+    begin = _pack_array(1, 1, element, len(values), 1) if values else _pack_no_items(0, 0, element)
+    return b"".join([begin, *[_NULL if value is None else item(value) for value in values]])
+
+
+def _int_item(value: int) -> bytes:
+    return _EIGHT + pack_int(value)
+
+
+def _text_item(value: str) -> bytes:
+    data = value.encode()
+    return _pack_length(len(data)) + data
+
+
+def _bytes_item(value: bytes) -> bytes:
+    return _pack_length(len(value)) + value
+
+
+# What an array holds of a value: its length and itself.
+_ITEMS: dict[str, Callable[[Any], bytes]] = {
+    "bool": lambda value: _bytes_item(b"\1" if value else b"\0"),
+    "bytea": _bytes_item,
+    "float8": lambda value: _EIGHT + _pack_float(value),
+    "int8": _int_item,
+    "text": _text_item,
+}
+
+
+class Session:
+    """What is known of a connection for as long as it lives: whether it is a direct one, and what it has prepared.
+
+    And which record it wrote last: one that it has seen written is there, and while the token is current nobody has
+    written after it but this process. Another connection may lead to a replica that took over and lacks the record.
+    """
+
+    __slots__ = ("is_direct", "newest", "prepared")
+
+    def __init__(self, connection: psycopg.Connection[Any], timeout: float | None = None) -> None:
+        """Ask the server, over an idle connection. `timeout`: what a direct one is to give each statement, in seconds."""
+        told = connection.pgconn.backend_pid
+        # What is set for a session must not reach a pooler, which would hand it on to whoever comes next.
+        setting = "true"
+        if timeout is not None:
+            setting = " AND ".join(f"set_config('{name}', '{timeout * 1000:.0f}', false) <> ''" for name in _TIMEOUTS)
+        result = connection.pgconn.exec_(
+            f"SELECT CASE WHEN pg_backend_pid() = {told:d} THEN {setting} ELSE false END".encode()
+        )
+        self.is_direct: bool = _check(connection.pgconn, result).get_value(0, 0) == b"t"
+        self.prepared: set[bytes] = set()
+        self.newest: tuple[Token, int] | None = None
+        """The record that was last appended to a run, by its owner's token and its number."""
+
+
+class Link:
+    """A connection in the hands of one thread. `timeout`: how many seconds its session gives each statement; None: unknown.
+
+    What fails raises psycopg's errors; `is_lost` tells whether the connection still is.
+    """
+
+    __slots__ = (
+        "_has_failed",
+        "_pgconn",
+        "_poll",
+        "_preparing",
+        "_session",
+        "_timeout",
+        "connection",
+        "cursor",
+        "used_at",
+    )
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], session: Session, preparing: Preparing, timeout: float | None = None
+    ) -> None:
+        self.connection = connection
+        self.cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
+        self._pgconn = connection.pgconn
+        self._session = session
+        self._preparing = preparing
+        self._timeout = timeout if session.is_direct else None
+        self._has_failed = False
+        self.used_at = 0.0
+        """When its pool got it back, by the monotonic clock."""
+        self._poll: Any = None
+        if _POLLED:
+            self._poll = select.poll()
+            self._poll.register(self._pgconn.socket, _POLLED)
+        if not session.is_direct:
+            preparing.give_up("a pooler stands before the server", logging.INFO)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is known to be no more."""
+        # libpq itself does not notice that what it sent went nowhere.
+        return self._has_failed or self._pgconn.status == pq.ConnStatus.BAD
+
+    def _checked(self, result: pq.abc.PGresult) -> pq.abc.PGresult:
+        """`result` itself, if it is a success; else psycopg's error for it."""
+        try:
+            return _check(self._pgconn, result)
+        except ConnectionLost:
+            self._has_failed = True
+            raise
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transaction is open."""
+        return self._pgconn.transaction_status == pq.TransactionStatus.IDLE
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether a transaction is open in which nothing has failed."""
+        return self._pgconn.transaction_status == pq.TransactionStatus.INTRANS
+
+    def is_stale(self) -> bool:
+        """Whether the connection was lost while nobody used it: a look at its socket, which costs next to nothing."""
+        if self._poll is None:
+            return self.is_lost
+        for _ in range(_LOOKS):
+            if not self._poll.poll(0):
+                return self.is_lost
+            try:
+                self._pgconn.consume_input()
+            except psycopg.OperationalError:
+                return True
+        return True  # it ended, or says more than an idle connection has to say
+
+    def server_time(self) -> float:
+        """The server's clock, in POSIX seconds."""
+        found = self._command(b"SELECT extract(epoch FROM clock_timestamp())::float8")
+        return float(found.get_value(0, 0))
+
+    def begin(self, mode: bytes, patience: float) -> None:
+        """Begin a transaction in which a statement, and the time between two, may take `patience` seconds."""
+        if self._timeout is None or patience < self._timeout:
+            mode += b"".join(b"; SET LOCAL %s = %d" % (name.encode(), patience * 1000) for name in _TIMEOUTS)
+        self._command(b"BEGIN " + mode)
+
+    def wait_for_locks(self, seconds: float) -> None:
+        """Have this transaction wait that long for a lock that somebody else holds."""
+        self._command(b"SET LOCAL lock_timeout = %d" % (seconds * 1000))
+
+    def check_constraints(self) -> None:
+        """Check now what this transaction has put off to its end."""
+        self._command(b"SET CONSTRAINTS ALL IMMEDIATE")
+
+    def commit(self) -> None:
+        """End the transaction. If that fails and the connection is lost, nobody knows what became of it."""
+        if self._command(b"COMMIT").command_status != b"COMMIT":
+            raise psycopg.errors.InFailedSqlTransaction("the transaction had failed, and was undone")
+
+    def roll_back(self) -> None:
+        """Undo the transaction, if there is one. Never fails: the loss of the connection undoes it too."""
+        # psycopg would deallocate all prepared statements after a ROLLBACK that it knows of.
+        if not self.is_lost and not self.is_idle:
+            self._pgconn.exec_(b"ROLLBACK")
+
+    def _command(self, text: bytes) -> Any:
+        return self._checked(self._pgconn.exec_(text))
+
+    def run(self, statement: Frequent, values: Sequence[Any]) -> list[tuple[bytes | None, ...]]:
+        """Run a statement by itself, durable on return; its rows, in their binary form."""
+        result = self.execute(statement, statement.encode(values))
+        columns = range(result.nfields)
+        return [tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples)]
+
+    def wrote(self, token: Token, sequence: int) -> bool:
+        """Whether the last record that went over this connection has that number, and the run and owner of `token`."""
+        return self._session.newest == (token, sequence) and self._session.is_direct
+
+    def note_written(self, token: Token, sequence: int) -> None:
+        """Take in that a record was written."""
+        self._session.newest = (token, sequence)
+
+    def execute(self, statement: Frequent, encoded: list[Any]) -> pq.abc.PGresult:
+        """`run` with values that are encoded already; the result as libpq has it."""
+        pgconn, session = self._pgconn, self._session
+        if self._preparing.is_on and session.is_direct:
+            if statement.name in session.prepared:
+                result = pgconn.exec_prepared(statement.name, encoded, statement.formats, pq.Format.BINARY)
+                if result.status in _OK:
+                    return result
+                told = self._execute_prepared(statement, encoded, result)
+            else:
+                told = self._execute_prepared(statement, encoded, None)
+            if told is not None:
+                return told
+        result = pgconn.exec_params(statement.text, encoded, statement.oids, statement.formats, pq.Format.BINARY)
+        return self._checked(result)
+
+    def _execute_prepared(
+        self, statement: Frequent, encoded: list[Any], failed: pq.abc.PGresult | None
+    ) -> pq.abc.PGresult | None:
+        """Prepare and execute; None where that can't be, and nothing has run. `failed`: what came of a first try."""
+        pgconn, prepared = self._pgconn, self._session.prepared
+        lost: Exception | None = None
+        for _ in range(2):  # somebody else may have deallocated what the connection had; but not at once again
+            try:
+                if failed is not None:
+                    self._checked(failed)
+                if statement.name not in prepared:
+                    self._checked(pgconn.prepare(statement.name, statement.text, statement.oids))
+                    prepared.add(statement.name)
+                result = pgconn.exec_prepared(statement.name, encoded, statement.formats, pq.Format.BINARY)
+                return self._checked(result)
+            except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as exc:
+                prepared.clear()
+                failed, lost = None, exc
+        self._preparing.give_up(f"they get lost between here and the server ({lost})")
+        return None
+
+
+class ConnectionLost(psycopg.OperationalError):
+    """No answer came, or the server said that it was its last."""
+
+
+def is_lost_statement(exc: BaseException) -> bool:
+    """Whether `exc` says that a prepared statement is not where it was prepared."""
+    return isinstance(exc, psycopg.errors.InvalidSqlStatementName | psycopg.errors.DuplicatePreparedStatement)
+
+
+def _check(pgconn: pq.abc.PGconn, result: pq.abc.PGresult) -> pq.abc.PGresult:
+    if result.status in _OK:
+        return result
+    state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+    if pgconn.status == pq.ConnStatus.BAD or state[:3] in _LAST_WORDS:
+        raise ConnectionLost(f"the connection is lost: {pgconn.get_error_message()}")
+    raise psycopg.errors.error_from_result(result)

@@ -1,0 +1,297 @@
+"""Where the connections of a PostgreSQL store come from: they are its own, or those of a caller's pool.
+
+A store's own are opened when they are needed, by the thread that needs one, so that whoever waits is told why; an idle one
+that the server has dropped is noticed before it is used. No lock is held while a connection is opened or used.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import math
+import os
+import queue
+import re
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from milepost.errors import OptionError, StoreClosedError, StoreError
+from milepost.stores.postgres.connection import Link, Preparing, Session
+from milepost.stores.postgres.driver import conninfo, psycopg
+
+if TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
+
+__all__ = ["Connections", "connections_of", "fields_of", "open_connection", "place_of"]
+
+_MOST = 8
+"""Connections of a store's own, besides the one that renews leases. Threads that append at once share them."""
+_UNLIMITED = 64
+"""How many of a pool without a limit are used at once."""
+_FRESH = 0.5
+"""Seconds after its last use within which a connection is used again without a look: to look lets other threads run first."""
+_SPLIT_WRONGLY = re.compile(r"\w+://([^/?@]*@[^/?]*@|[^/?@]*/[^?]*@)")
+"""A URL whose password has `@` or `/` as they are: libpq takes what follows for a host or a database, and errors show it."""
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 0.5
+
+
+class Connections(abc.ABC):
+    """A number of connections. Each that is taken must be given back."""
+
+    def __init__(self, most: int, place: str) -> None:
+        self.place = place
+        self._most = most
+        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One item for each connection that may be taken; a semaphore costs ten times as much."""
+        for _ in range(most):
+            self._free.put(None)
+        self._closing = threading.Lock()
+        self._is_closed = False
+
+    def take(self, patience: float) -> Link:
+        """A connection without a transaction, waited for at most `patience` seconds.
+
+        psycopg's OperationalError if there is none, `StoreClosedError` after `close`.
+        """
+        try:
+            self._free.get(timeout=patience)
+        except queue.Empty:
+            raise psycopg.OperationalError(
+                f"all {self._most} connections were in use for {patience:.0f} seconds"
+            ) from None
+        try:
+            if self._is_closed:
+                raise StoreClosedError(f"the store {self.place} is closed: open it again to use it")
+            return self._take(patience)
+        except BaseException:
+            self._free.put(None)
+            raise
+
+    def give(self, link: Link) -> None:
+        """Give a connection back. One that is lost, or still in a transaction, is not used again."""
+        try:
+            self._give(link)
+        finally:
+            self._free.put(None)
+
+    def close(self) -> None:
+        """Wait until all connections are given back, and let go of them. Again: no error."""
+        with self._closing:
+            self._is_closed = True
+            waited = 0
+            try:
+                while waited < self._most:
+                    self._free.get()
+                    waited += 1
+                self._let_go()
+            finally:
+                # Who has waited for a connection meanwhile is told.
+                for _ in range(waited):
+                    self._free.put(None)
+
+    @abc.abstractmethod
+    def again(self, most: int | None = None) -> Connections:
+        """As many connections from the same place, or at most `most`; also for a child after a fork."""
+
+    @abc.abstractmethod
+    def _take(self, patience: float) -> Link:
+        """A connection that is not in use."""
+
+    @abc.abstractmethod
+    def _give(self, link: Link) -> None:
+        """Take a connection back."""
+
+    @abc.abstractmethod
+    def _let_go(self) -> None:
+        """Close what is idle."""
+
+
+class _Own(Connections):
+    """Connections that are opened by their data source name, and kept for the next one who needs one."""
+
+    def __init__(self, dsn: str, preparing: Preparing, most: int, place: str) -> None:
+        super().__init__(most, place)
+        self._dsn = dsn
+        self._preparing = preparing
+        self._idle: list[Link] = []
+        self._was_reached = False
+        """Whether the server was ever there. One that never was is not waited for."""
+
+    def again(self, most: int | None = None) -> Connections:
+        again = _Own(self._dsn, self._preparing, most or self._most, self.place)
+        again._was_reached = self._was_reached
+        return again
+
+    def _take(self, patience: float) -> Link:
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return self._open(patience)
+            if time.monotonic() - link.used_at < _FRESH or not link.is_stale():
+                return link
+            link.connection.close()
+
+    def _open(self, patience: float) -> Link:
+        """Open a connection; a server that is being restarted is waited for."""
+        end = time.monotonic() + patience
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                link = self._connect(patience)
+            except psycopg.OperationalError:
+                if not self._was_reached or self._is_closed or time.monotonic() + pause > end:
+                    raise
+            else:
+                self._was_reached = True
+                return link
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _connect(self, patience: float) -> Link:
+        connection = open_connection(self._dsn, patience)
+        try:
+            return Link(connection, Session(connection, patience), self._preparing, patience)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _give(self, link: Link) -> None:
+        if link.is_lost or not link.is_idle:
+            link.connection.close()
+        else:
+            link.used_at = time.monotonic()
+            self._idle.append(link)
+
+    def _let_go(self) -> None:
+        while self._idle:
+            self._idle.pop().connection.close()
+
+
+class _Callers(Connections):
+    """Connections of a caller's pool, which are lent from one use to the next; `keeps`: one is kept until the end."""
+
+    def __init__(
+        self, pool: ConnectionPool[Any], preparing: Preparing, most: int, place: str, *, keeps: bool = False
+    ) -> None:
+        super().__init__(most, place)
+        self._pool = pool
+        self._preparing = preparing
+        self._keeps = keeps
+        self._kept: list[Link] = []
+        self._process = os.getpid()
+        self._sessions: weakref.WeakKeyDictionary[psycopg.Connection[Any], Session] = weakref.WeakKeyDictionary()
+        self._transactional: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+        """Those that the caller uses in transactions, and gets back so."""
+
+    def again(self, most: int | None = None) -> Connections:
+        again = _Callers(
+            self._pool, self._preparing, most or self._most, self.place, keeps=most is not None and self._most > most
+        )
+        again._process = self._process
+        return again
+
+    def _take(self, patience: float) -> Link:
+        if os.getpid() != self._process:
+            raise StoreError(
+                f"the store {self.place} has its connections from a pool, which can't be used after a fork: make a store "
+                f"in the child, with a pool of its own or with a URL",
+                store=self.place,
+                op="connect",
+            )
+        while True:
+            link = self._kept.pop() if self._kept else self._lent(patience)
+            if not link.is_stale():
+                return link
+            self._return(link)
+
+    def _lent(self, patience: float) -> Link:
+        connection = self._pool.getconn(timeout=patience)
+        try:
+            if not connection.autocommit:
+                connection.autocommit = True
+                self._transactional.add(connection)
+            session = self._sessions.get(connection)
+            if session is None:
+                session = self._sessions[connection] = Session(connection)
+            return Link(connection, session, self._preparing)
+        except BaseException:
+            self._pool.putconn(connection)
+            raise
+
+    def _give(self, link: Link) -> None:
+        if self._keeps and not link.is_lost and link.is_idle:
+            self._kept.append(link)
+        else:
+            self._return(link)
+
+    def _return(self, link: Link) -> None:
+        connection = link.connection
+        if connection in self._transactional and not link.is_lost and link.is_idle:
+            connection.autocommit = False
+        self._transactional.discard(connection)
+        self._pool.putconn(connection)
+
+    def _let_go(self) -> None:
+        while self._kept:
+            self._return(self._kept.pop())
+
+
+def connections_of(dsn_or_pool: Any, preparing: Preparing) -> Connections:
+    """The connections of a store that was given a URL or a pool. TypeError for anything else."""
+    if isinstance(dsn_or_pool, str):
+        fields_of(dsn_or_pool)
+        return _Own(dsn_or_pool, preparing, _MOST, "PostgreSQL")
+    take = getattr(dsn_or_pool, "getconn", None)
+    if not callable(take) or inspect.iscoroutinefunction(take) or not hasattr(dsn_or_pool, "putconn"):
+        raise TypeError(
+            f"a PostgreSQL store takes a URL or a psycopg_pool.ConnectionPool, not {type(dsn_or_pool).__name__}"
+        )
+    return _Callers(dsn_or_pool, preparing, getattr(dsn_or_pool, "max_size", 0) or _UNLIMITED, "PostgreSQL")
+
+
+def open_connection(dsn: str, patience: float) -> psycopg.Connection[Any]:
+    """A connection in autocommit mode. What `dsn` does not say itself is set so that a dead server is noticed in time."""
+    seconds = max(math.ceil(patience), 2)
+    settings: dict[str, Any] = {
+        "connect_timeout": seconds,
+        "tcp_user_timeout": 1000 * seconds,
+        "keepalives_idle": max(seconds // 3, 1),
+        "keepalives_interval": max(seconds // 3, 1),
+        "keepalives_count": 2,
+        "client_encoding": "UTF8",
+        "fallback_application_name": "milepost",
+    }
+    given = fields_of(dsn)
+    settings = {name: value for name, value in settings.items() if name not in given}
+    return psycopg.connect(dsn, autocommit=True, **settings)
+
+
+def fields_of(dsn: str) -> dict[str, Any]:
+    """What a URL or connection string says, by name. `OptionError`, which shows nothing of it, if it can't be read."""
+    try:
+        fields = dict(conninfo.conninfo_to_dict(dsn))
+        if _SPLIT_WRONGLY.match(dsn):
+            raise ValueError
+        return fields
+    except (psycopg.Error, ValueError):  # the latter: what is no UTF-8, or NUL
+        # What the driver says quotes parts of it, and one of them may be a password.
+        raise OptionError(
+            "the URL of the PostgreSQL store can't be read: give postgresql://user:password@host:port/database, with special "
+            "characters as percent escapes, or a connection string of libpq",
+            option="dsn_or_pool",
+        ) from None
+
+
+def place_of(connection: psycopg.Connection[Any], schema: str, usual: str) -> str:
+    """Where a connection leads to, for messages: a URL without user and password, and a schema that is not the usual one."""
+    info = connection.info
+    place = (
+        f"postgresql:///{info.dbname}?host={info.host}"
+        if info.host.startswith(("/", "@"))
+        else f"postgresql://{info.host}:{info.port}/{info.dbname}"
+    )
+    return place if schema == usual else f"{place} (schema {schema!r})"

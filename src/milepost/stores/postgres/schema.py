@@ -1,0 +1,183 @@
+"""The tables of a PostgreSQL store: what version a database has, and how it gets to this one.
+
+Each version is a file of plain SQL in the folder `sql`, which a team may run with a tool of its own: `statements` prints
+them. They name no schema, the search path of their transaction does.
+
+All that there is to do is done in one transaction under an advisory lock that ends with it, so any number of processes may
+set up one database at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from milepost.errors import OptionError, StoreError, StoreVersionError
+from milepost.stores.postgres.driver import psycopg, sql
+from milepost.stores.postgres.pool import open_connection
+
+__all__ = ["SCHEMA", "VERSION", "Status", "check_schema", "migrate", "prepare", "statements", "status"]
+
+VERSION = 3
+SCHEMA = "milepost"
+
+_OLDEST_SERVER = 13
+_PATIENCE = 10.0
+_NAME_BYTES = 63
+"""A longer name would be cut off, and two schemas could be one."""
+
+
+class Status(NamedTuple):
+    """Which version the tables of a database have, 0 for none, and which one this library makes and needs."""
+
+    found: int
+    needed: int = VERSION
+
+
+def check_schema(schema: Any) -> str:
+    """The name of a schema itself; `OptionError` if PostgreSQL would not keep it as it is."""
+    if not isinstance(schema, str) or not 0 < len(schema.encode("utf-8", "replace")) <= _NAME_BYTES or "\0" in schema:
+        raise OptionError(f"schema must be a name of 1 to {_NAME_BYTES} bytes, not {schema!r}", option="schema")
+    return schema
+
+
+def status(dsn: str, *, schema: str = SCHEMA) -> Status:
+    """The version of a database's tables. Changes nothing. StoreError if it can't be asked."""
+    with _connected(dsn, schema) as connection, _told_as_ours(schema, "look at the tables"):
+        return Status(_version(connection, schema))
+
+
+def migrate(dsn: str, *, schema: str = SCHEMA) -> Status:
+    """Bring a database to this version; gives the version that it had.
+
+    Raises `StoreVersionError` for tables of a newer release, StoreError for tables of another program and for missing rights.
+    """
+    with _connected(dsn, schema) as connection:
+        found = prepare(connection, schema, f"in schema {schema!r}")
+    return Status(found)
+
+
+def statements(from_version: int = 0, *, schema: str = SCHEMA) -> str:
+    """What `migrate` would run in a database of `from_version`, for another tool to run; "" if there is nothing to do."""
+    check_schema(schema)
+    if not 0 <= from_version <= VERSION:
+        raise OptionError(f"there is no version {from_version} of the tables: 0 to {VERSION}", option="from_version")
+    if from_version == VERSION:
+        return ""
+    return "\n".join(["BEGIN;", *_steps(from_version, schema), "COMMIT;", ""])
+
+
+def prepare(connection: psycopg.Connection[Any], schema: str, place: str) -> int:
+    """Bring the tables to this version, whoever else does so at the same time; gives the version that they had.
+
+    `connection` is in autocommit mode. Needs no right but to read the tables where there is nothing to do.
+    """
+    _check_server(connection, place)
+    with _told_as_ours(place, "open"):
+        found = _known_version(connection, schema, place)
+        if found == VERSION:
+            return found
+        with connection.transaction():
+            connection.execute(_lock(schema))
+            found = _known_version(connection, schema, place)  # another process may have been faster
+            if found < VERSION:
+                connection.execute("\n".join(_steps(found, schema, _has_schema(connection, schema))).encode())
+        return found
+
+
+def _check_server(connection: psycopg.Connection[Any], place: str) -> None:
+    encoding = connection.info.parameter_status("server_encoding")
+    version = connection.info.server_version // 10_000
+    problem = ""
+    if version < _OLDEST_SERVER:
+        problem = f"is PostgreSQL {version}, which is too old: use {_OLDEST_SERVER} or newer"
+    elif encoding != "UTF8":
+        problem = f"keeps text as {encoding}: make a database with encoding 'UTF8'"
+    if problem:
+        raise StoreError(f"the database {place} {problem}", store=place, op="open")
+
+
+def _has_schema(connection: psycopg.Connection[Any], schema: str) -> bool:
+    query = "SELECT FROM pg_namespace WHERE nspname = %s"
+    return psycopg.Cursor(connection).execute(query, (schema,), prepare=False).rowcount > 0
+
+
+def _steps(found: int, schema: str, has_schema: bool = False) -> Iterator[str]:
+    """The statements that bring tables of version `found` to this one, in the order in which they run."""
+    name = sql.Identifier(schema)
+    yield _lock(schema).decode() + ";"
+    if not found and not has_schema:  # to make one that is there takes a right that its owner may not have
+        yield sql.SQL("CREATE SCHEMA IF NOT EXISTS {};").format(name).as_string()
+    yield sql.SQL("SET LOCAL search_path TO {};").format(name).as_string()
+    for version in range(found + 1, VERSION + 1):
+        yield (files("milepost.stores.postgres") / "sql" / f"{version:04}.sql").read_text(encoding="utf-8")
+        yield f"INSERT INTO migrations (version) VALUES ({version:d});"  # noqa: S608
+
+
+def _lock(schema: str) -> bytes:
+    key = sql.Literal(f"milepost {schema}")
+    return sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 0))").format(key).as_bytes()
+
+
+def _known_version(connection: psycopg.Connection[Any], schema: str, place: str) -> int:
+    found = _version(connection, schema)
+    if found > VERSION:
+        raise StoreVersionError(
+            f"the store {place} has tables of version {found}; this library knows up to {VERSION}: upgrade milepost",
+            store=place,
+            op="open",
+            found=found,
+            supported=VERSION,
+        )
+    return found
+
+
+def _version(connection: psycopg.Connection[Any], schema: str) -> int:
+    # A look at the catalogue itself: to_regclass may answer from a cache that doesn't know yet what others just made.
+    there = """
+        SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE nspname = %s AND relname = 'migrations'
+    """
+    cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
+    if not cursor.execute(there, (schema,), prepare=False).rowcount:
+        return 0
+    query = sql.SQL("SELECT coalesce(max(version), 0) FROM {}").format(sql.Identifier(schema, "migrations"))
+    found = cursor.execute(query, prepare=False).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+@contextmanager
+def _connected(dsn: str, schema: str) -> Iterator[psycopg.Connection[Any]]:
+    check_schema(schema)
+    with _told_as_ours("PostgreSQL", "open"):
+        connection = open_connection(dsn, _PATIENCE)
+    with connection:
+        yield connection
+
+
+@contextmanager
+def _told_as_ours(place: str, deed: str) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as exc:
+        raise StoreError(
+            f"{place}: the user may not {deed} or make the library's tables ({exc}): have them made by one who may, "
+            f"with the statements that `milepost db sql` prints",
+            store=place,
+            op="open",
+        ) from exc
+    except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject) as exc:
+        raise StoreError(
+            f"{place}: the schema has tables of another program ({exc}): choose another schema",
+            store=place,
+            op="open",
+        ) from exc
+    except psycopg.Error as exc:
+        what = " ".join(str(exc).split())
+        raise StoreError(
+            f"the store {place} failed to {deed}: {what}: look at the server and the way to it, then try again",
+            store=place,
+            op="open",
+        ) from exc

@@ -1,0 +1,203 @@
+"""The statements of a PostgreSQL store's transactions, and the names of its tables in them.
+
+Values are only ever bound, never put into a statement's text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from milepost.stores.base.columns import row_values
+from milepost.stores.base.fence import Row
+from milepost.stores.postgres.driver import sql
+
+__all__ = [
+    "BY_NODE",
+    "BY_NUMBER",
+    "DUE",
+    "ENTRY_COLUMNS",
+    "FACTS",
+    "INSERT_RECORD",
+    "INSERT_RECORDS",
+    "INSERT_ROW",
+    "NEWEST",
+    "NEWEST_COLUMNS",
+    "NODE_IDS",
+    "OWNED",
+    "OWNER_NAMES",
+    "PUT_PAYLOAD",
+    "RECORD_COLUMNS",
+    "RESTED",
+    "ROW_COLUMNS",
+    "ROW_NAMES",
+    "ROW_WIDTH",
+    "RUNNING",
+    "TAKE",
+    "TALLY",
+    "UPDATE_ROW",
+    "Tables",
+    "columns_of_row",
+]
+
+_ROW_NAMES = (
+    "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned"
+)
+ROW_NAMES = tuple(_ROW_NAMES.split(", "))
+ROW_COLUMNS = (
+    "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
+    "crash_count, crashed_at, signals, cancel, degraded::int, missed, tags::text, live, worked::int, sequence, pruned, id"
+)
+ROW_WIDTH = 25
+INSERT_ROW = (
+    f"INSERT INTO {{runs}} ({_ROW_NAMES}) VALUES ({', '.join(['%s'] * 24)}) "  # noqa: S608
+    "ON CONFLICT (run_id) DO NOTHING RETURNING id"
+)
+UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 24)}) WHERE id = %s"  # noqa: S608
+
+# A header that is gone, of a record that has no note either, must not look like a save from outside.
+_HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN ''::bytea ELSE convert_to(header, 'UTF8') END"
+ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
+RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
+_INSERT_COLUMNS = "(run, sequence, kind, node_id, visit, size, packing, header, payload, note)"
+INSERT_RECORD = f"INSERT INTO {{records}} {_INSERT_COLUMNS} VALUES ({', '.join(['%s'] * 10)})"  # noqa: S608
+INSERT_RECORDS = f"""
+INSERT INTO {{records}} {_INSERT_COLUMNS}
+SELECT %s, sequence, kind, node_id, visit, size, packing, header, payload, %s
+FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[])
+AS given (sequence, kind, node_id, visit, size, packing, header, payload)
+"""  # noqa: S608
+
+# A row with a new owner and the record that tells of that; neither, if the newest number is not the one that was expected. The
+# tags stay as they are, or a trigger would look at them.
+OWNER_NAMES = tuple(
+    name for name in ROW_NAMES if name not in {"run_id", "flow", "created_at", "signals", "tags", "pruned"}
+)
+TAKE = f"""
+WITH taken AS (
+    UPDATE {{runs}} SET ({", ".join(OWNER_NAMES)}) = ({", ".join(["%s"] * len(OWNER_NAMES))}) WHERE id = %s AND coalesce(
+        (SELECT max(sequence) FROM {{records}} WHERE run = %s AND sequence >= %s), 0
+    ) = %s RETURNING id
+)
+INSERT INTO {{records}} (run, sequence, kind, node_id, visit, size, packing, header, payload)
+SELECT id, %s, %s, %s, %s, %s, %s, %s, %s FROM taken
+"""  # noqa: S608
+
+PUT_PAYLOAD = "UPDATE {records} SET packing = %s, header = %s, payload = %s WHERE run = %s AND sequence = %s"
+
+BY_NUMBER = "FROM {records} WHERE run = %s AND sequence BETWEEN %s AND %s"
+BY_NODE = f"{BY_NUMBER} AND node_id <> '' AND node_id = %s"
+
+# What `_view` asks of each run, in the same statement as its row: a page is one round trip.
+NEWEST = f"""
+LEFT JOIN LATERAL (
+    SELECT sequence AS newest FROM {{records}} WHERE run = runs.id ORDER BY sequence DESC LIMIT 1
+) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT {ENTRY_COLUMNS} FROM {{records}} WHERE run = runs.id AND kind = 'checkpoint' ORDER BY sequence DESC LIMIT 1
+) AS entry (e1, e2, e3, e4, e5, e6, e7, e8) ON true
+"""  # noqa: S608
+NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
+FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
+
+# One step of the index from each node to the next, however many records a node has. PostgreSQL has no loose index scan.
+# Source: https://wiki.postgresql.org/wiki/Loose_indexscan
+NODE_IDS = """
+WITH RECURSIVE nodes (id) AS (
+    (SELECT node_id FROM {records} WHERE run = %s AND node_id <> '' ORDER BY node_id LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT node_id FROM {records} WHERE run = %s AND node_id <> '' AND node_id > nodes.id ORDER BY node_id LIMIT 1
+    )
+    FROM nodes WHERE nodes.id IS NOT NULL
+)
+SELECT id FROM nodes WHERE id IS NOT NULL
+"""
+
+TALLY = """
+SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint, min(updated_at)
+FROM {runs} LEFT JOIN (
+    SELECT run, count(*) AS records, sum(octet_length(coalesce(header, '')) + octet_length(coalesce(payload, ''))) AS bytes
+    FROM {records} GROUP BY run
+) AS kept ON kept.run = runs.id
+GROUP BY status ORDER BY status
+"""
+
+# When runs were last changed that nobody owns, by index. Those that somebody owns are few.
+RESTED = """
+SELECT rested_at, run_id FROM {runs} WHERE status = %s AND (rested_at, run_id) > (%s::float8, %s::text)
+    AND rested_at <= %s::float8 ORDER BY rested_at, run_id LIMIT %s
+"""
+RUNNING = RESTED.replace("rested_at", "updated_at")
+
+# Whatever a poll asks for stands behind a SELECT: the planner then knows as little of it at one time as at another, and makes
+# one plan, where it would make one for each poll, which takes longer than the poll.
+_FLOW = "flow = (SELECT %(flow)s::text)"
+_NOW = "(SELECT %(now)s::float8)"
+_IS_WANTED = "id <> ALL ((SELECT %(passed)s)::bigint[]) AND run_id <> ALL ((SELECT %(skip)s)::text[])"
+
+# A run with an owner is due only if that has ended: its time is over, the clock went back, its verb in this process has ended
+# without a release, or its process is gone. The last is not for the server to know, so this machine's owners are told.
+_IS_OVER = (
+    "(owner = '' OR run_id = ANY ((SELECT %(abandoned)s)::text[]) "
+    f"OR lease_until <= {_NOW} OR lease_until > {_NOW} + lease)"
+)
+_MACHINE = "(SELECT %(machine)s::text)"
+OWNED = f"""
+SELECT CASE WHEN {_IS_OVER} THEN '' ELSE owner END AS owner_to_ask, array_agg(id), array_agg(epoch) FROM {{runs}}
+WHERE {_FLOW} AND status = 'running' AND ({_IS_OVER} OR (owner > {_MACHINE} || ':' AND owner < {_MACHINE} || ';'))
+GROUP BY owner_to_ask
+"""  # noqa: S608
+
+# As the index runs_queued has it.
+_IS_QUEUED = """owner = '' AND (
+    (status = 'ready' AND wake_at IS NULL) OR (status = 'interrupted' AND worked)
+    OR (cancel IS NOT NULL AND status NOT IN ('finished', 'cancelled'))
+)"""
+
+# Runs that nobody owns, and those of `over` that have the epochs given. Each is locked as it is read, so that a
+# poll passes over those that others are about to take. What comes with it of its records may be older than its lock.
+DUE = f"""
+SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
+    SELECT * FROM (
+        SELECT * FROM {{runs}} WHERE {_FLOW} AND {_IS_QUEUED} AND {_IS_WANTED}
+        ORDER BY id NULLS FIRST LIMIT (SELECT %(limit)s::bigint) FOR UPDATE OF runs SKIP LOCKED
+    ) AS queued
+    UNION ALL
+    SELECT * FROM (
+        SELECT * FROM {{runs}} WHERE {_FLOW} AND status IN ('ready', 'waiting') AND wake_at <= {_NOW} AND {_IS_WANTED}
+        ORDER BY wake_at LIMIT (SELECT %(limit)s::bigint) FOR UPDATE OF runs SKIP LOCKED
+    ) AS timed
+    UNION ALL
+    SELECT * FROM (
+        SELECT runs.* FROM unnest((SELECT %(over)s)::bigint[], (SELECT %(epochs)s)::bigint[]) AS over (number, epoch)
+        JOIN {{runs}} AS runs ON runs.id = over.number AND runs.epoch = over.epoch WHERE {_IS_WANTED}
+        FOR UPDATE OF runs SKIP LOCKED
+    ) AS over
+) AS runs {NEWEST}
+"""  # noqa: S608
+
+
+class Tables:
+    """The tables of one schema: makes statements about them."""
+
+    def __init__(self, schema: str) -> None:
+        self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals", "run_tags")}
+        self._statements: dict[str, bytes] = {}
+
+    def __call__(self, text: str) -> bytes:
+        """`text` with the full, quoted names of the tables for `{runs}`, `{records}`, `{signals}` and `{run_tags}`."""
+        found = self._statements.get(text)
+        if found is None:
+            found = self._statements[text] = sql.SQL(text).format(**self._names).as_bytes()
+        return found
+
+
+def columns_of_row(row: Row) -> tuple[Any, ...]:
+    """The bound values of a row, but for its `id`. A reason may quote anything, NUL included, which no text can hold."""
+    if "\0" in row.reason or "\0" in (row.cancel or ""):
+        cancel = None if row.cancel is None else row.cancel.replace("\0", "\ufffd")
+        row = replace(row, reason=row.reason.replace("\0", "\ufffd"), cancel=cancel)
+    return row_values(row)

@@ -1,0 +1,374 @@
+"""Runs in a PostgreSQL database, for any number of machines.
+
+An ordinary append is one statement, one round trip and one commit. Threads that append at the same time share them once a few
+are on their way. All that is unusual goes through a transaction that locks the run's row. Everything happens at isolation
+level READ COMMITTED; nothing is bound to a session, so a pooler in transaction mode may stand in between.
+
+An append whose outcome nobody knows, because the connection was lost on the way, is looked for in the journal, under the
+row's lock, and written only if it isn't there; so is a run that is being made. Any other verb then raises StoreError, and its
+caller looks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from milepost.errors import StoreError
+from milepost.model.clock import SYSTEM
+from milepost.model.process import this_process
+from milepost.model.record import ZSTD, Record, compress
+from milepost.store import Append, Claim, Claimed, NewRun, Renewal, RunRow, StoreOptions, Token, Verdict
+from milepost.stores.base.fence import Held, Row
+from milepost.stores.base.group_commit import GroupCommit
+from milepost.stores.base.owner import has_statements
+from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.postgres.append import Appends, is_ordinary
+from milepost.stores.postgres.backend import UNDONE, OutcomeUnknown, PostgresMedium
+from milepost.stores.postgres.connection import Link
+from milepost.stores.postgres.creation import Creation
+from milepost.stores.postgres.driver import psycopg
+from milepost.stores.postgres.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
+
+__all__ = ["PostgresStore"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("milepost")
+
+_LANES = 3
+"""Appends that are on their way at once. What more threads append meanwhile goes into the next ones, many in a commit."""
+_CROWD = 4
+"""With so many in one commit it is the only one on its way: one large batch is less work than three."""
+_LOCKED_SECONDS = 2.0
+"""How long all renewals of a beat wait for rows, so that one that is stuck costs no other its lease."""
+_PACKED_BYTES = 4096
+"""Payloads above this are packed: it takes less time than to write them whole."""
+
+_WRITTEN = Verdict("written")
+_UNJUDGED = Verdict("refused")
+"""By identity: the statement did not write it, which may have any reason."""
+
+
+class PostgresStore(PostgresMedium):
+    """A store in the schema `schema` of the database that a URL or connection string of libpq names, made if it isn't there.
+
+    With a `psycopg_pool.ConnectionPool` in its place its connections are used, one of them for as long as the store is open
+    (to renew leases) if it has more than one; the pool stays the caller's to close, and after a fork the child needs a store
+    of its own. With a URL the store opens what it needs, at most nine.
+
+    A server that does not answer is given up after a third of the shortest lease in use, 10 seconds as a rule and never less
+    than 1: by TCP and by `connect_timeout`, unless the URL says otherwise, and by `statement_timeout`, which is set for
+    transactions everywhere, and for single statements on direct connections that the store has opened itself. On a caller's
+    pool and behind a pooler, set `statement_timeout` there. A transaction whose process is frozen is ended as soon.
+
+    Leases go by the server's clock, unless `clock` is given, so the machines' own clocks need not agree.
+
+    Statements are prepared unless `prepare` is False, or a pooler stands before the server. Raises `StoreError` if the
+    database can't be used, `StoreVersionError` for tables of a newer release, `OptionError` for a URL that can't be read.
+    """
+
+    def __init__(
+        self,
+        dsn_or_pool: str | ConnectionPool[Any],
+        *,
+        schema: str = SCHEMA,
+        prepare: bool = True,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        super().__init__(dsn_or_pool, schema, is_prepared=prepare, **options)
+        self._appends = Appends(self._tables)
+        self._lanes = self._make_lanes()
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self.place!r})"
+
+    def _make_lanes(self) -> tuple[GroupCommit, ...]:
+        return tuple(GroupCommit(self._commit_together, _is_medium_at_fault) for _ in range(_LANES))
+
+    def _lanes_in_use(self) -> tuple[GroupCommit, ...]:
+        lanes = self._lanes
+        return lanes if lanes[0].crowd < _CROWD else lanes[:1]
+
+    def _after_fork(self, is_child: bool) -> None:
+        super()._after_fork(is_child)
+        if is_child:
+            self._lanes = self._make_lanes()
+
+    # -- appends -----------------------------------------------------------------------------------
+
+    def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        is_written: bool | None = None
+        is_in_doubt = False
+        if len(batch) == 1:
+            try:
+                is_written = self._append_alone(batch[0])
+            except OutcomeUnknown:
+                is_written, is_in_doubt = False, True
+            if is_written:
+                return [_WRITTEN]
+        appends = [self._prepared(append) for append in batch]
+        verdicts: builtins.list[Verdict] | None = None
+        try:
+            if has_statements(appends):
+                verdicts = self._append_under_locks(appends, is_in_doubt=False)
+            elif is_written is None and all(map(is_ordinary, appends)):
+                verdicts = self._append_at_once(appends)
+        except OutcomeUnknown as exc:
+            if exc.interrupted == get_ident() and exc.__cause__ is not None:
+                raise exc.__cause__ from None
+            is_in_doubt = True
+        except psycopg.Error as exc:
+            raise self._failure("append", exc) from exc
+        if verdicts is None:
+            verdicts = self._append_under_locks(appends, is_in_doubt=is_in_doubt)
+        self._settle(appends, verdicts)
+        if is_in_doubt and self._bases is not None:
+            for append in appends:  # in which form it was written is as unknown as whether it was
+                self._bases.forget(append.token.run_id)
+        return verdicts
+
+    def _append_alone(self, append: Append) -> bool | None:
+        """The way of nearly all appends: one ordinary record while few others write; whether it was written.
+
+        None: it is something else, or many others write, and nothing was tried.
+
+        The same as what follows it in `append`, with nothing on the way that this case does not need.
+        """
+        token, records, release, tags, statements = append
+        if release is not None or tags is not None or statements or len(records) != 1 or records[0][5] is None:
+            return None
+        for lane in self._lanes_in_use():
+            if not lane.queue and lane.lock.acquire(False):
+                break
+        else:
+            return None
+        try:
+            if token[3] != this_process().key or not token[2]:
+                return False
+            (record,) = self._kept(token, records)
+            link = self._take("append", self._connections)
+            try:
+                is_written = self._appends.one(link, token, record)
+                if is_written:
+                    self._note_kept(token, (record,))
+                return is_written
+            except psycopg.Error as exc:
+                if link.is_lost:
+                    raise self._unknown("append", exc) from exc
+                if isinstance(exc, UNDONE):
+                    return False
+                raise self._failure("append", exc) from exc
+            finally:
+                self._connections.give(link)
+        finally:
+            lane.lock.release()
+            if lane.queue:
+                lane.wake_first()
+
+    def _append_at_once(self, appends: builtins.list[Append]) -> builtins.list[Verdict] | None:
+        """Write in one statement. None: not all of it is ordinary, and nothing was written."""
+        told: builtins.list[Verdict] = []
+        if len(appends) != 1:
+            if len({append.token.run_id for append in appends}) == len(appends):
+                self._commit_together(appends, told, is_whole=True)
+        else:
+            lanes = self._lanes_in_use()
+            lane = next((lane for lane in lanes if not lane.is_busy), None)
+            if lane is None:
+                told = min(lanes, key=len).append(appends)
+            else:
+                try:
+                    with lane.lock:
+                        self._commit_together(appends, told)
+                finally:
+                    lane.wake_first()
+        return None if any(verdict is _UNJUDGED for verdict in told) or len(told) < len(appends) else told
+
+    def _commit_together(
+        self, appends: Sequence[Append], told: builtins.list[Verdict], *, is_whole: bool = False
+    ) -> None:
+        """Write what is ordinary of `appends` in one commit; `told` gets a verdict for each if and only if it took place."""
+        link = self._take("append", self._connections)
+        try:
+            written = self._insert(link, appends, is_whole=is_whole)
+        except UNDONE:  # somebody else wrote the same numbers just now, or locked what this had to lock
+            written = set()
+        except BaseException as exc:
+            # A statement is not interrupted, but what comes before or after it may be.
+            if link.is_lost or not isinstance(exc, Exception):
+                raise self._unknown("append", exc) from exc
+            raise
+        finally:
+            self._connections.give(link)
+        told += [_WRITTEN if place in written else _UNJUDGED for place in range(len(appends))]
+
+    def _insert(self, link: Link, appends: Sequence[Append], *, is_whole: bool) -> set[int]:
+        """Write what is ordinary; the places in `appends` of what was written."""
+        if len(appends) == 1 and appends[0].release is None and len(appends[0].records) == 1:
+            return {0} if self._appends.one(link, appends[0].token, appends[0].records[0]) else set()
+        keep = _as_it_is if self._keeper is None else self._keeper.keep_row
+        # Of two appends to one run the second fits only once the first is there.
+        first_of_run: dict[str, int] = {}
+        for place, append in enumerate(appends):
+            first_of_run.setdefault(append.token.run_id, place)
+        first = [*first_of_run.values()]
+        chosen = [appends[place] for place in first]
+        written = self._appends.many(link, chosen, self.clock.time(), keep, is_whole=is_whole)
+        return {first[place] for place in written}
+
+    def _append_under_locks(self, appends: builtins.list[Append], *, is_in_doubt: bool) -> builtins.list[Verdict]:
+        """Judge each append under its row's lock, and write what is to be written, in one commit.
+
+        `is_in_doubt`: it may have been written already. That is asked of the journal, by the record itself.
+        """
+        end = SYSTEM.monotonic() + 2 * self._patience
+        while True:
+            try:
+                return self._change("append", partial(self._append_each, appends, is_in_doubt))
+            except OutcomeUnknown as exc:
+                if SYSTEM.monotonic() > end:
+                    raise
+                _logger.debug("an append to %s is looked for in the journal: %s", self.place, exc)
+                is_in_doubt = True
+
+    def _append_each(
+        self, appends: builtins.list[Append], is_in_doubt: bool, tx: Transaction
+    ) -> builtins.list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        for place in sorted(range(len(appends)), key=lambda place: appends[place].token.run_id):
+            append = appends[place]
+            found = self._written_before(tx, append) if is_in_doubt else None
+            verdicts[place] = found or self._append(tx, append)
+        return [verdicts[place] for place in range(len(appends))]
+
+    def _written_before(self, tx: Transaction, append: Append) -> Verdict | None:
+        """The verdict on an append that took place although nobody heard of it; None if it did not."""
+        token, records, release, _, _ = append
+        row = tx.row(token.run_id)
+        if row is None:
+            return None
+        if records:
+            record = records[0] if self._keeper is None else self._keeper.opened(token.run_id, records[0])
+            found = tx.records(token.run_id, after=record.sequence - 1, before=record.sequence + 1)
+            is_there = bool(found) and record.header is not None and found[0].header == record.header
+        else:
+            # Whoever else takes a run from its owner raises the epoch.
+            is_there = release is not None and row.epoch == token.epoch and not row.nonce
+        return Verdict("written", row.cancel) if is_there else None
+
+    def _packed(self, record: Record) -> Record:
+        return super()._packed(_smaller(record))
+
+    # -- ownership ---------------------------------------------------------------------------------
+
+    def create(self, new: NewRun) -> Token:
+        self._heed(new.lease)
+        try:
+            return super().create(new)
+        except OutcomeUnknown as exc:
+            _logger.debug("run %r is looked for: %s", new.run_id, exc, extra={"run_id": new.run_id})
+        with self._reading("create") as tx:
+            row = tx.row(new.run_id)
+            begun = tx.records(new.run_id, before=1)
+        header = None if not begun else begun[0].header
+        if new.status == "running":
+            is_ours = row is not None and row.nonce == new.nonce
+        else:
+            is_ours = header is not None and header.startswith(new.record.header or b"\0")
+        if not is_ours:
+            return super().create(new)
+        token = Token(new.run_id, 1, new.nonce, this_process().key)
+        if new.status == "running":
+            self._held[new.run_id] = Held(token)
+        return token
+
+    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+        if op == "create":
+            try:
+                return self._create_at_once(body)
+            except Overtaken:  # there is such a run: what to say of it is found out in a transaction
+                pass
+        return super()._change(op, body)
+
+    def _create_at_once(self, body: Callable[[Transaction], T]) -> T:
+        """What `body` gives, which makes a run, in one statement; `Overtaken` if there is one of that name."""
+        link = self._take("create", self._connections)
+        try:
+            return body(self._guard(Creation(link, self._tables, self._preparing, self._appends)))
+        except UNDONE as exc:
+            raise Overtaken from exc
+        except psycopg.Error as exc:
+            raise (self._unknown if link.is_lost else self._failure)("create", exc) from exc
+        finally:
+            self._connections.give(link)
+
+    def claim(self, claim: Claim) -> Claimed:
+        self._heed(claim.lease)
+        return super().claim(claim)
+
+    def claim_due(
+        self,
+        flows: Collection[str],
+        limit: int,
+        skip: Collection[str] = (),
+        *,
+        lease: float = 30.0,
+        max_crashes: int | None = 5,
+    ) -> builtins.list[tuple[Token, RunRow]]:
+        self._heed(lease)
+        return super().claim_due(flows, limit, skip, lease=lease, max_crashes=max_crashes)
+
+    def renew(self, tokens: Sequence[Token]) -> builtins.list[Renewal]:
+        self._check_open()
+        if not tokens:
+            return []
+        now = self.clock.time()
+        renewals = self._ask("renew", self._renewing, lambda link: self._appends.renew(link, tokens, now, self._margin))
+        end = SYSTEM.monotonic() + _LOCKED_SECONDS
+        for place, (token, renewal) in enumerate(zip(tokens, renewals, strict=True)):
+            if renewal.outcome == "unknown" and SYSTEM.monotonic() < end:
+                renewals[place] = self._renew_locked(token)
+            elif renewal.outcome == "lost":
+                self._drop(token)
+        return [
+            Renewal(renewal.outcome, self._shown_cancel(token.run_id, renewal.cancel))
+            for token, renewal in zip(tokens, renewals, strict=True)
+        ]
+
+    def _renew_locked(self, token: Token) -> Renewal:
+        """Renew a lease whose row was locked a moment ago; unknown if it stays so."""
+        try:
+            return super().renew([token])[0]
+        except StoreError as exc:
+            if isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
+                return Renewal("unknown")
+            raise
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        found = self._ask("cancels", self._connections, lambda link: self._appends.cancels(link, run_ids))
+        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
+
+
+def _smaller(record: Record) -> Record:
+    """The record with its payload packed, where that makes it smaller by a fair part."""
+    payload = record.payload
+    if payload is None or record.packing or record.header is None or not _PACKED_BYTES < len(payload) == record.size:
+        return record
+    packed = compress(payload)
+    return record._replace(payload=packed, packing=ZSTD) if len(packed) < 0.9 * len(payload) else record
+
+
+def _as_it_is(row: Row) -> Row:
+    return row
+
+
+def _is_medium_at_fault(exc: Exception) -> bool:
+    return isinstance(exc, StoreError | psycopg.OperationalError)

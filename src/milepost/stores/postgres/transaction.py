@@ -1,0 +1,402 @@
+"""The primitives of a transaction in PostgreSQL.
+
+In a write `row` and `candidates` lock what they give, so that it is so still at the end of the write; what else is read about
+a run is read after its row is locked.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any, get_args
+
+from milepost.errors import StoreError
+from milepost.model.process import is_gone, this_process
+from milepost.model.record import CHECKPOINT, Record, format_time
+from milepost.store import Signal, Statement, Status
+from milepost.stores.base.columns import entry_of, json_text, record_of, record_values, row_of
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import Entry, Note, Overtaken, Tally, Transaction
+from milepost.stores.postgres import user_statements as postgres_user_statements
+from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
+from milepost.stores.postgres.driver import psycopg
+from milepost.stores.postgres.pages import page_of
+from milepost.stores.postgres.statements import (
+    BY_NODE,
+    BY_NUMBER,
+    DUE,
+    ENTRY_COLUMNS,
+    FACTS,
+    INSERT_RECORD,
+    INSERT_RECORDS,
+    INSERT_ROW,
+    NEWEST,
+    NEWEST_COLUMNS,
+    NODE_IDS,
+    OWNED,
+    OWNER_NAMES,
+    PUT_PAYLOAD,
+    RECORD_COLUMNS,
+    RESTED,
+    ROW_COLUMNS,
+    ROW_NAMES,
+    ROW_WIDTH,
+    RUNNING,
+    TAKE,
+    TALLY,
+    UPDATE_ROW,
+    Tables,
+    columns_of_row,
+)
+
+__all__ = ["PostgresTransaction"]
+
+_LAST = (1 << 63) - 1
+_MANY = 500
+"""Records that one statement inserts at most."""
+
+
+class PostgresTransaction(Transaction):
+    """An open transaction of a connection; `is_write`: what it gives of runs it locks.
+
+    `restart` begins it anew; `abandoned` names the runs whose verbs in this process have ended without a release.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        tables: Tables,
+        preparing: Preparing,
+        restart: Callable[[], None],
+        abandoned: Callable[[], builtins.list[str]],
+        *,
+        is_write: bool,
+    ) -> None:
+        self._link = link
+        self._cursor = link.cursor
+        self._tables = tables
+        self._preparing = preparing
+        self._restart = restart
+        self._abandoned = abandoned
+        self._is_write = is_write
+        self._is_fresh = True
+        """Whether nothing was read yet."""
+        self._numbers: dict[str, int] = {}
+        self._facts: dict[str, tuple[int, Entry | None]] = {}
+        """Newest number and newest checkpoint of the runs that were asked about."""
+
+    def _execute(self, query: str, values: Any) -> psycopg.Cursor[Any]:
+        statement = self._tables(query)
+        try:
+            cursor = self._cursor.execute(
+                statement, values, prepare=None if self._preparing.is_on else False, binary=True
+            )
+        except psycopg.Error as exc:
+            if not is_lost_statement(exc):
+                raise
+            self._preparing.give_up(f"they get lost between here and the server ({exc})")
+            if not self._is_fresh:
+                raise Overtaken from exc
+            self._restart()
+            cursor = self._cursor.execute(statement, values, prepare=False, binary=True)
+        self._is_fresh = False
+        return cursor
+
+    def _fetch(self, query: str, values: Any) -> builtins.list[Any]:
+        """All rows of a query. None if it asks for a text that no database keeps."""
+        try:
+            return self._execute(query, values).fetchall()
+        except UnicodeEncodeError:  # a lone surrogate; nothing was sent
+            return []
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, run_id: str) -> Row | None:
+        if self._is_write:
+            query = f"SELECT {ROW_COLUMNS} FROM {{runs}} WHERE run_id = %s FOR UPDATE"  # noqa: S608
+        else:
+            query = f"SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM {{runs}} {NEWEST} WHERE run_id = %s"  # noqa: S608
+        found = self._execute(query, (run_id,)).fetchone()
+        return None if found is None else self._row(found)
+
+    def _row(self, values: Sequence[Any]) -> Row:
+        self._note(values)
+        return row_of(values[:ROW_WIDTH])
+
+    def _row_to_show(self, values: Sequence[Any]) -> Row:
+        """The row, or what is left of a damaged one."""
+        try:
+            return self._row(values)
+        except StoreError as exc:
+            return Row(values[0], values[1], "blocked", created_at=0.0, updated_at=0.0, epoch=0, reason=str(exc))
+
+    def _note(self, values: Sequence[Any]) -> None:
+        """Remember what came with a row: its `id`, and, in a read, the newest of its records."""
+        self._numbers[values[0]] = values[ROW_WIDTH - 1]
+        if len(values) > ROW_WIDTH:
+            self._facts[values[0]] = _facts_of(values[ROW_WIDTH:])
+
+    def number(self, run_id: str) -> int:
+        """The run's `id`, -1 (before all others) if there is no such run."""
+        number = self._numbers.get(run_id)
+        if number is None:
+            found = self._execute("SELECT id FROM {runs} WHERE run_id = %s", (run_id,)).fetchone()
+            number = self._numbers[run_id] = -1 if found is None else found[0]
+        return number
+
+    def add_row(self, row: Row) -> None:
+        found = self._execute(INSERT_ROW, columns_of_row(row)).fetchone()
+        if found is None:
+            raise Overtaken
+        self._numbers[row.run_id] = found[0]
+
+    def put_row(self, row: Row) -> None:
+        self._execute(UPDATE_ROW, (*columns_of_row(row), self.number(row.run_id)))
+
+    def take(self, row: Row, record: Record) -> None:
+        number, before = self.number(row.run_id), record.sequence - 1
+        columns = dict(zip(ROW_NAMES, columns_of_row(row), strict=True))
+        owner = [columns[name] for name in OWNER_NAMES]
+        values = (*owner, number, number, before, before, *record_values(record))
+        if not self._execute(TAKE, values).rowcount:
+            raise Overtaken
+        if row.run_id in self._facts:
+            self._facts[row.run_id] = _with_records(*self._facts[row.run_id], (record,), None)
+
+    def page(
+        self,
+        *,
+        flow: str | None,
+        statuses: Collection[str] | None,
+        tags: Mapping[str, str],
+        updated_before: float | None,
+        updated_after: float | None,
+        limit: int,
+        after: str | None,
+    ) -> builtins.list[Row]:
+        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
+        # A part for each status, for each is read by index alone. Without a limit of their own the server would sort them all.
+        parts = [
+            page_of(flow, status, tags, updated_before, updated_after, limit=limit, after=after) for status in wanted
+        ]
+        values = [value for _, bound in parts for value in bound]
+        if not parts or any(isinstance(value, str) and "\0" in value for value in values):
+            return []
+        query = f"""
+            SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
+                SELECT * FROM ({" UNION ALL ".join(query for query, _ in parts)}) AS found ORDER BY id DESC LIMIT %s
+            ) AS runs {NEWEST} ORDER BY id DESC
+        """  # noqa: S608
+        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        query = RUNNING if status == "running" else RESTED
+        return self._fetch(query, (status, *after, until, limit))
+
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
+        if "\0" in flow:
+            return []
+        # What no database keeps is no run's id.
+        left_out = [
+            run_id for run_id in skip if "\0" not in run_id and run_id.encode("utf-8", "replace").decode() == run_id
+        ]
+        known = {"flow": flow, "now": now, "limit": limit, "skip": left_out}
+        over = self._over(known)
+        passed: builtins.list[int] = []
+        whole: dict[int, Row] = {}
+        while True:
+            given = {**known, "over": [*over], "epochs": [*over.values()], "passed": passed}
+            found = self._fetch(DUE, given)
+            rows = {values[ROW_WIDTH - 1]: self._whole_row(values) for values in found}
+            whole |= {number: row for number, row in rows.items() if row is not None}
+            # Behind damaged ones there may be more.
+            if None not in rows.values() or len(whole) >= limit:
+                break
+            passed += rows
+        for number in over.keys() & whole.keys():  # an owner may have written after its records were read
+            self._facts.pop(whole[number].run_id, None)
+        return [whole[number] for number in sorted(whole)]
+
+    def _over(self, known: Mapping[str, Any]) -> dict[int, int]:
+        """The numbers and epochs of runs whose owners have ended without a word; of many the oldest."""
+        machine = this_process().name.rpartition(":")[0].rpartition(":")[0]
+        abandoned = self._abandoned()
+        found = self._fetch(OWNED, {**known, "machine": machine, "abandoned": abandoned})
+        groups = [zip(*group, strict=True) for owner, *group in found if not owner or is_gone(owner)]
+        # Not all of these are due: others may have taken what was abandoned, and some are to be left out.
+        most = known["limit"] + len(abandoned) + len(known["skip"])
+        return dict(sorted(chain.from_iterable(groups))[:most])
+
+    def _whole_row(self, values: Sequence[Any]) -> Row | None:
+        """The row; None if it is damaged: the other runs go on, and whoever asks for this one is told."""
+        try:
+            return self._row(values)
+        except StoreError:
+            return None
+
+    def tally(self) -> builtins.list[Tally]:
+        return [Tally(*values) for values in self._fetch(TALLY, ())]
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
+        """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
+        return self.number(run_id), min(after, _LAST) + 1, _LAST if before is None else min(before, _LAST) - 1
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        self._execute(PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))
+
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        if not records:
+            return
+        number = self.number(run_id)
+        noted = None
+        if note is not None:
+            noted = json_text({**note._asdict(), "timestamp": format_time(note.timestamp)})
+        if len(records) == 1:
+            self._execute(INSERT_RECORD, (number, *record_values(records[0]), noted))
+        else:
+            for first in range(0, len(records), _MANY):
+                columns = zip(*map(record_values, records[first : first + _MANY]), strict=True)
+                self._execute(INSERT_RECORDS, (number, noted, *map(builtins.list, columns)))
+        if run_id in self._facts:
+            self._facts[run_id] = _with_records(*self._facts[run_id], records, note)
+
+    def newest(self, run_id: str) -> int:
+        return self._facts_about(run_id)[0]
+
+    def _facts_about(self, run_id: str) -> tuple[int, Entry | None]:
+        facts = self._facts.get(run_id)
+        if facts is None:
+            facts = _facts_of(self._fetch(FACTS, (self.number(run_id),))[0])
+            self._facts[run_id] = facts
+        return facts
+
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        if kinds is not None and {*kinds} == {CHECKPOINT} and self._facts.get(run_id, (0, True))[1] is None:
+            return []
+        span = self._span(run_id, after, before)
+        return [record_of(values) for values in self._select(RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
+
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> Entry | None:
+        if after == -1 and before is None and node_id is None:
+            return self._facts_about(run_id)[1]
+        span = self._span(run_id, after, before)
+        found = self._select(ENTRY_COLUMNS, span, (CHECKPOINT,), node_id, newest=True, limit=1)
+        return entry_of(found[0]) if found else None
+
+    def _select(
+        self,
+        columns: str,
+        span: tuple[int, int, int],
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Any]:
+        query, values = BY_NUMBER, builtins.list[Any](span)
+        if node_id:
+            query, values = BY_NODE, [*span, node_id]
+        elif node_id is not None:
+            query += " AND node_id = ''"  # records of no node, which are few, are in no index
+        if "\0" in (node_id or ""):
+            return []
+        if kinds is not None:
+            query += " AND kind = ANY(%s)"
+            values.append(builtins.list(kinds))
+        query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT %s"
+        return self._fetch(query, (*values, limit))
+
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        query = (
+            f"SELECT {RECORD_COLUMNS} {BY_NODE} AND kind = 'checkpoint' AND visit = %s ORDER BY sequence DESC LIMIT 1"
+        )
+        found = self._fetch(query, (*self._span(run_id), node_id, visit))
+        return record_of(found[0]) if found else None
+
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        checkpoint = self._select("sequence", self._span(run_id), (CHECKPOINT,), node_id, newest=True, limit=1)
+        after = checkpoint[0][0] - 1 if checkpoint else -1
+        found = self._fetch(f"SELECT max(visit) {BY_NODE}", (*self._span(run_id, after), node_id))
+        return found[0][0] or 0
+
+    def entries(self, run_id: str) -> builtins.list[Entry]:
+        return [entry_of(values) for values in self._select(ENTRY_COLUMNS, self._span(run_id), (CHECKPOINT,))]
+
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        number = self.number(run_id)
+        return [values[0] for values in self._fetch(NODE_IDS, (number, number))]
+
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        self._facts.pop(run_id, None)
+        return self._execute(f"DELETE {BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
+
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        self._facts.pop(run_id, None)
+        query = "DELETE FROM {records} WHERE run = %s AND sequence = ANY(%s)"
+        return self._execute(query, (self.number(run_id), builtins.list(sequences))).rowcount
+
+    def remove_run(self, run_id: str) -> None:
+        number = self.number(run_id)
+        self._execute("DELETE FROM {records} WHERE run = %s", (number,))
+        self._execute("DELETE FROM {signals} WHERE run = %s", (number,))
+        self._execute("DELETE FROM {runs} WHERE id = %s", (number,))
+        self._numbers.pop(run_id, None)
+        self._facts.pop(run_id, None)
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        found = self._fetch(
+            "SELECT number, name, payload, signal_id, wait_id, sent_at FROM {signals} WHERE run = %s AND number > %s "
+            "ORDER BY number",
+            (self.number(run_id), after),
+        )
+        return [Signal(*values) for values in found]
+
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        query = "SELECT FROM {signals} WHERE run = %s AND signal_id = %s"
+        return bool(self._fetch(query, (self.number(run_id), signal_id)))
+
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        self._execute(
+            "INSERT INTO {signals} (run, number, name, payload, signal_id, wait_id, sent_at) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s)",
+            (self.number(run_id), *signal),
+        )
+
+    # -- statements of users -----------------------------------------------------------------------
+
+    def perform(self, statements: Sequence[Statement]) -> None:
+        postgres_user_statements.perform(self._link, statements)
+
+
+def _facts_of(values: Sequence[Any]) -> tuple[int, Entry | None]:
+    newest, *entry = values
+    return newest or 0, None if entry[0] is None else entry_of(entry)
+
+
+def _with_records(
+    newest: int, checkpoint: Entry | None, records: Sequence[Record], note: Note | None
+) -> tuple[int, Entry | None]:
+    """What `_facts_of` would tell after these records were inserted."""
+    for record in records:
+        newest = max(newest, record.sequence)
+        if record.kind == CHECKPOINT and (checkpoint is None or record.sequence > checkpoint.record.sequence):
+            checkpoint = Entry(record._replace(payload=None), note)
+    return newest, checkpoint

@@ -1,0 +1,455 @@
+"""Runs in one SQLite file, for one machine and any number of its processes.
+
+A process has up to three connections: one writes, one reads (so that a reader never waits for a commit), one moves
+the write-ahead log into the database. Threads that append at the same time share a commit.
+
+No connection outlives a fork: SQLite would take the locks of the parent for the child's own, and a commit could be
+lost with the parent's exit. So they are closed before a fork and opened again by whoever needs them after it.
+Source: https://www.sqlite.org/howtocorrupt.html, on carrying an open database connection across a fork
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+from milepost.errors import InvalidIDError, OptionError, StoreError
+from milepost.model.process import this_process
+from milepost.model.record import Record
+from milepost.store import Append, Renewal, StoreOptions, Token, Verdict, check_id, check_run_id
+from milepost.stores.base.deltas import SMALLEST
+from milepost.stores.base.group_commit import GroupCommit
+from milepost.stores.base.owner import has_statements
+from milepost.stores.base.store import Runs, save_from_outside
+from milepost.stores.sqlite import schema as sqlite_schema
+from milepost.stores.sqlite.transaction import SQLTransaction
+
+__all__ = ["SQLiteStore"]
+
+_logger = logging.getLogger("milepost")
+
+_CHECKPOINT_BYTES = 4 * 1024 * 1024
+_PAGE_BYTES = 4096
+"""A commit writes the first page of the file, a record a leaf of its table and of two indexes, or about that."""
+
+_WRITTEN = Verdict("written")
+
+# The whole append where nothing is unusual: the token is current, no cancel is open, the number is the next one. Else
+# `kind` comes out as NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
+_FAST_APPEND = """
+INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) VALUES (?, ?, (
+    SELECT ? FROM runs WHERE id = ? AND run_id = ? AND epoch = ? AND nonce = ? AND cancel IS NULL
+    AND (SELECT max(sequence) FROM records WHERE run = ?) = ? - 1
+), ?, ?, ?, ?, ?, ?)
+"""
+
+
+class SQLiteStore(Runs):
+    """A store in the file `path`, made if it isn't there; its folder must exist. `":memory:"` keeps nothing.
+
+    `durability` "full" makes every write survive the loss of power, "normal" only the end of the process. Raises
+    `StoreError` if the file can't be opened or SQLite is older than 3.35, `StoreVersionError` for a file of a
+    newer release.
+    """
+
+    runs_statements = True
+    keeps_differences = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Literal["full", "normal"] = "full",
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        super().__init__(**options)
+        if durability not in {"full", "normal"}:
+            raise OptionError(f"durability must be 'full' or 'normal', not {durability!r}", option="durability")
+        self._synchronous = durability.upper()
+        self._is_memory = os.fspath(path) == ":memory:"
+        self.place = ":memory:" if self._is_memory else str(Path(path).absolute())
+        if sqlite3.sqlite_version_info < (3, 35):
+            raise StoreError(
+                f"the store {self.place} needs SQLite 3.35, this Python has {sqlite3.sqlite_version}: use a newer one",
+                store=self.place,
+                op="open",
+            )
+        self._reset()
+        with self._failing_as("open"), self._group.lock:
+            self._open()
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({self.place!r})"
+
+    def _reset(self) -> None:
+        self._group = GroupCommit(self._commit_together, lambda exc: isinstance(exc, sqlite3.OperationalError))
+        self._read_lock = self._group.lock if self._is_memory else threading.Lock()
+        self._run_numbers: dict[str, int] = {}
+        self._writer: sqlite3.Connection | None = None
+        self._inserter: sqlite3.Cursor | None = None
+        """The writing connection's cursor for all appends, so that none is made for each."""
+        self._reader: sqlite3.Connection | None = None
+        self._checkpointer: sqlite3.Connection | None = None
+        self._unmoved = 0
+        """About how many bytes this process put into the log since it was last moved into the database."""
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode=rw",
+            uri=not self._is_memory,
+            timeout=sqlite_schema.BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        try:
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            # A log that grew while a reader was in the way gives its space back when it starts anew.
+            connection.execute(f"PRAGMA journal_size_limit = {2 * _CHECKPOINT_BYTES}")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        """The writing connection. Call with the lock."""
+        self._check_open()
+        if self._writer is not None:
+            return self._writer
+        if not self._is_memory:
+            sqlite_schema.create_file(Path(self.place))
+            sqlite_schema.share_rights(Path(self.place))
+        writer = self._connect()
+        try:
+            sqlite_schema.prepare(writer, self.place, self._take_over)
+            if not self._is_memory and os.path.getsize(f"{self.place}-wal") > _CHECKPOINT_BYTES:
+                self._unmoved = _CHECKPOINT_BYTES
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            writer.close()
+            raise
+        self._writer, self._inserter = writer, writer.cursor()
+        return writer
+
+    def _open_reader(self) -> sqlite3.Connection:
+        """The reading connection. Call with its lock."""
+        self._check_open()
+        if self._is_memory:
+            return self._open()
+        if self._reader is None:
+            self._reader = self._connect()
+        return self._reader
+
+    def close(self) -> None:
+        try:
+            with self._group.lock:
+                self._is_closed = True
+                with self._reading_alone():
+                    self._close_connections()
+        finally:
+            self._group.wake_first()
+
+    def _reading_alone(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._is_memory else self._read_lock
+
+    def _close_connections(self) -> None:
+        """Call with both locks."""
+        for connection in (self._reader, self._checkpointer, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._checkpointer = self._writer = self._inserter = None
+
+    def _before_fork(self) -> None:
+        self._group.lock.acquire()
+        if not self._is_memory:
+            self._read_lock.acquire()
+            self._close_connections()
+
+    def _after_fork(self, is_child: bool) -> None:
+        if is_child:
+            # After a fork that was not announced there are connections; they must be neither used nor closed.
+            _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
+            self._reset()
+            self._is_closed |= self._is_memory
+            return
+        if not self._is_memory:
+            self._read_lock.release()
+        self._group.lock.release()
+        self._group.wake_first()
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _failing_as(self, op: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as exc:  # the latter: what SQLite says of a file quotes its bytes
+            raise self._failure(op, exc) from exc
+
+    def _failure(self, op: str, exc: BaseException) -> StoreError:
+        return StoreError(
+            f"the store {self.place} failed to {op.replace('_', ' ')}: {exc or type(exc).__name__}: look at the disk, "
+            f"the file's rights and who else uses it, then try again",
+            store=self.place,
+            op=op,
+        )
+
+    @contextmanager
+    def _write(self, op: str) -> Iterator[SQLTransaction]:
+        try:
+            with self._failing_as(op), self._group.lock:
+                writer = self._open()
+                before = writer.total_changes
+                with _immediate(writer):
+                    yield SQLTransaction(writer)
+                # A run that is deleted or comes in as a whole changes as many pages as it has.
+                self._unmoved += (writer.total_changes - before) * _PAGE_BYTES
+                self._note_written(writer)
+        finally:
+            self._group.wake_first()
+
+    @contextmanager
+    def _read(self, op: str) -> Iterator[SQLTransaction]:
+        try:
+            with self._failing_as(op), self._read_lock:
+                reader = self._open_reader()
+                try:
+                    reader.execute("BEGIN")
+                    yield SQLTransaction(reader)
+                finally:
+                    if reader.in_transaction:
+                        reader.execute("COMMIT")
+        finally:
+            if self._is_memory:
+                self._group.wake_first()
+
+    def _note_written(self, writer: sqlite3.Connection, appends: Sequence[Append] = ()) -> None:
+        """Move the log into the database once it is long."""
+        self._unmoved += _PAGE_BYTES
+        for append in appends:
+            for record in append.records:
+                self._unmoved += len(record.payload or b"") + 3 * _PAGE_BYTES
+        if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
+            self._move_log(writer)
+
+    def _move_log(self, writer: sqlite3.Connection) -> None:
+        """Move the log into the database. What was written stays written if that fails."""
+        # Try again after another quarter if a reader is in the way.
+        self._unmoved = _CHECKPOINT_BYTES * 3 // 4
+        try:
+            if self._checkpointer is None:
+                self._checkpointer = self._connect()
+            # No write may begin during a checkpoint: SQLite before 3.51.3 can lose it when the log starts anew.
+            # Source: https://www.sqlite.org/wal.html, on the WAL-reset bug
+            with _immediate(writer):
+                is_busy, length, moved = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if not is_busy and length == moved:
+                self._unmoved = 0
+        except sqlite3.Error as exc:
+            _logger.warning("the log of %s could not be moved into the database: %s", self.place, exc)
+
+    # -- appends -----------------------------------------------------------------------------------
+
+    def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        group = self._group
+        if len(batch) == 1 and self._append_alone(batch[0]):
+            return [_WRITTEN]
+        if has_statements(batch):
+            return super().append(batch)
+        appends = [self._prepared(append) for append in batch]
+        try:
+            if group.is_busy:
+                verdicts = group.append(appends)
+            else:
+                try:
+                    with group.lock:
+                        verdicts = self._commit(appends)
+                finally:
+                    group.wake_first()
+        except sqlite3.Error as exc:
+            raise self._failure("append", exc) from exc
+        self._settle(appends, verdicts)
+        return verdicts
+
+    def _drop(self, token: Token) -> None:
+        super()._drop(token)
+        self._run_numbers.pop(token.run_id, None)
+
+    def _commit_together(self, appends: Sequence[Append], told: builtins.list[Verdict]) -> None:
+        """Write `appends` in one commit; `told` gets the verdicts if and only if it took place."""
+        writer = self._open()
+        try:
+            writer.execute("BEGIN IMMEDIATE")
+            tx = self._guard(SQLTransaction(writer))
+            told += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
+            writer.execute("COMMIT")
+        except BaseException as exc:
+            if writer.in_transaction or isinstance(exc, Exception):
+                told.clear()
+                _roll_back(writer)
+            raise
+        self._note_written(writer, appends)
+
+    def _commit(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
+        """Write `appends` in one commit, without others. Call with the lock."""
+        writer = self._open()
+        if len(appends) == 1 and self._append_fast(appends[0]):
+            self._note_written(writer, appends)
+            return [_WRITTEN]
+        told: builtins.list[Verdict] = []
+        self._commit_together(appends, told)
+        return told
+
+    def _append_alone(self, append: Append) -> bool:
+        """The way of nearly all appends: one ordinary record while nobody else writes. False: nothing was written.
+
+        The same as `append`, with nothing on the way that this case does not need.
+        """
+        token, records, release, tags, statements = append
+        writer, group = self._writer, self._group
+        if release is not None or tags is not None or statements or len(records) != 1 or writer is None:
+            return False
+        record = records[0]
+        header = record[5]
+        if header is None or group.queue or not group.lock.acquire(False):
+            return False
+        try:
+            # Nobody closes or replaces the connection while the lock is held.
+            if writer is not self._writer:
+                return False
+            is_large = record[4] >= SMALLEST
+            kept = self._kept(token, records)[0] if is_large else self._sealed(token.run_id, record)
+            if not self._insert_current(token, kept):
+                return False
+            self._unmoved += 4 * _PAGE_BYTES
+            if is_large:
+                self._note_kept(token, records)
+                self._unmoved += len(kept[6] or b"")
+            if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
+                self._move_log(writer)
+        except sqlite3.Error as exc:
+            raise self._failure("append", exc) from exc
+        finally:
+            group.lock.release()
+            if group.queue:
+                group.wake_first()
+        return True
+
+    def _append_fast(self, append: Append) -> bool:
+        """Whether `append` is an ordinary one and was written. If not nothing is, and `_append` tells what it is."""
+        token, records, release, tags, _ = append
+        if len(records) != 1 or release is not None or tags is not None:
+            return False
+        return self._insert_current(token, records[0])
+
+    def _insert_current(self, token: Token, record: Record) -> bool:
+        """Insert the next record of a run, which is sealed, in one statement. Call with the lock, and while it is open.
+
+        False, and nothing is inserted, unless the token is current, the number is the next, and no cancel is open.
+        """
+        run_id, epoch, nonce, process = token
+        if process != this_process().key or not nonce:
+            return False
+        assert self._inserter is not None
+        execute = self._inserter.execute
+        number = self._run_numbers.get(run_id)
+        if number is None:
+            found = execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            if found is None:
+                return False
+            number = self._run_numbers[run_id] = found[0]
+        sequence, kind, node_id, visit, size, header, payload, packing = record
+        text = None if header is None else (header + b"}").decode()
+        # The sqlite3 module asks bytes, but no bytearray, how they would like to be bound: a short copy costs less than that.
+        state = bytearray(payload) if payload is not None and size < SMALLEST else payload
+        place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
+        values = (*place, node_id, visit, size, packing, text, state)
+        if execute(_FAST_APPEND, values).rowcount == 1:
+            return True
+        self._run_numbers.pop(run_id, None)
+        return False
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def renew(self, tokens: Sequence[Token]) -> builtins.list[Renewal]:
+        if not tokens:
+            return super().renew(tokens)
+        with self._write("renew") as tx:
+            kept = tx.renew([token for token in tokens if token.nonce and token.is_ours], self.clock.time())
+        # What has become of the others is told by their rows.
+        others = [token for token in tokens if token[:3] not in kept]
+        renewals = dict(zip(others, super().renew(others), strict=True))
+        return [
+            renewals[token] if token in renewals else Renewal("kept", self._shown_cancel(token.run_id, kept[token[:3]]))
+            for token in tokens
+        ]
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        with self._read("cancels") as tx:
+            found = tx.cancels(run_ids)
+        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
+
+    # -- files of the first form -------------------------------------------------------------------
+
+    def _take_over(self, connection: sqlite3.Connection) -> None:
+        """Make saves from outside of the rows that `checkpoints_v0` has."""
+        tx = SQLTransaction(connection)
+        left: builtins.list[object] = []
+        for run_id, node_id, timestamp, data in sqlite_schema.first_rows(connection):
+            try:
+                check_run_id(run_id)
+                check_id(node_id)
+            except (TypeError, InvalidIDError):
+                left.append((run_id, node_id))
+                continue
+            save_from_outside(tx, run_id, node_id, data, self._parse(timestamp), tx.row(run_id))
+        if left:
+            _logger.warning(
+                "%d rows of %s stay in its table checkpoints_v0, for no run can have their ids: the first is %.200r",
+                len(left),
+                self.place,
+                left[0],
+            )
+
+    def _parse(self, timestamp: Any) -> float:
+        """The time of a row; what SQLite itself writes has no zone and is UTC. Now, if it can't be read."""
+        try:
+            if isinstance(timestamp, str) and not timestamp.replace(".", "").isdigit():
+                moment = datetime.fromisoformat(timestamp)
+                return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)).timestamp()
+            return datetime.fromtimestamp(float(timestamp), UTC).timestamp()
+        except (TypeError, ValueError, OverflowError, OSError):
+            return self.clock.time()
+
+
+@contextmanager
+def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    """A write transaction, undone if its block raises."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        _roll_back(connection)
+        raise
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    # SQLite has undone the transaction by itself after some errors, such as a full disk.
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+_inherited: list[sqlite3.Connection] = []

@@ -1,0 +1,376 @@
+"""The primitives of a transaction in SQL. All statements of the SQLite store but the fast append are here.
+
+Values are only ever bound, never put into a statement's text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, get_args
+
+from milepost.errors import StoreError
+from milepost.model.record import Record, format_time
+from milepost.store import Signal, Statement, Status, Token
+from milepost.stores.base.columns import (
+    damaged_row,
+    entry_of,
+    json_text,
+    record_of,
+    record_values,
+    row_of,
+    row_values,
+)
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import Entry, Note, Tally, Transaction
+
+__all__ = ["SQLTransaction"]
+
+_LAST = (1 << 63) - 1
+
+_ROW_COLUMNS = (
+    "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned"
+)
+_SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
+_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 24)})"  # noqa: S608
+_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 24)}) WHERE id = ?"  # noqa: S608
+
+# Rows are looked for one by one: without the order that CROSS JOIN keeps all runs might be read instead.
+_RENEW = """
+UPDATE runs SET lease_until = ? + lease, updated_at = ? WHERE id IN (
+    SELECT runs.id FROM json_each(?) AS given CROSS JOIN runs WHERE run_id = json_extract(given.value, '$[0]')
+    AND epoch = json_extract(given.value, '$[1]') AND nonce = json_extract(given.value, '$[2]')
+)
+RETURNING run_id, epoch, nonce, cancel
+"""
+_CANCELS = """
+SELECT run_id, cancel FROM json_each(?) AS given CROSS JOIN runs ON run_id = given.value WHERE cancel IS NOT NULL
+"""
+
+# A damaged header must come out as bytes, not as an error of the text decoder: hence the cast. One that is gone, of a
+# record that has no note either, must not look like a save from outside.
+_HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN x'' ELSE CAST(header AS BLOB) END"
+_ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
+_RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
+_INSERT_RECORD = (
+    "INSERT INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload, note) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_PUT_PAYLOAD = "UPDATE records SET packing = ?, header = ?, payload = ? WHERE run = ? AND sequence = ?"
+_BY_NUMBER = "FROM records WHERE run = ? AND sequence BETWEEN ? AND ?"
+_BY_NODE = (
+    "FROM records INDEXED BY records_by_node WHERE node_id <> '' AND run = ? AND sequence BETWEEN ? AND ? "
+    "AND node_id = ?"
+)
+
+# One step of the index from each node to the next, however many records a node has. SQLite has no loose index scan.
+# Source: https://www.sqlite.org/lang_with.html
+_NODE_IDS = """
+WITH RECURSIVE nodes (id) AS (
+    SELECT min(node_id) FROM records WHERE run = ? AND node_id <> ''
+    UNION ALL
+    SELECT (SELECT min(node_id) FROM records WHERE run = ? AND node_id > nodes.id AND node_id <> '')
+    FROM nodes WHERE nodes.id IS NOT NULL
+)
+SELECT id FROM nodes WHERE id IS NOT NULL
+"""
+
+
+_TALLY = """
+SELECT status, count(DISTINCT runs.id), count(records.id),
+    coalesce(sum(length(CAST(header AS BLOB))), 0) + coalesce(sum(length(payload)), 0), min(updated_at)
+FROM runs LEFT JOIN records ON records.run = runs.id GROUP BY status ORDER BY status
+"""
+
+
+class SQLTransaction(Transaction):
+    """An open transaction of a connection."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._execute = connection.execute
+        self._numbers: dict[str, int] = {}
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, run_id: str) -> Row | None:
+        try:
+            found = self._execute(f"{_SELECT_ROW} WHERE run_id = ?", (run_id,)).fetchone()
+        except sqlite3.OperationalError as exc:
+            if not _is_undecodable(exc):
+                raise
+            raise damaged_row(run_id, exc) from exc
+        return None if found is None else self._row(found)
+
+    def _row(self, values: Sequence[Any]) -> Row:
+        row = row_of(values)
+        self._numbers[row.run_id] = values[24]
+        return row
+
+    def _row_to_show(self, values: Sequence[Any]) -> Row:
+        """The row, or what is left of a damaged one."""
+        try:
+            return self._row(values)
+        except StoreError as exc:
+            run_id, flow = str(values[0]), str(values[1])
+            self._numbers[run_id] = values[24]
+            return Row(run_id, flow, "blocked", created_at=0.0, updated_at=0.0, epoch=0, reason=str(exc))
+
+    def _fetch(self, query: str, values: Sequence[Any]) -> builtins.list[Any]:
+        """All rows of a query. What is no UTF-8 in a text is replaced, so that it hides no other row."""
+        try:
+            return self._execute(query, values).fetchall()
+        except UnicodeEncodeError:  # asked for is a text with a lone surrogate, which no store keeps
+            return []
+        except sqlite3.OperationalError as exc:
+            if not _is_undecodable(exc):
+                raise
+        self._connection.text_factory = _replacing
+        try:
+            return self._execute(query, values).fetchall()
+        finally:
+            self._connection.text_factory = str
+
+    def number(self, run_id: str) -> int:
+        """The run's `id`, -1 (before all others) if there is no such run."""
+        number = self._numbers.get(run_id)
+        if number is None:
+            found = self._execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            number = self._numbers[run_id] = -1 if found is None else found[0]
+        return number
+
+    def add_row(self, row: Row) -> None:
+        cursor = self._execute(_INSERT_ROW, row_values(row))
+        self._numbers[row.run_id] = cursor.lastrowid or 0
+
+    def put_row(self, row: Row) -> None:
+        self._execute(_UPDATE_ROW, (*row_values(row), self.number(row.run_id)))
+
+    def renew(self, tokens: Sequence[Token], now: float) -> dict[tuple[str, int, str], str | None]:
+        """Extend the leases of those `tokens` that are current: their runs, epochs and nonces, with open cancels as kept."""
+        given = json_text([token[:3] for token in tokens])
+        return {(row[0], row[1], row[2]): row[3] for row in self._fetch(_RENEW, (now, now, given))}
+
+    def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """The open cancels of these runs, as they are kept."""
+        return dict(self._fetch(_CANCELS, (json_text(run_ids),)))
+
+    def page(
+        self,
+        *,
+        flow: str | None,
+        statuses: Collection[str] | None,
+        tags: Mapping[str, str],
+        updated_before: float | None,
+        updated_after: float | None,
+        limit: int,
+        after: str | None,
+    ) -> builtins.list[Row]:
+        table, number = "runs", "id"
+        terms: builtins.list[str] = []
+        values: builtins.list[Any] = []
+        for pair in tags.items():
+            # One tag is found by its index, in the order of runs; what else is asked is looked at in these.
+            if not terms:
+                table, number = "run_tags CROSS JOIN runs ON runs.id = run_tags.run", "run_tags.run"
+                terms.append("run_tags.name = ? AND run_tags.value = ?")
+            else:
+                terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)")
+            values += pair
+        for term, value in (
+            (f"{number} < (SELECT id FROM runs WHERE run_id = ?)", after),  # noqa: S608
+            ("flow = ?", flow),
+            # `+` keeps a term from an index that would need sorting: a page is read in the order of `id`.
+            ("+updated_at < ?", updated_before),
+            ("+updated_at > ?", updated_after),
+        ):
+            if value is not None:
+                terms.append(term)
+                values.append(value)
+        # A part for each status, merged as they come: each is read by index, as far as it is asked for.
+        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
+        parts = [terms if status is None else [*terms, "status = ?"] for status in wanted]
+        where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
+        if not where:
+            return []
+        columns = _SELECT_ROW.partition(" FROM ")[0]
+        query = (
+            f"{' UNION ALL '.join(f'{columns} FROM {table} {part}' for part in where)} "
+            f"ORDER BY {'id' if where[1:] else number} DESC LIMIT ?"
+        )
+        bound = [value for status in wanted for value in (values if status is None else [*values, status])]
+        return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
+
+    def rested(
+        self, status: str, *, after: tuple[float, str], until: float, limit: int
+    ) -> builtins.list[tuple[float, str]]:
+        # What makes the index a partial one has to be said in a query that uses it.
+        is_at_rest = "" if status == "running" else "AND status <> 'running'"
+        query = (
+            f"SELECT updated_at, run_id FROM runs WHERE status = ? {is_at_rest} AND (updated_at, run_id) > (?, ?) "  # noqa: S608
+            "AND updated_at <= ? ORDER BY updated_at, run_id LIMIT ?"
+        )
+        return self._fetch(query, (status, *after, until, limit))
+
+    def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
+        rows: dict[int, Sequence[Any]] = {}
+        limit += len(skip)
+        for index, term, values in (
+            ("runs_by_flow_and_status", "status = 'running' LIMIT -1", (flow,)),
+            ("runs_cancel", "cancel IS NOT NULL LIMIT -1", (flow,)),
+            ("runs_ready", "status = 'ready' AND wake_at IS NULL ORDER BY id LIMIT ?", (flow, limit)),
+            ("runs_timed", "status = 'ready' AND wake_at <= ? ORDER BY wake_at LIMIT ?", (flow, now, limit)),
+            ("runs_timed", "status = 'waiting' AND wake_at <= ? ORDER BY wake_at LIMIT ?", (flow, now, limit)),
+            ("runs_drained", "status = 'interrupted' AND worked ORDER BY id LIMIT ?", (flow, limit)),
+        ):
+            for found in self._fetch(f"{_SELECT_ROW} INDEXED BY {index} WHERE flow = ? AND {term}", values):
+                rows[found[-1]] = found
+        whole: builtins.list[Row] = []
+        for number in sorted(rows):
+            with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
+                whole.append(self._row(rows[number]))
+        return whole
+
+    def tally(self) -> builtins.list[Tally]:
+        return [Tally(*values) for values in self._fetch(_TALLY, ())]
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
+        """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
+        return self.number(run_id), min(after, _LAST) + 1, _LAST if before is None else min(before, _LAST) - 1
+
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        number = self.number(run_id)
+        noted = None
+        if note is not None:
+            noted = json_text({**note._asdict(), "timestamp": format_time(note.timestamp)})
+        for record in records:
+            self._execute(_INSERT_RECORD, (number, *record_values(record), noted))
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        self._execute(_PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))
+
+    def newest(self, run_id: str) -> int:
+        found = self._execute(
+            f"SELECT sequence {_BY_NUMBER} ORDER BY sequence DESC LIMIT 1", self._span(run_id)
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        span = self._span(run_id, after, before)
+        return [record_of(values) for values in self._select(_RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
+
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> Entry | None:
+        span = self._span(run_id, after, before)
+        found = self._select(_ENTRY_COLUMNS, span, ("checkpoint",), node_id, newest=True, limit=1)
+        return entry_of(found[0]) if found else None
+
+    def _select(
+        self,
+        columns: str,
+        span: tuple[int, int, int],
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Any]:
+        query, values = _BY_NUMBER, builtins.list[Any](span)
+        if node_id:
+            query, values = _BY_NODE, [*span, node_id]
+        elif node_id is not None:
+            query += " AND node_id = ''"  # records of no node, which are few, are in no index
+        if kinds is not None:
+            query += f" AND kind IN ({', '.join('?' * len(kinds))})"
+            values += kinds
+        query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT ?"
+        return self._fetch(query, (*values, -1 if limit is None else limit))
+
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        query = (
+            f"SELECT {_RECORD_COLUMNS} {_BY_NODE} AND kind = 'checkpoint' AND visit = ? ORDER BY sequence DESC LIMIT 1"
+        )
+        found = self._fetch(query, (*self._span(run_id), node_id, visit))
+        return record_of(found[0]) if found else None
+
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        checkpoint = self._select("sequence", self._span(run_id), ("checkpoint",), node_id, newest=True, limit=1)
+        after = checkpoint[0][0] - 1 if checkpoint else -1
+        found = self._execute(f"SELECT max(visit) {_BY_NODE}", (*self._span(run_id, after), node_id)).fetchone()
+        return found[0] or 0
+
+    def entries(self, run_id: str) -> builtins.list[Entry]:
+        return [entry_of(values) for values in self._select(_ENTRY_COLUMNS, self._span(run_id), ("checkpoint",))]
+
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        number = self.number(run_id)
+        return [values[0] for values in self._fetch(_NODE_IDS, (number, number))]
+
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        return self._execute(f"DELETE {_BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
+
+    def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
+        found = self._execute(
+            "DELETE FROM records WHERE run = ? AND sequence IN (SELECT value FROM json_each(?))",
+            (self.number(run_id), json_text(sequences)),
+        )
+        return found.rowcount
+
+    def remove_run(self, run_id: str) -> None:
+        number = self.number(run_id)
+        self._execute("DELETE FROM records WHERE run = ?", (number,))
+        self._execute("DELETE FROM signals WHERE run = ?", (number,))
+        self._execute("DELETE FROM runs WHERE id = ?", (number,))
+        del self._numbers[run_id]
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        found = self._execute(
+            "SELECT number, name, payload, signal_id, wait_id, sent_at FROM signals WHERE run = ? AND number > ? "
+            "ORDER BY number",
+            (self.number(run_id), after),
+        )
+        return [Signal(*values) for values in found.fetchall()]
+
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        found = self._execute("SELECT 1 FROM signals WHERE run = ? AND signal_id = ?", (self.number(run_id), signal_id))
+        return found.fetchone() is not None
+
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        self._execute(
+            "INSERT INTO signals (run, number, name, payload, signal_id, wait_id, sent_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (self.number(run_id), *signal),
+        )
+
+    # -- statements of users -----------------------------------------------------------------------
+
+    def perform(self, statements: Sequence[Statement]) -> None:
+        from milepost.stores.sqlite import user_statements as sqlite_user_statements  # what few programs need
+
+        sqlite_user_statements.perform(self._connection, statements)
+
+
+def _is_undecodable(exc: sqlite3.OperationalError) -> bool:
+    # It has no code of SQLite: Python's own module raises it, on a text that is no UTF-8.
+    return "decode to UTF-8" in str(exc)
+
+
+def _replacing(text: bytes) -> str:
+    return text.decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""Workflows: steps in plain Python, replayed from the record."""

@@ -1,0 +1,234 @@
+"""Answering a step from the record, after a look at whether it is the step that was recorded.
+
+What a step is made of is answered from its own records, so everything below it is compared too, and the rollbacks in it
+are there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from milepost.errors import (
+    AsyncNodeError,
+    DeserializeStateError,
+    DuplicateStepNameError,
+    StepError,
+)
+from milepost.executor import waits as parking
+from milepost.executor.effects import Call, Routine
+from milepost.executor.recorded import Entry, Kept
+from milepost.model.failure import describe, message_of, place, shown, type_name
+from milepost.model.record import StepHead
+from milepost.model.results import (
+    BranchResult,
+    ParallelResult,
+    SkipMarker,
+    StepResult,
+    step_result,
+)
+from milepost.workflows.groups import graph_invoked, invoked, item_ids
+from milepost.workflows.matching import described, differs, non_determinism
+from milepost.workflows.rollback import register
+from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Spreads, Step, Waits, is_async
+from milepost.workflows.visiting import StepFailed, answer_of, asked_with, refuse_async
+
+if TYPE_CHECKING:
+    from milepost.workflows.run import Frame, StepRun
+
+__all__ = ["answered", "fallback", "matching"]
+
+
+def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepResult | None:
+    """The result of a call that is asked for as it was recorded, as nearly all are.
+
+    None: nothing like that is recorded, and what to make of that is for `answered` to say.
+    """
+    entry, work = run.recorded.done.get(step_id), step.work
+    if entry is None or type(work) is not Calls:
+        return None
+    told = entry.told
+    if type(told) is not StepHead or told.outcome != "succeeded" or told.step_type != work.step_type:
+        return None
+    if told.args and step.modifiers.compare_args is not False and told.args != asked_with(run, step):
+        return None
+    made = entry.made()
+    if made is None:
+        return None
+    try:
+        output = run.flow.codec_of(work.fn).decode(bytes(made.output), root="output")
+    except DeserializeStateError:
+        return None
+    result = step_result(
+        step.name, work.step_type, True, output, made.duration_ms, None, None, "succeeded", made.attempts
+    )
+    if told.rollback:
+        register(run, step, step_id, entry.sequence, output, frame)
+    frame.has_replayed(result, entry.sequence, told.timestamp)
+    return result
+
+
+def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: Frame) -> Routine[StepResult]:
+    """The result as recorded, after a look at whether it is the result of what is asked for now."""
+    fields, mods, work = entry.fields, step.modifiers, step.work
+    kind = work.step_type.value
+    kept = entry.kept()
+    if fields.get("step_type") != kind:
+        raise non_determinism(
+            run.run_id, frame.position - 1, described(step_id, str(fields.get("step_type"))), described(step_id, kind)
+        )
+    if mods.compare_args is not False:
+        now = asked_with(run, step)
+        if differs(fields.get("args"), now):
+            raise non_determinism(
+                run.run_id,
+                frame.position - 1,
+                described(step_id, kind, fields.get("args")),
+                described(step_id, kind, now),
+                "call it as before, branch on ctx.version, or leave its arguments out of it with .compare_args(False)",
+            )
+    output: Any = None
+    if kept.outcome == "skipped":
+        output = SkipMarker(str(msgspec.json.decode(kept.output).get("reason", "")))
+    elif kept.outcome == "recovered":
+        try:
+            before = _failed_before(run, step, step_id, kept)
+            output = yield from fallback(run, step, step_id, frame, before, None)
+        except StepFailed as exc:
+            raise non_determinism(
+                run.run_id, frame.position - 1, f"step {step_id!r} whose on_error succeeded", exc.result.error or ""
+            ) from exc
+    elif kept.success:
+        output = yield from _recorded_output(run, step, step_id, kept, frame)
+    if isinstance(work, Spreads) and kept.outcome != "succeeded":
+        # The group failed; what steps of it did is undone all the same where the run fails later.
+        for child in work.children:
+            if f"{step_id}/{child.name}" in run.recorded.done:
+                yield from _part_of(run, step_id, child, frame)
+    result = kept.result(output, step.name, step.step_type)
+    if fields.get("rollback"):
+        register(run, step, step_id, entry.sequence, output, frame)
+    if step_id == frame.prefix + step.name:
+        frame.has_replayed(result, entry.sequence, str(fields.get("timestamp")))
+    return result
+
+
+def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: Kept) -> StepResult:
+    """The failure that a step recovered from, as its on_error was told of it."""
+    told = run.recorded.failures[step_id][-1].fields if run.recorded.failures.get(step_id) else {}
+    kind = str(told.get("error_type") or kept.error_type)
+    text = str(told.get("message") or kind)
+    return StepResult(step.name, step.step_type, False, None, 0.0, text, kind, "failed", kept.attempts)
+
+
+def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: Kept, frame: Frame) -> Routine[Any]:
+    work = step.work
+    try:
+        if isinstance(work, Calls):
+            return run.flow.codec_of(work.fn).decode(bytes(kept.output), root="output")
+        if isinstance(work, Waits):
+            return parking.reply_of(work, bytes(kept.output))
+        if isinstance(work, Maps):
+            codec = run.flow.codec_of(work.fn)
+            ids = item_ids(run, step, step_id)
+            return [codec.decode(bytes(run.recorded.done[item_id].kept().output), root="output") for item_id in ids]
+        if isinstance(work, Chooses):
+            index = int(msgspec.json.decode(kept.output)["selected_index"])
+            chosen = work.options[index][1]
+            inner = yield from _part_of(run, step_id, chosen, frame)
+            chosen_id = f"{step_id}/{chosen.name}"
+            return BranchResult(index, chosen.name, answer_of(run, chosen, chosen_id, inner, frame))
+        if isinstance(work, Spreads):
+            count = len(msgspec.json.decode(kept.output, type=list[Any]))
+            if count != len(work.children):
+                raise non_determinism(
+                    run.run_id, frame.position - 1, f"parallel step {step_id!r} of {count} steps",
+                    f"one of {len(work.children)}",
+                )  # fmt: skip
+            results: list[StepResult] = []
+            for child in work.children:
+                result = yield from _part_of(run, step_id, child, frame)
+                results.append(result)
+            return ParallelResult(tuple(results))
+        return (yield from _recorded_invocation(run, work, step_id, kept, frame))
+    except (DeserializeStateError, IndexError, KeyError, TypeError) as exc:
+        if isinstance(exc, DeserializeStateError):
+            exc.run_id, exc.node_id = run.run_id, step_id
+            place(
+                exc,
+                f"the recorded output of step {step_id!r} of run {run.run_id!r} cannot be read",
+                "bring the step's return type back, or tell @workflow(types=...) which classes it may give",
+            )
+            raise
+        raise non_determinism(run.run_id, frame.position - 1, f"another step {step_id!r}", repr(step)) from exc
+
+
+def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routine[StepResult]:
+    """The recorded result of what a step that has ended was made of."""
+    part_id = f"{step_id}/{part.name}"
+    if part_id not in run.recorded.done:
+        known = ", ".join(repr(child.rpartition("/")[2]) for child in run.recorded.children(step_id)) or "none"
+        raise non_determinism(
+            run.run_id,
+            frame.position - 1,
+            f"step {step_id!r} made of {known}",
+            described(part_id, part.work.step_type.value),
+        )
+    return (yield from run.do(part, part_id, frame, is_child=True))
+
+
+def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: Kept, frame: Frame) -> Routine[Any]:
+    flow = work.flow
+    told = msgspec.json.decode(kept.output, type=dict[str, msgspec.Raw])
+    if flow.front == "graph":
+        state = flow.codec.decode(bytes(told["final_output"]))
+        iterations = int(msgspec.json.decode(told["iterations"]))
+        return graph_invoked(run, state, iterations)
+    inner = run.frame(flow, step_id, work.given, frame.ends_at)
+    yield from run.play(inner)
+    output = flow.output_codec.decode(bytes(told["final_output"]), root="output")
+    return invoked(run, inner, output, kept.duration_ms)
+
+
+def fallback(
+    run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult, parts: Iterable[str] | None
+) -> Routine[Any]:
+    """Ask a step's on_error what to do instead, and do it: what that gives; `StepFailed` where either fails.
+
+    `parts` are the ids of what the step was made of, which are taken. None: it is recorded, and answered.
+    """
+    handler = step.modifiers.on_error
+    facts = {"run_id": run.run_id, "node_id": step_id, "step_name": step_id, "step_type": step.step_type.value}
+    if handler is None:
+        raise non_determinism(run.run_id, frame.position - 1, f"step {step_id!r} with an on_error", repr(step))
+    refuse_async(run, handler, step_id)
+    try:
+        other = yield Call(
+            handler, (frame.context, failed), frame.context, is_async(handler), is_quick=not is_async(handler)
+        )
+        if not isinstance(other, Step):
+            raise TypeError(f"on_error of step {step_id!r} gave {shown(other)} instead of a step")
+    except AsyncNodeError:
+        raise
+    except Exception as exc:
+        error = StepError(f"the on_error of step {step_id!r} of run {run.run_id!r} failed: {describe(exc)}", **facts)
+        error.__cause__ = exc
+        result = StepResult(step.name, step.step_type, False, None, 0.0, message_of(exc) or type_name(exc), type_name(exc),
+                            "failed")  # fmt: skip
+        raise StepFailed(error, result, None) from exc
+    other_id = f"{step_id}/{other.name}"
+    if parts is not None and other_id in parts:
+        raise DuplicateStepNameError(
+            f"the on_error of step {step_id!r} of run {run.run_id!r} gave a step called {other.name!r}, as a part of "
+            f"the step itself is called: give it a name of its own",
+            run_id=run.run_id,
+            node_id=other_id,
+            step_name=other.name,
+        )
+    if parts is None:
+        result = yield from _part_of(run, step_id, other, frame)
+    else:
+        result = yield from run.do(other, other_id, frame)
+    return answer_of(run, other, other_id, result, frame)

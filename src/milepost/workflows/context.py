@@ -1,0 +1,117 @@
+"""What the code of a workflow sees of the run that it is: a context that lives as long as the workflow's code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from milepost.executor.context import Context, RunScope
+from milepost.model.results import SkipMarker, StepResult
+
+__all__ = ["WorkflowContext"]
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    DepsT = typing_extensions.TypeVar("DepsT", default=Any)
+else:
+    DepsT = TypeVar("DepsT")
+
+
+class WorkflowContext(Context[DepsT]):
+    """A workflow's first parameter, if it is annotated so, and what predicates, handlers and rollbacks are given.
+
+    `now()`, `random()` and `uuid4()` give the same values again when the code runs again on a resume.
+    """
+
+    __slots__ = ("_config", "_inputs", "_is_replaying", "_results", "_version")
+
+    def __init__(
+        self,
+        scope: RunScope,
+        workflow_id: str,
+        followed_at: str,
+        *,
+        inputs: Mapping[str, Any],
+        results: Mapping[str, StepResult],
+        config: Any = None,
+        version: int = 1,
+        is_replaying: bool = False,
+    ) -> None:
+        super().__init__(scope, workflow_id, 1, 1, followed_at)
+        self._inputs = inputs
+        self._results = results
+        self._config = {} if config is None else config
+        self._version = version
+        self._is_replaying = is_replaying
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The workflow's inputs by name; read-only."""
+        return MappingProxyType(dict(self._inputs))
+
+    @property
+    def results(self) -> Mapping[str, StepResult]:
+        """The results so far by step name; read-only. `get` gives None for a step that has none."""
+        return MappingProxyType(dict(self._results))
+
+    @property
+    def config(self) -> Any:
+        """What the `WorkflowEngine` was given as config, else empty."""
+        return self._config
+
+    @property
+    def version(self) -> int:
+        """The workflow's version with which the run began."""
+        return self._version
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether recorded steps are being answered: this code has run before."""
+        return self._is_replaying
+
+    def get_step_output(self, name: str, default: Any = None) -> Any:
+        """The output of a step that has ended, or `default`."""
+        result = self._results.get(name)
+        return default if result is None else result.output
+
+    def is_step_skipped(self, name: str) -> bool:
+        """Whether that step has ended by being skipped."""
+        result = self._results.get(name)
+        return result is not None and isinstance(result.output, SkipMarker)
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[Any]:
+        """A logger whose records carry run_id, node_id and attempt; silent while recorded steps are answered."""
+        return _QuietLogger(super().logger, self)
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Tell whoever listens how far this is. Live: it is not recorded, and not told again by a replay."""
+        if not self._is_replaying:
+            super().progress(done, total, message)
+
+    def emit(self, name: str, data: Any = None) -> None:
+        """Tell whoever listens something of your own. Live: it is not recorded, and not told again by a replay."""
+        if not self._is_replaying:
+            super().emit(name, data)
+
+    def tag(self, key: str, value: str) -> None:
+        """Add a tag to the run; it is written with the next step's record."""
+        if not self._is_replaying:
+            super().tag(key, value)
+
+
+class _QuietLogger(logging.LoggerAdapter[Any]):
+    """Says nothing while its context replays, also where the workflow keeps it in a variable."""
+
+    def __init__(self, inner: logging.LoggerAdapter[Any], context: WorkflowContext[Any]) -> None:
+        super().__init__(inner, {})
+        self._context = context
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the standard library's name
+        return not self._context._is_replaying and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        return msg, kwargs

@@ -1,0 +1,431 @@
+"""Workflows: steps in plain Python, written as a generator or an `async def`, run as a `Workflow`.
+
+The code between steps is the author's and runs again on a resume; what a step gave is answered from the record. Nothing
+here runs a step: the verbs do, over `stepping`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NotRequired,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    overload,
+)
+
+import msgspec
+
+from milepost.adapters.protocols import AnyStore
+from milepost.codec import Codec
+from milepost.codec.functions import FunctionCodecs, classes, hints_of, lenient
+from milepost.errors import DeserializeStateError, MilepostError, OptionError, SerializeStateError, StateTypeError
+from milepost.model.reports import RunResult
+from milepost.model.results import (
+    BranchResult,
+    ParallelResult,
+    Reply,
+    SkipMarker,
+    StepResult,
+    SubWorkflowInvocationResult,
+    WorkflowResult,
+)
+from milepost.options import option_names
+from milepost.store import check_id
+from milepost.verbs import Bound, Verbs
+from milepost.workflows.context import WorkflowContext
+from milepost.workflows.matching import hash_of
+
+if TYPE_CHECKING:
+    from milepost.model.events import Event
+
+__all__ = ["Parameter", "Workflow", "workflow"]
+
+P = ParamSpec("P")
+InputsP = ParamSpec("InputsP")
+R = TypeVar("R")
+
+
+class _TakesContext(Protocol[InputsP]):
+    """For type checkers: a workflow whose code is given its context, which is no input."""
+
+    @property
+    def fn(self) -> Callable[Concatenate[WorkflowContext[Any], InputsP], Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An input of a workflow. `default` is `inspect.Parameter.empty` where there is none."""
+
+    name: str
+    annotation: Any
+    default: Any
+    kind: str
+
+
+class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
+    """A workflow that runs: made by `@workflow`, never changes, and may run many runs at once.
+
+    Calling it runs it without a store. Inputs are given to verbs by name, as `inputs={...}` where a name is that of an
+    option, or bound: `wf.bind(...)`. P are the parameters of its function, with the context; R is what it returns.
+    """
+
+    front: Literal["workflow"] = "workflow"
+    is_named = True
+    entry = ""
+    async_names: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        description: str,
+        version: int,
+        types: Sequence[type],
+    ) -> None:
+        self._fn = fn
+        self.name = name
+        self.description = description or inspect.getdoc(fn) or ""
+        self.version = version
+        self.types = tuple(types)
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self._signature, self._takes_context = _signature_of(fn, name)
+        hints = hints_of(fn, self.types)
+        self.parameters = tuple(
+            Parameter(p.name, hints.get(p.name, p.annotation), p.default, p.kind.description)
+            for p in self._signature.parameters.values()
+        )
+        declared = {p.name: lenient(hints.get(p.name, Any)) for p in self.parameters}
+        self.known_types: tuple[Any, ...] = classes((*self.types, *declared.values(), *_RESULTS))
+        # A run that began before a parameter with a default was there goes on with that default.
+        optional = {name: NotRequired[hint] if name in self.defaults() else hint for name, hint in declared.items()}
+        self.codec: Codec[Any] = _Inputs(TypedDict("Inputs", optional), types=self.types)  # type: ignore[operator]
+        returned = _output_hint(hints.get("return", Any), self.is_async)
+        self.output_codec: Codec[R] = Codec(returned, types=self.known_types)
+        self._functions = FunctionCodecs(self.known_types, self.types)
+        self.__doc__ = self.description
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.name!r}: inputs {', '.join(p.name for p in self.parameters) or 'none'}>"
+
+    @property
+    def fn(self) -> Callable[P, Any]:
+        """The function that it was made of."""
+        return self._fn
+
+    # -- what the core asks: see `milepost.executor.flow.Flow` --------------------------------------------------
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What a resume compares beside the steps: the names of the inputs."""
+        return {"parameters": [p.name for p in self.parameters]}
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest (64 hex digits) of the shape and the version."""
+        return hashlib.sha256(msgspec.json.encode([self.shape, self.version])).hexdigest()
+
+    def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+        """How this workflow differs from a recorded `shape`: a sentence each."""
+        before = list(recorded.get("parameters") or [])
+        now = [p.name for p in self.parameters]
+        told = [f"input {name!r} is gone" for name in before if name not in now]
+        told += [f"input {name!r} is new" for name in now if name not in before]
+        return tuple(told) or ("its version is another one",)
+
+    def inputs_hash(self, inputs: Mapping[str, Any]) -> str:
+        """A digest (64 hex digits) that equal inputs have in every process."""
+        return hash_of(inputs, self.known_types)[0]
+
+    def digests(self, inputs: Mapping[str, Any]) -> dict[str, str]:
+        """A digest for each input."""
+        return hash_of(inputs, self.known_types)[1]
+
+    def defaults(self) -> dict[str, Any]:
+        """The inputs that have a default, and that."""
+        return {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
+
+    def completed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Recorded inputs with the defaults of parameters that are new."""
+        return {**self.defaults(), **inputs}
+
+    def begin(self, context: WorkflowContext[Any], inputs: Mapping[str, Any]) -> Any:
+        """The workflow's code, ready to be played: a generator, or a coroutine."""
+        bound = inspect.BoundArguments(self._signature, dict(inputs))
+        first = (context,) if self._takes_context else ()
+        return self._fn(*first, *bound.args, **bound.kwargs)
+
+    def codec_of(self, fn: Callable[..., Any]) -> Codec[Any]:
+        """Of what a step's function returns."""
+        return self._functions.of(fn).returned
+
+    def items_codec_of(self, fn: Callable[..., Any]) -> Codec[Any]:
+        """Of the items that a function is mapped over."""
+        return self._functions.of(fn).items
+
+    def argument_types_of(self, fn: Callable[..., Any]) -> tuple[Any, ...]:
+        """What classes the arguments of a step's function may be of."""
+        return self._functions.of(fn).types
+
+    # -- inputs --------------------------------------------------------------------------------------
+
+    def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs by name, defaults included; TypeError for missing and unknown ones."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            takes = ", ".join(p.name for p in self.parameters) or "none"
+            raise TypeError(f"workflow {self.name!r}: {exc}; its inputs are: {takes}") from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    @overload
+    def bind(
+        self: _TakesContext[InputsP], *args: InputsP.args, **kwargs: InputsP.kwargs
+    ) -> Bound[R, WorkflowResult[R]]: ...
+    @overload
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R, WorkflowResult[R]]: ...
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """This workflow with its inputs, for the verbs of an engine and for `.subworkflow`."""
+        return Bound(self, self.inputs_of(args, kwargs))
+
+    def split(
+        self, given: Mapping[str, Any], inputs: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Inputs and options among the keywords of a verb; `inputs` are inputs whatever their names."""
+        options = {name: value for name, value in given.items() if name in option_names()}
+        named = {name: value for name, value in given.items() if name not in options}
+        twice = sorted(set(named) & set(inputs or ()))
+        if twice:
+            raise TypeError(f"workflow {self.name!r}: input {twice[0]!r} is given twice, by its name and in inputs=")
+        return self.inputs_of((), {**named, **(inputs or {})}), options
+
+    # -- verbs ---------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(self: _TakesContext[InputsP], *args: InputsP.args, **kwargs: InputsP.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it without a store: what it returns, or, of an `async def`, a coroutine that gives it."""
+        inputs = self.inputs_of(args, kwargs)
+        job = self._job(None, None, {})
+        if self.is_async:
+            return self._acall(job, inputs)
+        return job.do(inputs).output
+
+    async def _acall(self, job: Any, inputs: dict[str, Any]) -> Any:
+        return (await job.ado(inputs)).output
+
+    @overload
+    def run(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[False] = ..., **options: Any,
+    ) -> R: ...  # fmt: skip
+    @overload
+    def run(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[True], **options: Any,
+    ) -> WorkflowResult[R]: ...  # fmt: skip
+    def run(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        full: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Run it with inputs by name: exactly what it returns; with `full` a `WorkflowResult`. See `Verbs`."""
+        values, rest = self.split(options, inputs)
+        result = self._job(store, run_id, rest).do(values, full=full)
+        return result if full else result.output
+
+    @overload
+    async def arun(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[False] = ..., **options: Any,
+    ) -> R: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[True], **options: Any,
+    ) -> WorkflowResult[R]: ...  # fmt: skip
+    async def arun(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        full: bool = False,
+        **options: Any,
+    ) -> Any:
+        """`run`, awaited."""
+        values, rest = self.split(options, inputs)
+        result = await self._job(store, run_id, rest).ado(values, full=full)
+        return result if full else result.output
+
+    def stream(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """`run` as its events; see `StateVerbs.stream`."""
+        values, rest = self.split(options, inputs)
+        return self._job(store, run_id, rest).stream(values)
+
+    def astream(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Event]:
+        """`stream`, for `async for`."""
+        values, rest = self.split(options, inputs)
+        return self._job(store, run_id, rest).astream(values)
+
+
+_RESULTS = (
+    SkipMarker,
+    StepResult,
+    ParallelResult,
+    BranchResult,
+    Reply,
+    SubWorkflowInvocationResult,
+    WorkflowResult,
+    RunResult,
+)
+"""What steps give and functions and workflows may hand on."""
+
+
+if TYPE_CHECKING:
+
+    class AsyncWorkflow(Workflow[P, R]):
+        """A workflow of an `async def`: a call gives a coroutine."""
+
+        @overload  # type: ignore[override]
+        def __call__(
+            self: _TakesContext[InputsP], *args: InputsP.args, **kwargs: InputsP.kwargs
+        ) -> Coroutine[Any, Any, R]: ...
+        @overload
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _Inputs(Codec[Any]):
+    """A codec of inputs, whose errors call them by their names: `input.order`."""
+
+    def encode(self, value: Any, *, root: str = "input") -> bytes:
+        try:
+            return super().encode(value, root="input")
+        except (SerializeStateError, StateTypeError) as exc:
+            _call_by_name(exc)
+            raise
+
+    def decode(self, data: bytes, *, root: str = "input") -> Any:
+        try:
+            return super().decode(data, root="input")
+        except DeserializeStateError as exc:
+            _call_by_name(exc)
+            raise
+
+
+def _call_by_name(exc: Any) -> None:
+    path = exc.path or ""
+    found = re.match(r'input\["(\w+)"\]', path)
+    if found is not None:
+        exc.path = f"input.{found[1]}{path[found.end() :]}"
+        exc.args = (str(exc.args[0]).replace(path, exc.path), *exc.args[1:])
+
+
+class _Decorator:
+    """What `@workflow(...)` gives; its overloads tell type checkers what becomes of a function."""
+
+    def __init__(self, name: str, description: str, version: int, types: Sequence[type]) -> None:
+        self._made = (name, description, version, types)
+
+    # The context stays among the parameters here: to overload on it would leave mypy undecided, and every workflow with
+    # an Any among its parameters untyped.
+    @overload
+    def __call__(self, fn: Callable[P, Generator[Any, Any, R]]) -> Workflow[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncWorkflow[P, R]: ...
+    def __call__(self, fn: Callable[..., Any]) -> Any:
+        name, description, version, types = self._made
+        if not (inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)):
+            what = "an async generator" if inspect.isasyncgenfunction(fn) else "a function without a step"
+            raise TypeError(
+                f"workflow {name!r} is {what}: write a generator that yields steps, or an async def that awaits them"
+            )
+        return Workflow(fn, name, description, version, types)
+
+
+def workflow(name: str, description: str = "", *, version: int = 1, types: Sequence[type] = ()) -> _Decorator:
+    """Make a workflow of a generator that yields steps, or of an `async def` that awaits them.
+
+    `name` is the flow's name in a store. `version` is recorded when a run begins, and is `ctx.version` for as long as it
+    lives, so that code can branch on it. `types` are classes that outputs may be of beside those that functions declare.
+    ValueError for an empty name; TypeError for another kind of function.
+    """
+    if type(name) is not str or not name.strip():
+        raise ValueError(f"a workflow needs a name, not {name!r}: @workflow('orders')")
+    try:
+        check_id(name, "name of a workflow")
+    except MilepostError as exc:
+        raise OptionError(str(exc), option="name") from exc
+    if type(version) is not int or version < 1:
+        raise ValueError(f"version of workflow {name!r} must be a whole number of at least 1, not {version!r}")
+    return _Decorator(name, description, version, types)
+
+
+def _signature_of(fn: Callable[..., Any], name: str) -> tuple[inspect.Signature, bool]:
+    """The signature of the inputs, and whether the context comes before them."""
+    signature = inspect.signature(fn)
+    hints = hints_of(fn, ())
+    found = list(signature.parameters.values())
+    contexts = [p.name for p in found if _is_context(hints.get(p.name, p.annotation))]
+    takes_context = (
+        bool(found) and contexts[:1] == [found[0].name] and found[0].kind is not inspect.Parameter.KEYWORD_ONLY
+    )
+    if len(contexts) > takes_context:
+        raise TypeError(f"workflow {name!r}: the WorkflowContext must be the first parameter, not {contexts[-1]!r}")
+    inputs = found[1:] if takes_context else found
+    for parameter in inputs:
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise TypeError(f"workflow {name!r}: each input needs a name of its own, {str(parameter)!r} has none")
+    return signature.replace(parameters=inputs, return_annotation=inspect.Signature.empty), takes_context
+
+
+def _is_context(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return annotation.partition("[")[0].rpartition(".")[2] == "WorkflowContext"
+    return (get_origin(annotation) or annotation) is WorkflowContext
+
+
+def _output_hint(hint: Any, is_async: bool) -> Any:
+    """What a workflow returns, of the annotation of its function."""
+    if is_async:
+        return lenient(hint)
+    if get_origin(hint) is Generator or hint is Generator:
+        args = get_args(hint)
+        return lenient(args[2]) if len(args) == 3 else Any
+    return Any

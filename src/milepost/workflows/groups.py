@@ -1,0 +1,383 @@
+"""Steps that are made of others: groups, branches, maps, and flows inside a flow.
+
+Their parts are steps like any other, with ids below theirs, done and recorded for themselves. What is here is which of
+them are done, how many at once, and what becomes of their failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from milepost.errors import (
+    AsyncNodeError,
+    DuplicateStepNameError,
+    MaxIterationsError,
+    NoBranchMatchedError,
+    NodeError,
+    PredicateTypeError,
+    SerializeStateError,
+    StateTypeError,
+    StepError,
+)
+from milepost.executor import waits as parking
+from milepost.executor.attempt import OutOfTime, Spent
+from milepost.executor.bounded_gather import in_lanes
+from milepost.executor.context import Context
+from milepost.executor.effects import AttemptTimedOut, Call, Emit, Routine
+from milepost.executor.recorded import Draft
+from milepost.graph.walker import Walker
+from milepost.model.failure import describe, place, shown
+from milepost.model.record import ITEMS, ROUTE
+from milepost.model.reports import RunResult
+from milepost.model.results import (
+    BranchResult,
+    ParallelResult,
+    SubWorkflowInvocationResult,
+    WorkflowResult,
+)
+from milepost.workflows.matching import Arguments, described, differs, non_determinism
+from milepost.workflows.rollback import roll_back
+from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step, Waits, is_async
+from milepost.workflows.visiting import (
+    StepFailed,
+    Unable,
+    answer_of,
+    encoded_output,
+    refuse_async,
+    refuse_async_nodes,
+    started,
+)
+
+if TYPE_CHECKING:
+    from milepost.workflows.run import Frame, StepRun
+
+__all__ = ["Composing", "graph_invoked", "invoked", "item_ids"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Composing:
+    """A step that is made of others, while it is being done."""
+
+    __slots__ = ("arguments", "ends_at", "floor", "frame", "mods", "parts", "run", "spent", "step", "step_id")
+
+    run: StepRun
+    step: Step[Any]
+    step_id: str
+    frame: Frame
+    mods: Modifiers
+    spent: Spent
+    ends_at: float | None
+    floor: int
+    arguments: Arguments
+    parts: Iterable[str]
+    """The ids of what it was made of, as far as it came."""
+
+    def _decide(self, fn: Callable[..., Any], *args: Any) -> Routine[Any]:
+        """Call user code that decides something."""
+        refuse_async(self.run, fn, self.step_id)
+        return (yield Call(fn, args, self.frame.context, is_async(fn), is_quick=not is_async(fn)))
+
+    # -- work that is made of other steps ----------------------------------------------------------------
+
+    def _composed(self, context: Context[Any], limit: float | None) -> Routine[Any]:
+        """The work of a step that is no call; `Unable` where it did not succeed."""
+        run, work = self.run, self.step.work
+        if run.is_live and run.is_listening:
+            yield Emit(started(run, self.step, context))
+        mine: float | None = None
+        if self.mods.timeout is not None and not isinstance(work, Maps):
+            mine = run.options.clock.monotonic() + self.mods.timeout
+        outer, self.ends_at = self.ends_at, _earlier(self.ends_at, mine)
+        try:
+            if isinstance(work, Waits):
+                return (yield from parking.wait(run, work.within(self.mods.timeout), self.step_id, self.spent.visit))
+            if isinstance(work, Spreads):
+                return (yield from self._spread(work))
+            if isinstance(work, Chooses):
+                return (yield from self._choose(work))
+            if isinstance(work, Maps):
+                return (yield from self._map(work))
+            assert isinstance(work, Invokes)
+            return (yield from self._invoke(work))
+        except OutOfTime as exc:
+            if mine is None or exc.ends_at != mine:
+                raise
+            if isinstance(work, Invokes):
+                yield from self._inner_failed(exc)
+            assert self.mods.timeout is not None
+            raise Unable from AttemptTimedOut(self.mods.timeout, is_running=exc.is_running)
+        finally:
+            self.ends_at = outer
+
+    def _child_frame(self) -> Frame:
+        """The frame that children are done in: this one, with the time that is left for the step."""
+        if self.ends_at == self.frame.ends_at:
+            return self.frame
+        return self.frame.until(self.ends_at)
+
+    def _floor(self) -> int:
+        """Up to where failures of children belong to an attempt that is over."""
+        failures = self.run.recorded.failures.get(self.step_id, ())
+        return max([self.floor, *(entry.sequence for entry in failures if "retry_at" in entry.fields)])
+
+    def _spread(self, work: Spreads) -> Routine[Any]:
+        """Do the children at once."""
+        run, frame, floor = self.run, self._child_frame(), self._floor()
+        routines = {
+            child.name: run.do(child, f"{self.step_id}/{child.name}", frame, is_child=True, floor=floor)
+            for child in work.children
+        }
+        self.parts = [f"{self.step_id}/{name}" for name in routines]
+        outcomes = yield from _at_once(run, routines, work.max_parallel)
+        results = ParallelResult(tuple(outcomes[child.name] for child in work.children))
+        failed = [result for result in results if not result.success]
+        if self.mods.must_succeed and failed:
+            named = "; ".join(f"{result.name!r}: {result.error}" for result in failed)
+            raise Unable from StepError(f"{len(failed)} of its {len(results)} steps failed ({named})")
+        return results, _encode([child.name for child in work.children])
+
+    def _choose(self, work: Chooses) -> Routine[Any]:
+        """Do the first option whose predicate is true."""
+        run = self.run
+        chosen = run.recorded.choices.get(self.step_id)
+        index = None if chosen is None else chosen.fields.get("index")
+        if index is None:
+            yield from run.live()
+            index = yield from self._first_true(work)
+            fields = {"index": index}
+            yield from run.record((Draft(ROUTE, self.step_id, self.spent.visit, fields),))
+        if not 0 <= index < len(work.options):
+            raise non_determinism(
+                run.run_id, self.frame.position - 1, f"option {index} of branch {self.step_id!r}", repr(self.step)
+            )
+        option = work.options[index][1]
+        try:
+            option_id = f"{self.step_id}/{option.name}"
+            self.parts = (option_id,)
+            result = yield from run.do(option, option_id, self._child_frame(), floor=self._floor())
+        except StepFailed as exc:
+            if exc.is_of_saving:
+                raise
+            if exc.draft is not None:
+                yield from run.record((exc.draft,))
+            raise Unable from exc.error.__cause__ or exc.error
+        told = {"selected_index": index, "selected_step_name": option.name}
+        return BranchResult(index, option.name, answer_of(run, option, option_id, result, self.frame)), _encode(told)
+
+    def _first_true(self, work: Chooses) -> Routine[int]:
+        run = self.run
+        for index, (predicate, _) in enumerate(work.options):
+            try:
+                verdict = yield from self._decide(predicate, self.frame.context)
+            except AsyncNodeError:
+                raise
+            except Exception as exc:
+                raise Unable from exc
+            if type(verdict) is not bool:
+                raise Unable from PredicateTypeError(
+                    f"predicate {index} of branch {self.step_id!r} of run {run.run_id!r} answered {shown(verdict)}: it must "
+                    f"answer True or False",
+                    node_id=self.step_id,
+                    returned=verdict,
+                )
+            if verdict:
+                return index
+        raise Unable from NoBranchMatchedError(
+            f"no predicate of branch {self.step_id!r} of run {run.run_id!r} was true: add one that always is",
+            node_id=self.step_id,
+        )
+
+    def _map(self, work: Maps) -> Routine[Any]:
+        """Do every item; each is recorded for itself."""
+        run, step_id = self.run, self.step_id
+        try:
+            ids = item_ids(run, self.step, step_id)
+        except StepError as exc:
+            raise Unable from exc.__cause__
+        refuse_async(run, work.fn, step_id)
+        begun = run.recorded.items.get(step_id)
+        if begun is None and run.store is not None:
+            yield from run.live()
+            data = _items_json(run, work)
+            fields = {"count": len(ids), "args": self.arguments or None}
+            yield from run.record((Draft(ITEMS, step_id, self.spent.visit, fields, data),))
+        elif begun is not None and self.mods.compare_args is not False:
+            now = self.arguments
+            if begun.fields.get("count") != len(ids) or differs(begun.fields.get("args"), now):
+                kind = self.step.step_type.value
+                raise non_determinism(
+                    run.run_id,
+                    self.frame.position - 1,
+                    described(step_id, kind, begun.fields.get("args")),
+                    described(step_id, kind, now),
+                )
+        frame, floor = self._child_frame(), self._floor()
+        if run.options.stop_before:
+            run.later.update({*ids} - (run.recorded.begun_with(ids, floor) if begun is not None else set()))
+        own = Modifiers(retry=self.mods.retry, timeout=self.mods.timeout, compare_args=self.mods.compare_args)
+        routines = {}
+        for item_id, item in zip(ids, work.items, strict=True):
+            name = item_id.rpartition("/")[2]
+            child: Step[Any] = Step(name, Calls(work.fn, (item,), {}, work.executor), own)
+            routines[item_id] = run.do(child, item_id, frame, is_child=True, floor=floor)
+        self.parts = ids
+        outcomes = yield from _at_once(run, routines, work.max_parallel)
+        results = [outcomes[item_id] for item_id in ids]
+        failed = [result for result in results if not result.success]
+        if failed:
+            named = "; ".join(f"{result.name!r}: {result.error}" for result in failed[:5])
+            more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+            raise Unable from StepError(f"{len(failed)} of its {len(results)} items failed ({named}{more})")
+        return [result.output for result in results], _encode({"count": len(ids)})
+
+    def _invoke(self, work: Invokes) -> Routine[Any]:
+        """Run another flow inside this journal."""
+        run, step_id, flow = self.run, self.step_id, work.flow
+        began = run.options.clock.monotonic()
+        if flow.front == "graph":
+            return (yield from self._walk(flow, work.given))
+        inner = run.frame(flow, step_id, work.given, self.ends_at)
+        self.parts = inner.asked
+        try:
+            output = yield from run.play(inner)
+            data = encoded_output(run, flow, output) if run.store is not None else b"null"
+        except Exception as exc:
+            if not run.is_failure(exc) or isinstance(getattr(exc, "error", exc), SerializeStateError):
+                raise
+            yield from run.live()
+            yield from self._inner_failed(exc)
+            raise Unable from getattr(exc, "error", exc)
+        duration = (run.options.clock.monotonic() - began) * 1000
+        told = data if isinstance(data, SerializeStateError) else b'{"final_output":' + data + b"}"
+        return invoked(run, inner, output, duration), told
+
+    def _inner_failed(self, exc: BaseException) -> Routine[None]:
+        """Record why a workflow inside failed and, where no attempt is left, undo what it did."""
+        draft = getattr(exc, "draft", None)
+        if draft is not None:
+            yield from self.run.record((draft,))
+        policy = self.mods.retry
+        if policy is None or self.spent.failures + 1 >= policy.max_attempts:
+            # Whichever attempt did it.
+            inside = {undone for undone in self.run.undos if undone.startswith(f"{self.step_id}/")}
+            yield from roll_back(self.run, only=inside)
+
+    def _walk(self, graph: Any, state: Any) -> Routine[Any]:
+        """Walk a graph below this step's id, from where its records end."""
+        run, step_id = self.run, self.step_id
+        refuse_async_nodes(run, graph, step_id)
+        recorded = run.recorded
+        self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]
+        walker = Walker(run, graph, f"{step_id}/")
+        walker.since = recorded
+        walker.is_resuming = bool(recorded.children(step_id))
+        walker.tally.knows_visits = not walker.is_resuming and not self.spent.attempts
+        try:
+            state = yield from walker.go(state, None, graph.entry)
+        except (NodeError, MaxIterationsError, StateTypeError) as exc:
+            raise Unable from exc
+        data = run.encoded(state, graph.codec, "state") if run.store is not None else b"null"
+        told = data
+        if not isinstance(data, SerializeStateError):
+            told = b'{"final_output":' + data + b',"iterations":' + str(walker.iteration).encode() + b"}"
+        return graph_invoked(run, state, walker.iteration), told
+
+
+def _at_once(run: StepRun, routines: dict[str, Routine[Any]], max_parallel: int | None) -> Routine[dict[str, Any]]:
+    """Do several at once, at most so many: what each gave. What is no failure of a step is raised when all have ended."""
+    limits = [limit for limit in (max_parallel, run.options.max_parallel) if limit is not None]
+    outcomes = yield from in_lanes(run, routines, min(limits, default=None))
+    waits: list[Any] = []
+    errors: list[BaseException] = []
+    for outcome in outcomes.values():
+        if isinstance(outcome.error, parking.Parked):
+            waits += outcome.error.waits
+        elif outcome.error is not None:
+            errors.append(outcome.error)
+    if errors:
+        # An interruption goes before an error: it is not this step's to make something of.
+        raise next((exc for exc in errors if not isinstance(exc, Exception)), errors[0])
+    if waits:
+        raise parking.Parked(tuple(waits))
+    return {name: outcome.value for name, outcome in outcomes.items()}
+
+
+def item_ids(run: StepRun, step: Step[Any], step_id: str) -> list[str]:
+    """The ids of a map's items: by index, or by what its `key` says of each."""
+    work = step.work
+    assert isinstance(work, Maps)
+    if work.key is None:
+        return [f"{step_id}/{index}" for index in range(len(work.items))]
+    names = []
+    for item in work.items:
+        try:
+            name = work.key(item)
+            if type(name) is not str:
+                raise TypeError(f"its key= gave {shown(name)} for {shown(item)}: it must give a str")
+        except Exception as exc:
+            raise StepError(
+                f"the key= of map {step_id!r} of run {run.run_id!r} failed for {shown(item)}: {describe(exc)}",
+                run_id=run.run_id,
+                node_id=step_id,
+                step_name=step_id,
+            ) from exc
+        names.append(name)
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DuplicateStepNameError(
+                f"map {step_id!r} of run {run.run_id!r} has two items with the key {name!r}: let key= tell them apart",
+                run_id=run.run_id,
+                node_id=step_id,
+                step_name=name,
+            )
+        seen.add(name)
+    return [f"{step_id}/{_item_name(name)}" for name in names]
+
+
+def _item_name(key: str) -> str:
+    """A key as a part of an id: what ids may not have, and what divides them, is percent-encoded."""
+    text = "".join(
+        f"%{byte:02X}" if byte in b"/%" or byte < 32 or byte == 127 else chr(byte) if byte < 128 else f"%{byte:02X}"
+        for byte in key.encode("utf-8", "surrogatepass")
+    )
+    if not key.strip():
+        text = "".join(f"%{byte:02X}" for byte in key.encode()) or "%"
+    return {".": "%2E", "..": "%2E%2E"}.get(text, text)
+
+
+def _items_json(run: StepRun, work: Maps) -> bytes | None:
+    codec = run.flow.items_codec_of(work.fn)
+    data = run.encoded(list(work.items), codec, "items")
+    if isinstance(data, SerializeStateError):
+        place(data, f"the items of a map of run {run.run_id!r} cannot be recorded", "give items that the codec carries")
+        data.run_id = run.run_id
+        raise data
+    return data
+
+
+def graph_invoked(run: StepRun, state: Any, iterations: int) -> SubWorkflowInvocationResult[Any]:
+    told = RunResult(state=state, run_id=run.run_id, status="finished", iterations=iterations)
+    return SubWorkflowInvocationResult(state, told)
+
+
+def invoked(run: StepRun, inner: Frame, output: Any, duration: float) -> SubWorkflowInvocationResult[Any]:
+    result = WorkflowResult(
+        workflow_name=inner.flow.name,
+        success=True,
+        step_results=tuple(inner.results.values()),
+        total_duration_ms=duration,
+        output=output,
+        run_id=run.run_id,
+    )
+    return SubWorkflowInvocationResult(result.final_output, result)
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -1,0 +1,181 @@
+"""Rollbacks: what undoes the steps of a run that is to end failed or cancelled, newest first.
+
+They are best effort: an error of one stops no other, and all are told. Each outcome is recorded, so that after a crash the
+remaining ones are done, and none that succeeded is done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from milepost.errors import CheckpointWriteError
+from milepost.executor.attempt import Spent, attempts
+from milepost.executor.context import Context
+from milepost.executor.effects import Call, Emit, Routine
+from milepost.executor.recorded import Draft
+from milepost.model.events import RollbackCompleted
+from milepost.model.failure import describe, failure_fields
+from milepost.model.origin import source_of
+from milepost.model.record import ROLLBACK
+from milepost.model.results import RollbackError
+from milepost.model.retry import Retry
+from milepost.workflows.steps import Step, is_async
+from milepost.workflows.visiting import refuse_async, refuse_unawaited
+
+if TYPE_CHECKING:
+    from milepost.workflows.run import Frame, StepRun
+
+__all__ = ["Undo", "register", "roll_back"]
+
+logger = logging.getLogger("milepost")
+
+
+class Undo(NamedTuple):
+    """The rollback of a step that has succeeded."""
+
+    sequence: int
+    step_id: str
+    fn: Callable[..., Any]
+    retry: Retry | None
+    output: Any
+    frame: Frame
+
+
+def register(run: StepRun, step: Step[Any], step_id: str, sequence: int, output: Any, frame: Frame) -> None:
+    """Note how a step is undone. One whose code has no rollback any more is told of when it would be due."""
+    mods = step.modifiers
+    if mods.rollback is not None:
+        run.undos[step_id] = Undo(sequence, step_id, mods.rollback, mods.rollback_retry, output, frame)
+
+
+def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None]:
+    """Undo what succeeded, in reverse order of the records, or `only` some of it; nothing stops it but the store."""
+    recorded = run.recorded
+    due = [undo for undo in run.undos.values() if only is None or undo.step_id in only]
+    if only is None:
+        # Registered in a record, and not by the code as it is now.
+        lost = [
+            entry
+            for step_id, entry in recorded.done.items()
+            if entry.fields.get("rollback") and step_id not in run.undos and not _is_undone(run, step_id)
+        ]
+        for entry in sorted(lost, key=lambda entry: -entry.sequence):
+            text = "the code has no rollback for this step any more"
+            yield from _note(run, entry.record.node_id, RollbackError(entry.record.node_id, text), {"message": text})
+        run.rollback_errors = (*_known_errors(run), *run.rollback_errors)
+    for undo in due:
+        refuse_async(run, undo.fn, undo.step_id)
+    # Of those that one point brought along the last one is the newest.
+    for undo in sorted(due, key=lambda undo: undo.sequence)[::-1]:
+        if not _is_undone(run, undo.step_id):
+            yield from _undo(run, undo)
+        # Only now: one that is cut short, by a cancel say, is still due.
+        run.undos.pop(undo.step_id, None)
+
+
+def _is_undone(run: StepRun, step_id: str) -> bool:
+    return step_id in run.recorded.undone or step_id in run.rolled_back
+
+
+def _known_errors(run: StepRun) -> list[RollbackError]:
+    """What rollbacks failed with in processes before this one."""
+    failed = [entry for entry in run.recorded.undone.values() if entry.fields.get("message") is not None]
+    return [
+        RollbackError(entry.record.node_id, str(entry.fields["message"]))
+        for entry in sorted(failed, key=lambda entry: entry.sequence)
+    ]
+
+
+def _undo(run: StepRun, undo: Undo) -> Routine[None]:
+    failed: Exception | None = None
+    try:
+        takes_output = _takes_output(undo.fn)
+        yield from attempts(
+            run,
+            undo.step_id,
+            Spent(),
+            undo.retry,
+            None,
+            undo.frame.context._followed_at,
+            partial(_call, undo, takes_output, source_of(run.origins, undo.sequence)),
+            refuse_unawaited,
+            _failed_attempt,
+        )
+    except _Failed as exc:
+        failed = exc.error
+    error = None if failed is None else RollbackError(undo.step_id, describe(failed))
+    yield from _note(run, undo.step_id, error, {} if failed is None else failure_fields(failed), failed)
+
+
+class _Failed(Exception):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _UndoContext(Context[Any]):
+    """The context of a rollback, which is no attempt of its step."""
+
+    __slots__ = ()
+
+    @property
+    def idempotency_key(self) -> str:
+        """32 hex digits: the same each time that this rollback is tried, and another one than the step's."""
+        return hashlib.sha256(f"{super().idempotency_key}\0rollback".encode()).hexdigest()[:32]
+
+
+def _call(undo: Undo, takes_output: bool, source: str | None, context: Context[Any], limit: float | None) -> Call:
+    ctx = undo.frame.context
+    args = (ctx, undo.output) if takes_output else (ctx,)
+    own = _UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
+    # A step that a fork has copied was done once, and has one key for that, whoever undoes it.
+    own._source = source
+    return Call(undo.fn, args, own, is_async(undo.fn), limit)
+
+
+def _failed_attempt(context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
+    if seconds is None:
+        raise _Failed(exc)
+    return
+    yield  # the marker of a generator: it never asks for anything
+
+
+def _note(
+    run: StepRun, step_id: str, error: RollbackError | None, fields: dict[str, Any], failed: Exception | None = None
+) -> Routine[None]:
+    """Record how a rollback ended, and tell of it."""
+    if error is not None:
+        run.rollback_errors = (*run.rollback_errors, error)
+        fields = {**fields, "message": error.error}
+        logger.warning(
+            "the rollback of step %r of run %r failed: %s", step_id, run.run_id, error.error,
+            extra={"run_id": run.run_id, "node_id": step_id},
+        )  # fmt: skip
+    try:
+        yield from run.record((Draft(ROLLBACK, step_id, 1, fields),) if run.store is not None else (), is_fatal=True)
+    except CheckpointWriteError as exc:
+        logger.warning("the rollback of step %r of run %r could not be recorded: %s", step_id, run.run_id, exc)
+        raise
+    run.rolled_back.add(step_id)
+    if run.is_listening:
+        yield Emit(
+            RollbackCompleted(run_id=run.run_id, timestamp=run.options.clock.time(), step_name=step_id, error=failed)
+        )
+
+
+def _takes_output(fn: Callable[..., Any]) -> bool:
+    """Whether a rollback takes `(ctx, output)` rather than `(ctx)`."""
+    try:
+        parameters = signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters):
+        return True
+    required = [p for p in parameters if p.kind in kinds and p.default is Parameter.empty]
+    return len(required) >= 2

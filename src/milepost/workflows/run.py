@@ -1,0 +1,562 @@
+"""A run of a workflow of steps: its code is played, and every step that it asks for is answered or done.
+
+The code is played from its beginning each time. What is recorded is answered from the record and yields no effect, so the
+first thing that is new shows where the run goes on: there the replay yields `Ready`, the run is taken, and the same
+generator goes on. A refusal comes before that, and leaves the run as it was.
+
+    play        the code of one workflow: ask it for a step, do that, give it the result
+    performing  one step: when, retry, on_error, skip_on_error, as_result; recorded; checkpoint
+    parking     waits and timers: a run that waits is released and holds nothing
+    undoing     rollbacks, once the run is to end failed or cancelled
+    replaying   where a run goes on: the journal, and the code played over it
+    recording   what is written: steps, and how the run ended
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from milepost.errors import (
+    AsyncNodeError,
+    DeserializeStateError,
+    DuplicateStepNameError,
+    FlowChangedError,
+    MilepostError,
+    MilepostInterrupt,
+    RunCancelled,
+    RunStopped,
+    SerializeStateError,
+    StoreError,
+    WorkflowError,
+)
+from milepost.executor import waits as parking
+from milepost.executor.checks import Wish
+from milepost.executor.effects import Gather, HoldOver, Outcome, Ready, Routine
+from milepost.executor.flow import StepFlow
+from milepost.executor.journal import ask
+from milepost.executor.recorded import Draft, Recorded
+from milepost.executor.run import Run, complete
+from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
+from milepost.model.failure import describe, recorded_step_error, shown
+from milepost.model.origin import origins_of, source_of
+from milepost.model.record import Record
+from milepost.model.results import RollbackError, StepResult, WorkflowResult
+from milepost.options import Options
+from milepost.store import Latest, Release, RunRow, Statement, Store
+from milepost.workflows import recording
+from milepost.workflows import replay as replaying
+from milepost.workflows import rollback as undoing
+from milepost.workflows import step as performing
+from milepost.workflows.answers import matching
+from milepost.workflows.context import WorkflowContext
+from milepost.workflows.imported import as_recorded
+from milepost.workflows.matching import described, non_determinism
+from milepost.workflows.replay import Found, inputs_of, primed, primed_or_over
+from milepost.workflows.steps import Named, Step
+from milepost.workflows.visiting import StepFailed, answer_of
+
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
+
+__all__ = ["Frame", "StepRun"]
+
+READY = Ready()
+
+
+class Frame:
+    """One workflow whose code is being played: the run's own, with id "", or one that is a step's."""
+
+    def __init__(self, run: StepRun, flow: Any, step_id: str, inputs: Mapping[str, Any], ends_at: float | None) -> None:
+        self.id = step_id
+        self.prefix = f"{step_id}/" if step_id else ""
+        self.flow = flow
+        self.inputs = inputs
+        self.ends_at = ends_at
+        self.results: dict[str, StepResult] = {}
+        self.roots = () if run.is_live else run.recorded.children(step_id)
+        """What the code asked for before, in order."""
+        self.asked: list[str] = []
+        """What it has asked for now."""
+        self.position = 0
+        self.followed = 0
+        """The sequence of the record that the next step follows."""
+        begun = run.recorded.start
+        self.context: WorkflowContext[Any] = WorkflowContext(
+            run.scope,
+            step_id,
+            str(begun.fields.get("timestamp") or run.followed_at) if begun is not None else run.followed_at,
+            inputs=inputs,
+            results=self.results,
+            config=run.config,
+            version=run.version,
+            is_replaying=bool(self.roots),
+        )
+        if begun is not None:
+            self._draw(run, begun.fields)
+
+    def _draw(self, run: StepRun, begun: Mapping[str, Any]) -> None:
+        """Have code that a fork has copied a step of go on with what it drew in the run that it began in."""
+        run.origins = origins_of(begun)
+        if run.origins:
+            first = run.recorded.first_below(self.id) if self.id else 0
+            self.context._source = None if first is None else source_of(run.origins, first)
+
+    def until(self, ends_at: float | None) -> Frame:
+        """This frame with less time, for what is part of one of its steps."""
+        other = copy.copy(self)
+        other.ends_at = ends_at
+        return other
+
+    def has_replayed(self, result: StepResult, sequence: int, timestamp: str) -> None:
+        """Note a step that has ended, under the record that says so."""
+        self.results[result.name] = result
+        self.followed = sequence
+        self.context._followed_at = timestamp
+        self.context._is_replaying = self.position < len(self.roots)
+
+
+class StepRun(Run):
+    """A run of a workflow."""
+
+    __slots__ = (
+        "cancel",
+        "config",
+        "failed_step",
+        "given",
+        "is_live",
+        "later",
+        "main",
+        "open_waits",
+        "pending",
+        "recorded",
+        "rollback_errors",
+        "rolled_back",
+        "root",
+        "stood",
+        "taken_at",
+        "undos",
+        "unsaved",
+        "version",
+        "wants_results",
+    )
+    flow: StepFlow
+    is_replayed = True
+
+    def __init__(
+        self, flow: StepFlow, store: Store | None, run_id: str, options: Options, *, is_listening: bool
+    ) -> None:
+        super().__init__(flow, store, run_id, options, is_listening=is_listening)
+        self.config: Any = options.config
+        self.given: Mapping[str, Any] | None = None
+        """The inputs that a resume was given, to be compared."""
+        self.version: int = flow.version
+        self.wants_results = False
+        """Whether the results of a finished run's steps are asked for, and its code is played for them."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing of what is recorded, as before a replay."""
+        self.recorded = Recorded()
+        self.is_live = True
+        self.main: Routine[Any] | None = None
+        self.root: Frame | None = None
+        self.pending: list[tuple[str, Step[Any]]] = []
+        """The steps at which replays have come to their ends."""
+        self.stood: set[str] = set()
+        """The steps at which the run stood when it was taken, to go on."""
+        self.later: set[str] = set()
+        """Items of maps that the run did not stand at, though it stood at others of their map."""
+        self.taken_at = -1
+        """The sequence of the record that says that it was taken."""
+        self.undos: dict[str, undoing.Undo] = {}
+        self.unsaved: tuple[Draft, ...] = ()
+        self.rollback_errors: tuple[RollbackError, ...] = ()
+        self.rolled_back: set[str] = set()
+        """The steps that were undone by this process."""
+        self.cancel: str | None = None
+        """The reason of a cancel that the write of a step's result told of: the step is over first."""
+        self.failed_step: StepResult | None = None
+        self.open_waits: dict[str, parking.Open] = {}
+
+    # -- beginning and going on ------------------------------------------------------------------------
+
+    def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
+        """Play the workflow's code on its inputs."""
+        return self._played(self.whole(given))
+
+    def find(self, wish: Wish, latest: Latest) -> Routine[Found]:
+        """Play what is recorded, up to the first thing that is new."""
+        return replaying.find(self, wish, latest)
+
+    def refusal(self, wish: Wish, found: Found) -> MilepostError | None:
+        """Why the verb does not go on where the replay ended, or None."""
+        return replaying.refusal(self, wish, found)
+
+    def go_on(self, wish: Wish, found: Found, override: tuple[Any, bytes] | None) -> Routine[Any]:
+        """Go on with the code that was replayed, or with the end that the run was on its way to."""
+        assert self.main is not None
+        self._taken(found)
+        final = self.recorded.final
+        if final is not None and self.recorded.finish is None:
+            self.main.close()
+            self.journal.begin_to_end()
+            yield from undoing.roll_back(self)
+            raise recorded_step_error(self.run_id, final.fields, final.record.node_id)
+        return (yield from self._played(self.main))
+
+    def end(self, found: Found, row: RunRow) -> Routine[Any]:
+        """Carry out a cancel that is open: what can be undone is undone first."""
+        assert self.main is not None
+        self._taken(found)
+        self.main.close()
+        self.journal.begin_to_end()
+        yield from undoing.roll_back(self)
+        raise self.journal.cancelled(row.cancel or "")
+
+    def _taken(self, found: Found) -> None:
+        """The run is this call's now."""
+        self.is_live = True
+        if found.row.lease == "ended":
+            self.recorded.crashes.append(self.journal.sequence)
+        self.journal.missed = ()
+        self.stood = {step_id for step_id, _ in self.pending}
+        self.taken_at = self.journal.sequence
+
+    def in_flight(self, latest: Latest) -> Routine[tuple[str, int]]:
+        """Nothing: a replay counts visits over all records."""
+        return "", 1
+        yield  # the marker of a generator: it never asks for anything
+
+    # -- playing the code ------------------------------------------------------------------------------
+
+    def _played(self, main: Routine[Any]) -> Routine[Any]:
+        """Play to the end; a run that has to wait is parked, or plays again where the answer came meanwhile."""
+        while True:
+            try:
+                return (yield from main)
+            except parking.Parked as parked:
+                if (yield from parking.park(self, parked.waits)):
+                    raise parking.suspended(self) from None
+            assert self.store is not None
+            records: list[Record] = yield from ask(self.store, "read", self.run_id)
+            row: RunRow = yield from ask(self.store, "get_run", self.run_id)
+            unsaved = self.unsaved
+            self.forget()
+            self.unsaved = unsaved
+            records = as_recorded(self, records, row.live, self.given)
+            self.recorded = Recorded(records, row.live, self.options.rename)
+            assert self.recorded.start is not None
+            self.is_live = False
+            self.main = main = self.whole(inputs_of(self, self.recorded.start))
+            yield from primed(main)
+            self.is_live = True
+
+    def whole(self, inputs: Mapping[str, Any]) -> Routine[Any]:
+        """Play the run's own code, and record how it ended."""
+        frame = self.root = Frame(self, self.flow, "", inputs, None)
+        try:
+            output = yield from self.play(frame)
+            yield from self.live()
+            yield from recording.finish(self, output)
+        except (parking.Parked, GeneratorExit):
+            raise
+        except BaseException as exc:
+            cancelled = self._cancelled_by(exc)
+            if cancelled is None and self._is_refusal(exc):
+                raise
+            yield from self.live()
+            raise (yield from recording.fail(self, cancelled or exc)) from getattr(exc, "__cause__", None)
+        return output
+
+    def _cancelled_by(self, exc: BaseException) -> RunCancelled | None:
+        """The cancel that ended a call in flight: what was done before that call is undone all the same."""
+        held = self.journal.held
+        if held is None or held.cancel is None or not isinstance(exc, (HoldOver, MilepostInterrupt)):
+            return None
+        ended = self.journal.over() if isinstance(exc, HoldOver) else exc.error
+        return ended if isinstance(ended, RunCancelled) else None
+
+    def _is_refusal(self, exc: BaseException) -> bool:
+        """Whether a replay cannot go on, so that nothing may be written, not even that the run failed."""
+        if not isinstance(exc, Exception):
+            return True
+        return not self.is_live and isinstance(
+            exc, (FlowChangedError, DeserializeStateError, StoreError, AsyncNodeError)
+        )
+
+    def frame(self, flow: Any, step_id: str, inputs: Mapping[str, Any], ends_at: float | None) -> Frame:
+        """A frame for a workflow that is a step of this run."""
+        return Frame(self, flow, step_id, inputs, ends_at)
+
+    def is_failure(self, exc: BaseException) -> bool:
+        """Whether it is a workflow that failed, and not its store, its owner or its time."""
+        return isinstance(exc, StepFailed) or recording.ends_run(exc)
+
+    def do(
+        self, step: Step[Any], step_id: str, frame: Frame, *, is_child: bool = False, floor: int = -1
+    ) -> Routine[StepResult]:
+        """Do a step, or answer it from the record; see `performing.do`."""
+        return performing.do(self, step, step_id, frame, is_child=is_child, floor=floor)
+
+    def play(self, frame: Frame) -> Routine[Any]:
+        """Ask the code for steps and do them, until it returns; what it returned."""
+        body = frame.flow.begin(frame.context, frame.inputs)
+        answer: Any = None
+        try:
+            while True:
+                try:
+                    asked = body.send(answer)
+                except StopIteration as stop:
+                    self._check_used_up(frame, "its end")
+                    return stop.value
+                except GeneratorExit as exc:
+                    # It would mean that nobody performs effects any more.
+                    raise self._broken(frame, exc) from exc
+                except MilepostError as exc:
+                    self._check_used_up(frame, f"its end with {describe(exc)}")
+                    raise self._placed(exc) if isinstance(exc, WorkflowError) else self._broken(frame, exc) from exc
+                except Exception as exc:
+                    self._check_used_up(frame, f"its end with {describe(exc)}")
+                    raise self._broken(frame, exc) from exc
+                step = self._asked(frame, asked)
+                step_id = frame.prefix + step.name
+                result: StepResult | None = None
+                if not self.is_live:
+                    if frame.id:
+                        self._check_failed(frame, step, step_id)
+                    result = matching(self, step, step_id, frame)
+                if result is None:
+                    result = yield from performing.do(self, step, step_id, frame)
+                answer = answer_of(self, step, step_id, result, frame)
+        except BaseException as exc:
+            _close(body, exc)
+            raise
+
+    def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
+        """The step that the code asks for, if it is one, has a name of its own, and was recorded here if any was."""
+        if not isinstance(asked, Step):
+            if isinstance(asked, Named):
+                what = f"{asked!r}, which has no kind: complete it, as in {asked!r}.python(f)"
+            else:
+                way = "await" if frame.flow.is_async else "yield"
+                what = (
+                    f"{shown(asked)}, which is no step: {way} step(name).python(f), and nothing else; parallel and map do "
+                    f"things at once"
+                )
+            raise WorkflowError(
+                f"workflow {frame.flow.name!r} of run {self.run_id!r} asked for {what}", run_id=self.run_id
+            ) from TypeError(f"not a step: {shown(asked)}")
+        step_id = frame.prefix + asked.name
+        if asked.name in frame.results:
+            raise DuplicateStepNameError(
+                f"workflow {frame.flow.name!r} of run {self.run_id!r} has two steps called {asked.name!r}: give each a name of "
+                f'its own, as in step(f"{asked.name}-{{i}}")',
+                run_id=self.run_id,
+                node_id=step_id,
+                step_name=asked.name,
+            )
+        if frame.position < len(frame.roots):
+            expected = frame.roots[frame.position]
+            if expected != step_id:
+                raise non_determinism(
+                    self.run_id, frame.position, self._told(expected), described(step_id, asked.work.step_type.value)
+                )
+        frame.position += 1
+        frame.asked.append(step_id)
+        return asked
+
+    def _check_failed(self, frame: Frame, step: Step[Any], step_id: str) -> None:
+        """Raise the recorded failure of a step that ended the workflow that it is a step of, where that is a step itself."""
+        entry = self.recorded.standing_failure(step_id)
+        if entry is None or (step.modifiers.on_error is not None and entry.fields.get("op") != "on_error"):
+            return
+        told = entry.fields
+        result = StepResult(
+            step.name, step.step_type, False, None, 0.0, str(told.get("message") or told.get("error_type")),
+            str(told.get("error_type")), "failed", int(told.get("attempt") or 1),
+        )  # fmt: skip
+        raise StepFailed(recorded_step_error(self.run_id, told, step_id, step.step_type.value), result, None)
+
+    def _told(self, step_id: str) -> str:
+        entry = self.recorded.done.get(step_id)
+        if entry is None:
+            return f"step {step_id!r}"
+        return described(step_id, str(entry.fields.get("step_type")), entry.fields.get("args"))
+
+    def _check_used_up(self, frame: Frame, end: str) -> None:
+        if frame.position < len(frame.roots):
+            raise non_determinism(self.run_id, frame.position, self._told(frame.roots[frame.position]), end)
+
+    def _placed(self, exc: WorkflowError) -> WorkflowError:
+        complete(exc, run_id=self.run_id)
+        return exc
+
+    def _broken(self, frame: Frame, exc: BaseException) -> WorkflowError:
+        error = WorkflowError(
+            f"the code of workflow {frame.flow.name!r} of run {self.run_id!r} failed: {describe(exc)}",
+            run_id=self.run_id,
+        )
+        error.reason = describe(exc)
+        return error
+
+    # -- what is live ----------------------------------------------------------------------------------
+
+    def live(self) -> Routine[None]:
+        """Come back when the run is taken: what follows is new."""
+        if not self.is_live:
+            yield READY
+
+    def enter(self, step_id: str) -> None:
+        """Raise what keeps the run from beginning something new."""
+        if self.journal.held is not None:
+            self.journal.check_hold()
+        if self.options.run_timeout is not None:
+            self.time_left(None)
+        if step_id in self.options.stop_before and not self.stood_at(step_id):
+            raise self._stopped("before", step_id)
+
+    def stood_at(self, node_id: str) -> bool:
+        """Whether the replay of a run that goes on came to its end at this step, or in it."""
+        if self.info is None or node_id in self.later:
+            return False
+        if self.journal.sequence == self.taken_at:
+            self.stood.add(node_id)  # nothing has come of the run since: that is what was next
+        return node_id in self.stood
+
+    def leave(self, step_id: str) -> None:
+        """Raise what keeps the run from going on after a step."""
+        if self.cancel is not None:
+            raise self.journal.cancelled(self.cancel)
+        if step_id in self.options.stop_after:
+            raise self._stopped("after", step_id)
+
+    def gather(
+        self,
+        routines: Mapping[str, Routine[Any]],
+        max_parallel: int | None = None,
+        is_stopped: Callable[[], bool] | None = None,
+    ) -> Routine[dict[str, Outcome]]:
+        """Do several things at once: an outcome for each, in order. What can be answered from the record is so first."""
+        outcomes: dict[str, Outcome] = {}
+        still: dict[str, Routine[Any]] = dict(routines)
+        if not self.is_live:
+            for name, routine in routines.items():
+                try:
+                    is_over, value = yield from primed_or_over(routine)
+                except Exception as exc:
+                    if self._is_refusal(exc):
+                        raise
+                    outcomes[name] = Outcome(error=exc)
+                else:
+                    if is_over:
+                        outcomes[name] = Outcome(value)
+            still = {name: routine for name, routine in routines.items() if name not in outcomes}
+            if still:
+                yield from self.live()
+        if still:
+            outcomes.update((yield Gather(still, max_parallel, is_stopped)))
+        return {name: outcomes[name] for name in routines}
+
+    # -- recording -------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        drafts: tuple[Draft, ...],
+        *,
+        is_fatal: bool = False,
+        release: Release | None = None,
+        statements: tuple[Statement, ...] = (),
+        tags: dict[str, str] | None = None,
+    ) -> Routine[tuple[int, str]]:
+        """Write records; the number and the time of the last of them. See `recording.record`."""
+        return recording.record(self, drafts, is_fatal=is_fatal, release=release, statements=statements, tags=tags)
+
+    def known_before(self) -> dict[str, Any]:
+        """Nothing: a replay reads the whole record anyway."""
+        return {}
+
+    def still_waiting(self) -> Routine[tuple[Wait, ...]]:
+        """What it waits for still, though it ends otherwise."""
+        return parking.unanswered(self)
+
+    def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
+        """Encode an output; see `Journal.encode`."""
+        return self.journal.encode(value, codec, root)
+
+    # -- what it gives ---------------------------------------------------------------------------------
+
+    def result(self, value: Any) -> WorkflowResult[Any]:
+        """How the workflow ended."""
+        return self.told(value, None)
+
+    def told(self, value: Any, error: BaseException | None) -> WorkflowResult[Any]:
+        """The result so far, or with `error`."""
+        results = () if self.root is None else tuple(self.root.results.values())
+        if self.failed_step is not None:
+            results = (*results, self.failed_step)
+        return WorkflowResult(
+            workflow_name=self.flow.name,
+            success=self.status == "finished",
+            step_results=results,
+            total_duration_ms=(self.options.clock.monotonic() - self.started_at) * 1000,
+            output=value,
+            rollback_errors=self.rollback_errors,
+            run_id=self.run_id,
+            status=self.status,
+            error=error,
+            degraded=self.journal.degraded,
+            missed=self.journal.missed,
+            resumed=self.info,
+            waiting_for=getattr(error, "waiting_for", ()),
+        )
+
+    def so_far(self, stopped: MilepostError) -> WorkflowResult[Any]:
+        """The result of a run that waits or was stopped."""
+        waits = tuple(getattr(stopped, "waiting_for", ()))
+        return dataclasses.replace(self.told(None, None), waiting_for=waits)
+
+    def _started(self, began_with: Any) -> Event:
+        if self.info is not None and self.info.already_completed:
+            began_with = self.root.inputs if self.root is not None else {}  # what it gave is no input
+        return WorkflowStarted(
+            run_id=self.run_id,
+            timestamp=self.options.clock.time(),
+            workflow_name=self.flow.name,
+            inputs=began_with if isinstance(began_with, Mapping) else {},
+            resumed=self.info,
+        )
+
+    def _completed(self, result: Any, error: BaseException | None) -> Event:
+        told = result if isinstance(result, WorkflowResult) else self.told(None, error)
+        return WorkflowCompleted(
+            run_id=self.run_id,
+            timestamp=self.options.clock.time(),
+            workflow_name=self.flow.name,
+            success=told.success,
+            result=told,
+            total_duration_ms=told.total_duration_ms,
+            degraded=self.journal.degraded,
+            missed=self.journal.missed,
+            error=error,
+        )
+
+    def _stopped(self, where: str, step_id: str) -> Exception:
+        return RunStopped(
+            f"run {self.run_id!r} stopped {where} step {step_id!r}, as asked: resume to go on",
+            run_id=self.run_id,
+            node_id=step_id,
+        )
+
+
+def _close(body: Any, why: BaseException) -> None:
+    """Close a workflow's code, which ends because of `why`; a step that it asks for in a `finally` is refused."""
+    try:
+        body.close()
+    except Exception as exc:
+        if isinstance(exc, RuntimeError) and "ignored GeneratorExit" in str(exc):
+            why.add_note("a step that the workflow asked for in a finally was refused: the workflow had ended")
+        else:
+            why.add_note(f"a finally of the workflow failed as it ended: {describe(exc)}")

@@ -1,0 +1,638 @@
+"""Steps as values: what is to be done, and how. Immutable; nothing here runs anything.
+
+`step(name)` is completed by a kind (`.python(f)`, `.map(f, items)`, ...). Modifiers stand before or after the kind, in any
+order, and mean the same. A workflow hands a step to the core by `yield`, typed by `yield from`, or in an `async def` by
+`await`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from inspect import CO_COROUTINE, iscoroutinefunction
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, TypeVarTuple, cast, overload
+
+import msgspec
+
+from milepost.errors import DuplicateStepNameError
+from milepost.model.executors import ExecutorLike, checked_executor
+from milepost.model.results import (
+    BranchResult,
+    ParallelResult,
+    Reply,
+    SkipMarker,
+    StepResult,
+    StepType,
+    SubWorkflowInvocationResult,
+)
+from milepost.model.retry import Retry, as_seconds
+from milepost.store import check_id
+
+if TYPE_CHECKING:
+    from milepost.verbs import Bound, StateVerbs
+    from milepost.workflows.definition import Workflow
+
+__all__ = [
+    "Calls",
+    "Chooses",
+    "Invokes",
+    "Maps",
+    "Modifiers",
+    "Named",
+    "Spreads",
+    "Step",
+    "StepType",
+    "Steps",
+    "Waits",
+    "branch",
+    "is_async",
+    "name_of",
+    "parallel",
+    "step",
+]
+
+R = TypeVar("R")
+T = TypeVar("T")
+ItemT = TypeVar("ItemT")
+OutputT = TypeVar("OutputT", covariant=True)
+ElseT = TypeVar("ElseT")
+"""What a step may give beside the output of its work: a `SkipMarker`, or the output of a fallback; Never: nothing."""
+Ts = TypeVarTuple("Ts")
+
+Steps = Generator[Any, Any, R]
+"""The return type of a workflow generator that returns R."""
+
+
+class Modifiers(msgspec.Struct, frozen=True):
+    """How a step is done; the order of effect is fixed, whatever the order of writing."""
+
+    when: Callable[[Any], Any] | None = None
+    retry: Retry | None = None
+    timeout: float | None = None
+    on_error: Callable[[Any, Any], Any] | None = None
+    skip_on_error: bool = False
+    as_result: bool = False
+    rollback: Callable[..., Any] | None = None
+    rollback_retry: Retry | None = None
+    checkpoint: bool = False
+    compare_args: bool | None = None
+    """False: whatever the step is called with; True and None: as recorded."""
+    must_succeed: bool = False
+
+
+_PLAIN = Modifiers()
+
+
+class Calls:
+    """Call a function. What it is called with is compared on a resume."""
+
+    __slots__ = ("args", "executor", "fn", "kwargs")
+    step_type = StepType.PYTHON
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        executor: ExecutorLike | None = None,
+    ) -> None:
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.executor = executor
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a call gives a coroutine. Found out when somebody asks: a replay does not."""
+        return is_async(self.fn)
+
+
+class Maps:
+    """Call a function for each of several items, at most `max_parallel` at once."""
+
+    __slots__ = ("executor", "fn", "is_async", "items", "key", "max_parallel")
+    step_type = StepType.MAP
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        items: tuple[Any, ...],
+        key: Callable[[Any], str] | None,
+        max_parallel: int | None,
+        executor: ExecutorLike | None = None,
+    ) -> None:
+        self.fn = fn
+        self.items = items
+        self.key = key
+        self.max_parallel = max_parallel
+        self.executor = executor
+        self.is_async = is_async(fn)
+
+
+class Invokes:
+    """Run another flow, a workflow or a graph, inside the same journal."""
+
+    __slots__ = ("flow", "given")
+    step_type = StepType.SUBWORKFLOW
+
+    def __init__(self, flow: Any, given: Any) -> None:
+        self.flow = flow
+        self.given = given
+        """A workflow's inputs by name, or a graph's state."""
+
+
+class Chooses:
+    """Do the first of several steps whose predicate is true."""
+
+    __slots__ = ("options",)
+    step_type = StepType.BRANCH
+
+    def __init__(self, options: tuple[tuple[Callable[[Any], Any], Step[Any]], ...]) -> None:
+        self.options = options
+
+
+class Spreads:
+    """Do several steps at once."""
+
+    __slots__ = ("children", "max_parallel")
+    step_type = StepType.PARALLEL
+
+    def __init__(self, children: tuple[Step[Any], ...], max_parallel: int | None) -> None:
+        self.children = children
+        self.max_parallel = max_parallel
+
+
+class Waits:
+    """Park the run until a signal comes or a time is over; a timer has no signal."""
+
+    __slots__ = ("early", "payload", "prompt", "seconds", "signal", "until")
+
+    def __init__(
+        self,
+        signal: str | None,
+        seconds: float | None,
+        until: datetime | None = None,
+        prompt: Any = None,
+        payload: Any = None,
+        early: bool = True,
+    ) -> None:
+        self.signal = signal
+        self.seconds = seconds
+        self.until = until
+        self.prompt = prompt
+        self.payload = payload
+        self.early = early
+
+    def within(self, seconds: float | None) -> Waits:
+        """This wait for a signal, for at most so many seconds; a timer as it is."""
+        if seconds is None or self.signal is None:
+            return self
+        limit = seconds if self.seconds is None else min(self.seconds, seconds)
+        return Waits(self.signal, limit, None, self.prompt, self.payload, self.early)
+
+    @property
+    def step_type(self) -> StepType:
+        """wait or timer."""
+        return StepType.TIMER if self.signal is None else StepType.WAIT
+
+
+Work = Calls | Maps | Invokes | Chooses | Spreads | Waits
+
+
+class _Definition:
+    """A name and how the step is done: what a step has before and after its kind."""
+
+    __slots__ = ("modifiers", "name")
+
+    name: str
+    modifiers: Modifiers
+
+    def __init__(self, name: str, modifiers: Modifiers) -> None:
+        _set_name(self, name)
+        _set_modifiers(self, modifiers)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"step {self.name!r} never changes: make another one instead of setting {name!r}")
+
+    def _with(self, **changes: Any) -> Any:
+        for name in changes:
+            if getattr(self.modifiers, name) != getattr(_PLAIN, name):
+                raise ValueError(f"step {self.name!r} has .{_METHODS.get(name, name)}() already: say it once")
+        return self._copy(msgspec.structs.replace(self.modifiers, **changes))
+
+    def _copy(self, modifiers: Modifiers) -> Any:
+        raise NotImplementedError
+
+    # Modifiers that leave the step's type as it is.
+
+    @overload
+    def retry(self, max_attempts: Retry, /) -> Self: ...
+    @overload
+    def retry(self, max_attempts: int, backoff: float | timedelta | None = None) -> Self: ...
+    def retry(self, max_attempts: int | Retry, backoff: float | timedelta | None = None) -> Self:
+        """Try again when the call fails: `max_attempts` in all, with pauses that double from `backoff` (None: 1 s) on.
+
+        Give a `Retry` for anything else. Raises `OptionError` for values that make no sense.
+        """
+        policy = max_attempts
+        if not isinstance(policy, Retry):
+            policy = Retry(policy, backoff=1.0 if backoff is None else as_seconds(backoff, "backoff"))
+        elif backoff is not None:
+            raise ValueError(f"step {self.name!r}: a Retry has its own backoff: say it there")
+        return cast("Self", self._with(retry=policy))
+
+    def timeout(self, seconds: float | timedelta) -> Self:
+        """End an attempt after that long; of a wait for a signal, as its own `timeout=`."""
+        limit = as_seconds(seconds, "timeout")
+        if limit == 0:
+            raise ValueError(f"timeout of step {self.name!r} must be more than 0 seconds")
+        return cast("Self", self._with(timeout=limit))
+
+    def with_rollback(self, fn: Callable[..., Any], *, retry: Retry | None = None) -> Self:
+        """Undo the step with `fn(ctx)` or `fn(ctx, output)` if it succeeded and the run fails or is cancelled later."""
+        return cast("Self", self._with(rollback=_callable(fn, self.name, "with_rollback"), rollback_retry=retry))
+
+    def checkpoint(self) -> Self:
+        """Mark a point that must be durable before the workflow goes on, and that stores of marked points list."""
+        return cast("Self", self._with(checkpoint=True))
+
+    def compare_args(self, is_compared: bool) -> Self:
+        """False: a resume takes the recorded result whatever the step is called with now."""
+        return cast("Self", self._with(compare_args=is_compared))
+
+    def must_succeed(self) -> Self:
+        """Let a group fail if one of its steps does, after all have ended."""
+        return cast("Self", self._with(must_succeed=True))
+
+
+_set_name = vars(_Definition)["name"].__set__
+_set_modifiers = vars(_Definition)["modifiers"].__set__
+
+
+class Named(_Definition, Generic[ElseT]):
+    """A step without a kind yet."""
+
+    __slots__ = ()
+
+    def _copy(self, modifiers: Modifiers) -> Named[Any]:
+        return Named(self.name, modifiers)
+
+    def __repr__(self) -> str:
+        return f"step({self.name!r})"
+
+    def when(self, predicate: Callable[[Any], bool | Awaitable[bool]]) -> Named[ElseT | SkipMarker]:
+        """Skip the step unless `predicate(ctx)` is True; an exception skips it too. Asked once, and recorded."""
+        return cast("Named[ElseT | SkipMarker]", self._with(when=_callable(predicate, self.name, "when")))
+
+    @overload
+    def on_error(self, handler: Callable[[Any, StepResult], Step[T]]) -> Named[ElseT | T]: ...
+    @overload
+    def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Step[T]]]) -> Named[ElseT | T]: ...
+    def on_error(self, handler: Any) -> Any:
+        """After the last attempt let `handler(ctx, failed_result)` give another step, whose result counts instead."""
+        return self._with(on_error=_callable(handler, self.name, "on_error"))
+
+    def skip_on_error(self) -> Named[ElseT | SkipMarker]:
+        """Let a failure be a skip."""
+        return cast("Named[ElseT | SkipMarker]", self._with(skip_on_error=True))
+
+    def as_result(self) -> NamedResult:
+        """Give the `StepResult` instead of the output, failed or not; a failure does not end the workflow."""
+        return cast("NamedResult", self._with(as_result=True))
+
+    @overload
+    def python(self, fn: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]) -> Step[R | ElseT]: ...
+    @overload
+    def python(self, fn: Callable[[*Ts], R], args: tuple[*Ts]) -> Step[R | ElseT]: ...
+    @overload
+    def python(self, fn: Callable[[], Awaitable[R]]) -> Step[R | ElseT]: ...
+    @overload
+    def python(self, fn: Callable[[], R]) -> Step[R | ElseT]: ...
+    @overload
+    def python(
+        self, fn: Callable[..., Awaitable[R]], args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None
+    ) -> Step[R | ElseT]: ...
+    @overload
+    def python(
+        self, fn: Callable[..., R], args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None
+    ) -> Step[R | ElseT]: ...
+    def python(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `fn(*args, **kwargs)`, sync or async. Type checkers compare `args` with the parameters, not `kwargs`."""
+        if not callable(fn):
+            _callable(fn, self.name, "python")
+        if type(args) is not tuple and (isinstance(args, (str, bytes)) or not isinstance(args, Iterable)):
+            raise TypeError(f"args of step {self.name!r} must be a tuple: python(f, args=({args!r},))")
+        return Step(self.name, Calls(fn, tuple(args), dict(kwargs) if kwargs else {}), self.modifiers)
+
+    @overload
+    def map(
+        self, fn: Callable[[ItemT], Awaitable[R]], items: Iterable[ItemT], *,
+        key: Callable[[ItemT], str] | None = None, max_parallel: int | None = None,
+    ) -> Step[list[R] | ElseT]: ...  # fmt: skip
+    @overload
+    def map(
+        self, fn: Callable[[ItemT], R], items: Iterable[ItemT], *,
+        key: Callable[[ItemT], str] | None = None, max_parallel: int | None = None, executor: ExecutorLike | None = None,
+    ) -> Step[list[R] | ElseT]: ...  # fmt: skip
+    def map(
+        self,
+        fn: Any,
+        items: Any,
+        *,
+        key: Any = None,
+        max_parallel: int | None = None,
+        executor: ExecutorLike | None = None,
+    ) -> Any:
+        """Call `fn(item)` for each item, at most `max_parallel` at once; a list of what they gave, in item order.
+
+        Each item is recorded for itself, under its index or what `key(item)` says. With `executor`, or a factory of one,
+        a plain function is called there. `OptionError` for anything else, and for an executor of a coroutine function.
+        """
+        _callable(fn, self.name, "map")
+        if not isinstance(items, Iterable):
+            raise TypeError(f"step {self.name!r} maps over items, not {items!r}: map(f, [{items!r}])")
+        if key is not None:
+            _callable(key, self.name, "map")
+        checked_executor(executor, f"map {self.name!r}", is_async=is_async(fn))
+        work = Maps(fn, tuple(items), key, _positive(max_parallel, self.name), executor)
+        return Step(self.name, work, self.modifiers)
+
+    @overload
+    def subworkflow(
+        self, wf: Workflow[..., R], inputs: Mapping[str, Any] | None = None
+    ) -> Step[SubWorkflowInvocationResult[R] | ElseT]: ...
+    @overload
+    def subworkflow(self, wf: StateVerbs[R], inputs: R) -> Step[SubWorkflowInvocationResult[R] | ElseT]: ...
+    @overload
+    def subworkflow(self, wf: Bound[R]) -> Step[SubWorkflowInvocationResult[R] | ElseT]: ...
+    def subworkflow(self, wf: Any, inputs: Any = None) -> Any:
+        """Run another workflow with `inputs` by name, or a compiled graph on the state `inputs`; a `Bound` has its own."""
+        if hasattr(wf, "flow") and hasattr(wf, "state"):
+            if inputs is not None:
+                raise TypeError(f"step {self.name!r}: a bound flow has its inputs already: leave them out")
+            wf, inputs = wf.flow, wf.state
+        elif hasattr(wf, "inputs_of"):
+            inputs = wf.inputs_of((), dict(inputs or {}))
+        elif not hasattr(wf, "walk"):
+            raise TypeError(f"step {self.name!r}: {wf!r} is no workflow and no compiled graph")
+        elif inputs is None:
+            raise TypeError(f"step {self.name!r}: a graph begins with a state: subworkflow(graph, state)")
+        return Step(self.name, Invokes(wf, inputs), self.modifiers)
+
+    def branch(self, *options: tuple[Callable[[Any], bool | Awaitable[bool]], Step[Any]]) -> Step[BranchResult | ElseT]:
+        """Do the step of the first predicate that is True; which one is recorded."""
+        if not options:
+            raise ValueError(f"branch {self.name!r} needs at least one (predicate, step)")
+        for option in options:
+            if not isinstance(option, tuple) or len(option) != 2 or not isinstance(option[1], Step):
+                raise TypeError(f"branch {self.name!r} takes pairs of predicate and step, not {option!r}")
+            _callable(option[0], self.name, "branch")
+        return Step(self.name, Chooses(options), self.modifiers)
+
+    def parallel(self, steps: Iterable[Step[Any]], max_parallel: int | None = None) -> Step[ParallelResult | ElseT]:
+        """Do the steps at once. Two of one name: `DuplicateStepNameError`."""
+        children = tuple(steps)
+        seen: set[str] = set()
+        for child in children:
+            if not isinstance(child, Step):
+                raise TypeError(f"parallel {self.name!r} takes steps, not {child!r}")
+            if child.name in seen:
+                raise DuplicateStepNameError(
+                    f"parallel {self.name!r} has two steps called {child.name!r}: give each a name of its own",
+                    step_name=child.name,
+                )
+            seen.add(child.name)
+        return Step(self.name, Spreads(children, _positive(max_parallel, self.name)), self.modifiers)
+
+    @overload
+    def wait_for(
+        self, signal: str, timeout: float | timedelta | None = None, prompt: Any = "", payload: None = None,
+        early: bool = True,
+    ) -> Step[Reply[Any] | ElseT]: ...  # fmt: skip
+    @overload
+    def wait_for(
+        self, signal: str, timeout: float | timedelta | None = None, prompt: Any = "", *, payload: type[T],
+        early: bool = True,
+    ) -> Step[Reply[T] | ElseT]: ...  # fmt: skip
+    @overload
+    def wait_for(
+        self, signal: str, timeout: float | timedelta | None = None, prompt: Any = "", *, payload: Any,
+        early: bool = True,
+    ) -> Step[Reply[Any] | ElseT]: ...  # fmt: skip
+    def wait_for(
+        self,
+        signal: str,
+        timeout: float | timedelta | None = None,
+        prompt: Any = "",
+        payload: Any = None,
+        early: bool = True,
+    ) -> Any:
+        """Park the run until `signal` arrives, or `timeout` seconds have passed.
+
+        `prompt` is recorded with the wait, for whoever answers. `payload` is the type of the answer: others are refused,
+        and the run waits on. `early=False`: a signal that was sent before the run waited here does not count.
+        """
+        if not isinstance(signal, str) or not signal:
+            raise ValueError(f"step {self.name!r} waits for a signal with a name, not {signal!r}")
+        seconds = None if timeout is None else as_seconds(timeout, "timeout")
+        return Step(self.name, Waits(signal, seconds, None, prompt, payload, early), self.modifiers)
+
+    def sleep(self, duration: float | timedelta) -> Step[Reply[None] | ElseT]:
+        """Park the run for that long."""
+        return Step(self.name, Waits(None, as_seconds(duration, "duration")), self.modifiers)
+
+    def sleep_until(self, when: datetime) -> Step[Reply[None] | ElseT]:
+        """Park the run until then, an aware datetime."""
+        if not isinstance(when, datetime) or when.tzinfo is None:
+            raise ValueError(f"step {self.name!r} sleeps until a datetime with a zone, not {when!r}")
+        return Step(self.name, Waits(None, None, when), self.modifiers)
+
+
+class Step(_Definition, Generic[OutputT]):
+    """A step, complete: what is yielded, awaited or put into a group."""
+
+    __slots__ = ("work",)
+    work: Work
+
+    def __init__(self, name: str, work: Work, modifiers: Modifiers = _PLAIN) -> None:
+        _set_name(self, name)
+        _set_modifiers(self, modifiers)
+        _set_work(self, work)
+
+    def _copy(self, modifiers: Modifiers) -> Step[Any]:
+        return Step(self.name, self.work, modifiers)
+
+    @property
+    def step_type(self) -> StepType:
+        """What it does."""
+        return self.work.step_type
+
+    def __repr__(self) -> str:
+        return f"<Step {self.name!r}: {self.work.step_type.value}>"
+
+    def __iter__(self) -> Generator[Step[Any], Any, OutputT]:
+        return (yield self)  # type: ignore[no-any-return]
+
+    def __await__(self) -> Generator[Step[Any], Any, OutputT]:
+        return (yield self)  # type: ignore[no-any-return]
+
+    def when(self, predicate: Callable[[Any], bool | Awaitable[bool]]) -> Step[OutputT | SkipMarker]:
+        """Skip the step unless `predicate(ctx)` is True; an exception skips it too. Asked once, and recorded."""
+        return cast("Step[OutputT | SkipMarker]", self._with(when=_callable(predicate, self.name, "when")))
+
+    @overload
+    def on_error(self, handler: Callable[[Any, StepResult], Step[T]]) -> Step[OutputT | T]: ...
+    @overload
+    def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Step[T]]]) -> Step[OutputT | T]: ...
+    def on_error(self, handler: Any) -> Any:
+        """After the last attempt let `handler(ctx, failed_result)` give another step, whose result counts instead."""
+        return self._with(on_error=_callable(handler, self.name, "on_error"))
+
+    def skip_on_error(self) -> Step[OutputT | SkipMarker]:
+        """Let a failure be a skip."""
+        return cast("Step[OutputT | SkipMarker]", self._with(skip_on_error=True))
+
+    def as_result(self) -> ResultStep:
+        """Give the `StepResult` instead of the output, failed or not; a failure does not end the workflow."""
+        return cast("ResultStep", self._with(as_result=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The definition as JSON: names and numbers, no live objects."""
+        told: dict[str, Any] = {"name": self.name, "step_type": self.work.step_type.value, **_told(self.work)}
+        for name in Modifiers.__struct_fields__:
+            value = getattr(self.modifiers, name)
+            if value == getattr(_PLAIN, name):
+                continue
+            if isinstance(value, Retry):
+                value = {"max_attempts": value.max_attempts, "backoff": value.backoff}
+            told[name] = name_of(value) if callable(value) else value
+        return told
+
+
+_set_work = vars(Step)["work"].__set__
+
+if TYPE_CHECKING:
+    # A step whose `StepResult` is asked for gives that, whatever its work is and whatever else is said of it.
+
+    class NamedResult(Named[Never]):
+        """A step without a kind yet that will give its `StepResult`."""
+
+        def when(self, predicate: Callable[[Any], bool | Awaitable[bool]]) -> NamedResult: ...  # type: ignore[override]
+        def on_error(  # type: ignore[override]
+            self, handler: Callable[[Any, StepResult], Awaitable[Any]]
+        ) -> NamedResult: ...
+        def skip_on_error(self) -> NamedResult: ...  # type: ignore[override]
+        @overload  # type: ignore[override]
+        def python(self, fn: Callable[[*Ts], Any], args: tuple[*Ts]) -> ResultStep: ...
+        @overload
+        def python(self, fn: Callable[[], Any]) -> ResultStep: ...
+        @overload
+        def python(
+            self, fn: Callable[..., Any], args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None
+        ) -> ResultStep: ...
+        def python(self, fn: Any, args: Any = (), kwargs: Any = None) -> ResultStep: ...
+        def map(  # type: ignore[override]
+            self, fn: Callable[[ItemT], Any], items: Iterable[ItemT], *,
+            key: Callable[[ItemT], str] | None = None, max_parallel: int | None = None,
+            executor: ExecutorLike | None = None,
+        ) -> ResultStep: ...  # fmt: skip
+        @overload  # type: ignore[override]
+        def subworkflow(self, wf: Workflow[..., Any], inputs: Mapping[str, Any] | None = None) -> ResultStep: ...
+        @overload
+        def subworkflow(self, wf: StateVerbs[R], inputs: R) -> ResultStep: ...
+        @overload
+        def subworkflow(self, wf: Bound[Any]) -> ResultStep: ...
+        def subworkflow(self, wf: Any, inputs: Any = None) -> ResultStep: ...
+        def branch(  # type: ignore[override]
+            self, *options: tuple[Callable[[Any], bool | Awaitable[bool]], Step[Any]]
+        ) -> ResultStep: ...
+        def parallel(  # type: ignore[override]
+            self, steps: Iterable[Step[Any]], max_parallel: int | None = None
+        ) -> ResultStep: ...
+        def wait_for(  # type: ignore[override]
+            self, signal: str, timeout: float | timedelta | None = None, prompt: Any = "", payload: Any = None,
+            early: bool = True,
+        ) -> ResultStep: ...  # fmt: skip
+        def sleep(self, duration: float | timedelta) -> ResultStep: ...  # type: ignore[override]
+        def sleep_until(self, when: datetime) -> ResultStep: ...  # type: ignore[override]
+
+    class ResultStep(Step[StepResult]):
+        """A step that gives its `StepResult`."""
+
+        def when(self, predicate: Callable[[Any], bool | Awaitable[bool]]) -> ResultStep: ...
+        def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Any]]) -> ResultStep: ...
+        def skip_on_error(self) -> ResultStep: ...
+
+
+_METHODS = {"rollback": "with_rollback"}
+
+
+def step(name: str) -> Named[Never]:
+    """Begin a step; a kind completes it. ValueError for a name that is empty or has a `/`, or that no store accepts."""
+    if type(name) is not str or name not in _accepted:
+        if type(name) is not str or not name or "/" in name or name.isspace():
+            raise ValueError(f"a step needs a name without '/', not {name!r}")
+        check_id(name, "step name")
+        if len(_accepted) < 10_000:
+            _accepted.add(name)
+    return Named(name, _PLAIN)
+
+
+_accepted: set[str] = set()
+
+
+def branch(name: str, *options: tuple[Callable[[Any], bool | Awaitable[bool]], Step[Any]]) -> Step[BranchResult]:
+    """Do the step of the first predicate that is True: `step(name).branch(...)`."""
+    return step(name).branch(*options)
+
+
+def parallel(name: str, *steps: Step[Any], max_parallel: int | None = None) -> Step[ParallelResult]:
+    """Do the steps at once: `step(name).parallel([...])`."""
+    return step(name).parallel(steps, max_parallel)
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether a call of `fn` gives a coroutine."""
+    if type(fn) is FunctionType:  # nearly always, and the general answer takes as long as everything else of a step
+        return bool(fn.__code__.co_flags & CO_COROUTINE) or hasattr(fn, "_is_coroutine_marker")
+    if isinstance(fn, partial):
+        return is_async(fn.func)
+    if iscoroutinefunction(fn):
+        return True
+    return not isinstance(fn, type) and iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def _callable(fn: Any, name: str, where: str) -> Any:
+    if not callable(fn):
+        raise TypeError(f".{where}() of step {name!r} takes a function, not {fn!r}")
+    return fn
+
+
+def _positive(value: int | None, name: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"max_parallel of step {name!r} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def name_of(fn: Any) -> str:
+    """What a function is called where it is told of."""
+    if isinstance(fn, partial):
+        return name_of(fn.func)
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def _told(work: Work) -> dict[str, Any]:
+    if isinstance(work, Calls):
+        return {"function": name_of(work.fn)}
+    if isinstance(work, Maps):
+        return {"function": name_of(work.fn), "items": len(work.items)}
+    if isinstance(work, Invokes):
+        return {"flow": work.flow.name}
+    if isinstance(work, Chooses):
+        return {"steps": [option.to_dict() for _, option in work.options]}
+    if isinstance(work, Spreads):
+        return {"steps": [child.to_dict() for child in work.children]}
+    until = None if work.until is None else work.until.isoformat()
+    return {"signal": work.signal, "seconds": work.seconds, "until": until}

@@ -1,0 +1,169 @@
+"""What all ways to do a step have in common: what it is asked with, what its visit has used up, and how it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from milepost.errors import (
+    AsyncNodeError,
+    MilepostError,
+    SerializeStateError,
+    StateTypeError,
+)
+from milepost.executor.context import Context
+from milepost.executor.recorded import Draft
+from milepost.model.events import StepStarted
+from milepost.model.failure import place
+from milepost.model.results import StepResult, StepType
+from milepost.workflows.matching import Arguments, arguments_of, described, non_determinism, plain_arguments
+from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Step, Waits, is_async, name_of
+
+if TYPE_CHECKING:
+    from milepost.executor.flow import GraphFlow, StepFlow
+    from milepost.workflows.run import Frame, StepRun
+
+__all__ = [
+    "StepFailed",
+    "Unable",
+    "answer_of",
+    "asked_with",
+    "check_begun",
+    "encoded_output",
+    "refuse_async",
+    "refuse_async_nodes",
+    "refuse_unawaited",
+    "started",
+]
+
+
+class StepFailed(Exception):
+    """A step failed for good, and nothing in the step itself makes anything else of it.
+
+    `draft` is the record of its last failure, which whoever catches this writes; None where that is written.
+    """
+
+    def __init__(self, error: MilepostError, result: StepResult, draft: Draft | None) -> None:
+        super().__init__(str(error))
+        self.__cause__ = error.__cause__
+        self.error = error
+        self.result = result
+        self.draft = draft
+
+    def add_note(self, note: str) -> None:
+        """Tell it with the error, which is what a user gets to see."""
+        self.error.add_note(note)
+
+    @property
+    def is_of_saving(self) -> bool:
+        """Whether it is the step's output that cannot be recorded: no step makes anything of that, the run ends."""
+        return isinstance(self.error, SerializeStateError)
+
+
+class Unable(Exception):
+    """The work of a step that is made of others did not succeed; the cause is why."""
+
+
+def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
+    """What the step is called with, to be compared with what it was called with."""
+    work = step.work
+    if isinstance(work, Calls):
+        plain = None if work.kwargs else plain_arguments(work.args)
+        return arguments_of(work.args, work.kwargs, run.flow.argument_types_of(work.fn)) if plain is None else plain
+    if isinstance(work, Maps):
+        return arguments_of(work.items, {}, run.flow.argument_types_of(work.fn))
+    if isinstance(work, Invokes):
+        types = (*run.flow.known_types, *getattr(work.flow, "known_types", ()))
+        return arguments_of((), {"inputs": work.given}, types)
+    if isinstance(work, Waits):
+        return arguments_of((work.signal,), {})
+    return {}
+
+
+def check_begun(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
+    """Refuse a step that has begun as another one: what it waits for, maps over or has chosen is recorded."""
+    recorded, work = run.recorded, step.work
+    wait, items, choice = (kept.get(step_id) for kept in (recorded.waits, recorded.items, recorded.choices))
+    was: str | None = None
+    if wait is not None:
+        signal = wait.fields.get("signal")
+        is_any = step.modifiers.compare_args is False and signal is not None
+        if not isinstance(work, Waits) or (signal != work.signal and not (is_any and work.signal is not None)):
+            kind = StepType.TIMER if signal is None else StepType.WAIT
+            was = described(step_id, kind.value, arguments_of((signal,), {}))
+    elif items is not None and not isinstance(work, Maps):
+        was = described(step_id, StepType.MAP.value, items.fields.get("args"))
+    elif choice is not None and "index" in choice.fields and not isinstance(work, Chooses):
+        was = described(step_id, StepType.BRANCH.value)
+    if was is not None:
+        now = described(step_id, work.step_type.value, asked_with(run, step))
+        raise non_determinism(run.run_id, frame.position - 1, was, now)
+
+
+def answer_of(run: StepRun, step: Step[Any], step_id: str, result: StepResult, frame: Frame) -> Any:
+    """What is given to whoever asked for the step: its output or, where that was asked for, its result."""
+    if step.modifiers.as_result:
+        return result
+    if not result.success:
+        # Only a record tells of a failure here: one that is no outcome is raised.
+        raise non_determinism(
+            run.run_id,
+            frame.position - 1,
+            f"step {step_id!r} with .as_result(), and failed",
+            "it without: there is no output to give",
+            "say .as_result() as before, or branch on ctx.version",
+        )
+    return result.output
+
+
+def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | SerializeStateError:
+    """What a workflow returned, encoded; `StateTypeError` where it declares something else."""
+    try:
+        return run.encoded(output, flow.output_codec, "output")
+    except StateTypeError as exc:
+        where = f"what workflow {flow.name!r} of run {run.run_id!r} returned is not what it declares"
+        place(exc, where, "return that, or declare what it returns: -> Steps[...]")
+        raise
+
+
+def refuse_async(run: StepRun, fn: Callable[..., Any], step_id: str) -> None:
+    """Refuse to call what a sync verb cannot await."""
+    if not run.is_awaited and is_async(fn):
+        raise _unawaited(run, repr(name_of(fn)), step_id)
+
+
+def refuse_async_nodes(run: StepRun, graph: GraphFlow, step_id: str) -> None:
+    """Refuse to walk a graph with nodes or routers that a sync verb cannot await, before the first of them runs."""
+    if not run.is_awaited and graph.async_names:
+        raise _unawaited(run, f"{graph.async_names[0]!r} of graph {graph.name!r}", step_id)
+
+
+def _unawaited(run: StepRun, what: str, step_id: str) -> AsyncNodeError:
+    return AsyncNodeError(
+        f"{what} of step {step_id!r} of run {run.run_id!r} is a coroutine function: await the verb's a-twin "
+        f"(await engine.arun(...), aresume(...)) instead",
+        names=(step_id,),
+        run_id=run.run_id,
+        node_id=step_id,
+    )
+
+
+def refuse_unawaited(returned: Any) -> None:
+    """Raise TypeError for a coroutine: a function that is none gave it, so that nobody has awaited it."""
+    if type(returned) is CoroutineType:
+        returned.close()
+        raise TypeError(
+            "it gave a coroutine that nobody awaits: give the coroutine function itself, or declare it with async def"
+        )
+
+
+def started(run: StepRun, step: Step[Any], context: Context[Any]) -> StepStarted:
+    return StepStarted(
+        run_id=run.run_id,
+        timestamp=run.options.clock.time(),
+        step_name=context.node_id,
+        step_type=step.step_type.value,
+        attempt=context.attempt,
+        visit=context.visit,
+    )
