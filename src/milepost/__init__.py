@@ -243,9 +243,8 @@ __all__ = [
 ]
 
 # Where each name is from. A program loads what it asks for, when it asks, and what that needs: nothing else.
+_MODULES = {"codec": "codec", "events": "model.events", "reducers": "reducers"}
 _HOMES = {
-    "codec": "",
-    "reducers": "",
     "model.checkpoint": "CHECKPOINT_VERSION Checkpoint",
     "model.checkpoint_data": "CheckpointData",
     "executor.context": "Context current",
@@ -281,8 +280,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return import_module(f"milepost.{name}")
+    if name in _MODULES:
+        return import_module(f"milepost.{_MODULES[name]}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"milepost.{_HOME_OF[name]}"), name)

@@ -48,7 +48,7 @@ def test_another_name_is_an_attribute_error_that_says_so():
 
 
 def test_the_modules_of_names_are_there_without_an_import_of_their_own():
-    assert "RunStarted" == run("import milepost; print(milepost.model.events.RunStarted.__name__)")
+    assert "RunStarted" == run("import milepost; print(milepost.events.RunStarted.__name__)")
     assert "register" == run("import milepost; print(milepost.codec.register.__name__)")
 
 

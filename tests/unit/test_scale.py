@@ -251,7 +251,7 @@ def test_postgres_tables_of_older_versions_come_to_the_same(
 ) -> None:
     both = (schema, f"{schema} made new")
     try:
-        folder = files("milepost.stores") / "sql"
+        folder = files("milepost.stores.postgres") / "sql"
         tables = "".join((folder / f"{number:04}.sql").read_text() for number in range(1, version + 1))
         database.query(
             f'BEGIN; CREATE SCHEMA "{schema}"; SET LOCAL search_path TO "{schema}"; {tables} '
