@@ -533,3 +533,15 @@ _INTERRUPTS: dict[type[MilepostError], type[MilepostInterrupt]] = {
 def interruption(error: MilepostError) -> MilepostInterrupt:
     """`error` in the form that is thrown into user code."""
     return _INTERRUPTS[type(error)](error)
+
+
+class AttemptTimedOut(TimeoutError):
+    """What a driver throws when a call's `timeout` is over; not to be confused with a TimeoutError of user code.
+
+    `is_running` tells that a sync call could not be stopped and still runs, so that no other attempt may start.
+    """
+
+    def __init__(self, timeout: float, *, is_running: bool = False) -> None:
+        super().__init__(f"no result after {timeout:g} s")
+        self.timeout = timeout
+        self.is_running = is_running

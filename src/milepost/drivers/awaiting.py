@@ -13,12 +13,12 @@ from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, hel
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.store_queue import lane_of
 from milepost.drivers.threads import Promise
+from milepost.errors import AttemptTimedOut
 from milepost.executor.context import current_context
 from milepost.executor.effects import (
     OVERDUE_GRACE,
     Alone,
     Ask,
-    AttemptTimedOut,
     Call,
     Drop,
     Effect,

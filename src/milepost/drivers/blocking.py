@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, is_awake, watched
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.threads import Kept, Promise, threads
-from milepost.errors import AsyncNodeError
+from milepost.errors import AsyncNodeError, AttemptTimedOut
 from milepost.executor.context import run_within
 from milepost.executor.effects import (
     OVERDUE_GRACE,
     Alone,
     Ask,
-    AttemptTimedOut,
     Call,
     Drop,
     Effect,

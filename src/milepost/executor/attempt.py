@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from milepost.errors import StatementError
+from milepost.errors import AttemptTimedOut, StatementError
 from milepost.executor.context import Context
-from milepost.executor.effects import AttemptTimedOut, Call, Routine, Sleep
+from milepost.executor.effects import Call, Routine, Sleep
 from milepost.executor.run import Run
 from milepost.model.retry import Retry
 from milepost.store import Statement

@@ -41,7 +41,6 @@ __all__ = [
     "OVERDUE_GRACE",
     "Alone",
     "Ask",
-    "AttemptTimedOut",
     "Call",
     "Drop",
     "Effect",
@@ -72,18 +71,6 @@ Routine = Generator[Effect, Any, T]
 
 OVERDUE_GRACE = 30.0
 """Seconds for which a sync call may go on after its timeout before the run fails."""
-
-
-class AttemptTimedOut(TimeoutError):
-    """What a driver throws when a call's `timeout` is over; not to be confused with a TimeoutError of user code.
-
-    `is_running` tells that a sync call could not be stopped and still runs, so that no other attempt may start.
-    """
-
-    def __init__(self, timeout: float, *, is_running: bool = False) -> None:
-        super().__init__(f"no result after {timeout:g} s")
-        self.timeout = timeout
-        self.is_running = is_running
 
 
 class HoldOver(BaseException):

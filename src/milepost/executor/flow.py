@@ -17,6 +17,7 @@ import msgspec
 
 from milepost.codec.succession import Encoder, Succession
 from milepost.model.executors import ExecutorLike
+from milepost.model.record import END
 from milepost.model.retry import Retry
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
     "Walk",
 ]
 
-END = "__end__"
 START = "__start__"
 REPLACED = ""
 """Among updates: the names of the fields of which a node returned new values, instead of what is to be reduced into the old.

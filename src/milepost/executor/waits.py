@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -38,13 +39,13 @@ from milepost.store import Append, Release, RunRow, Signal, Store
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
-    from milepost.model.results import Reply
-    from milepost.workflows.steps import Waits
+    from milepost.model.results import Reply, StepType
 
 __all__ = [
     "Open",
     "Parked",
     "Waiting",
+    "Waits",
     "codec_for",
     "is_waiting",
     "park",
@@ -55,6 +56,42 @@ __all__ = [
 ]
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Waits:
+    """Park the run until a signal comes or a time is over; a timer has no signal."""
+
+    __slots__ = ("early", "payload", "prompt", "seconds", "signal", "until")
+
+    def __init__(
+        self,
+        signal: str | None,
+        seconds: float | None,
+        until: datetime | None = None,
+        prompt: Any = None,
+        payload: Any = None,
+        early: bool = True,
+    ) -> None:
+        self.signal = signal
+        self.seconds = seconds
+        self.until = until
+        self.prompt = prompt
+        self.payload = payload
+        self.early = early
+
+    def within(self, seconds: float | None) -> Waits:
+        """This wait for a signal, for at most so many seconds; a timer as it is."""
+        if seconds is None or self.signal is None:
+            return self
+        limit = seconds if self.seconds is None else min(self.seconds, seconds)
+        return Waits(self.signal, limit, None, self.prompt, self.payload, self.early)
+
+    @property
+    def step_type(self) -> StepType:
+        """wait or timer."""
+        from milepost.model.results import StepType  # a graph, which has no steps, does without it
+
+        return StepType.TIMER if self.signal is None else StepType.WAIT
 
 
 class Open(NamedTuple):

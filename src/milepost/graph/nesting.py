@@ -314,9 +314,7 @@ def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: Spent, state: Any
             prompt = yield from _asked(walker, unit, spent, state, prompt)
         if work.until is not None:
             until = yield from _asked(walker, unit, spent, state, work.until, _time)
-    from milepost.workflows.steps import Waits
-
-    waits = Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
+    waits = parking.Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
     reply, _ = yield from parking.wait(waiting, waits, node_id, spent.visit, walker.place())
     if is_woken:
         # What a run does between two waits has a limit, not how long it lives. What it need not wait for ends no turn.

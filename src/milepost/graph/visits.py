@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from milepost.errors import (
+    AttemptTimedOut,
     MilepostError,
     NodeError,
     NodeTimeoutError,
@@ -24,7 +25,7 @@ from milepost.errors import (
 )
 from milepost.executor.attempt import Spent, cause_of
 from milepost.executor.context import Context
-from milepost.executor.effects import OVERDUE_GRACE, AttemptTimedOut, Emit, Routine
+from milepost.executor.effects import OVERDUE_GRACE, Emit, Routine
 from milepost.executor.flow import END, Codec, GraphFlow, Unit
 from milepost.executor.recorded import Recorded
 from milepost.executor.run import Run, complete

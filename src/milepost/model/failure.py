@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from milepost.errors import (
+    AttemptTimedOut,
     DuplicateStepNameError,
     MilepostError,
     NoBranchMatchedError,
@@ -22,7 +23,6 @@ from milepost.errors import (
     StepError,
     WorkflowError,
 )
-from milepost.executor.effects import AttemptTimedOut
 
 __all__ = [
     "describe",

@@ -30,6 +30,7 @@ __all__ = [
     "CHECKPOINT_VERSION",
     "DIFFERENCE",
     "ENCRYPTED",
+    "END",
     "FAILURE",
     "FINISH",
     "ITEMS",
@@ -70,6 +71,9 @@ WAIT = "wait"
 REPLY = "reply"
 ROLLBACK = "rollback"
 FINISH = "finish"
+
+END = "__end__"
+"""The next node of a checkpoint after which nothing is left to run."""
 
 ZSTD = "zstd"
 VERBATIM = "verbatim"

@@ -24,6 +24,7 @@ from milepost.executor.checks import Wish
 from milepost.executor.effects import Routine, Sleep
 from milepost.executor.flow import StepFlow
 from milepost.executor.run import Run
+from milepost.executor.waits import Waits
 from milepost.job import Job
 from milepost.model.info import Wait
 from milepost.model.results import WorkflowResult
@@ -33,7 +34,7 @@ from milepost.testing.clock import FakeClock
 from milepost.verbs import Bound
 from milepost.workflows.definition import Workflow
 from milepost.workflows.run import Frame, StepRun
-from milepost.workflows.steps import Calls, Chooses, Maps, Spreads, Step, Waits, is_async
+from milepost.workflows.steps import Calls, Chooses, Maps, Spreads, Step, is_async
 
 __all__ = ["Answers", "Passing", "PassingAsync", "Play", "inputs_of"]
 

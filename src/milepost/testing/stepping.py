@@ -16,11 +16,11 @@ from milepost.drivers import SyncDriver
 from milepost.drivers.base import invoke
 from milepost.drivers.branches import Branch, Branches
 from milepost.drivers.threads import Kept
+from milepost.errors import AttemptTimedOut
 from milepost.executor.context import current_context
 from milepost.executor.effects import (
     Alone,
     Ask,
-    AttemptTimedOut,
     Call,
     Drop,
     Effect,

@@ -20,6 +20,7 @@ from milepost.errors import (
 from milepost.executor import waits as parking
 from milepost.executor.effects import Call, Routine
 from milepost.executor.recorded import Entry, Kept
+from milepost.executor.waits import Waits
 from milepost.model.failure import describe, message_of, place, shown, type_name
 from milepost.model.record import StepHead
 from milepost.model.results import (
@@ -32,7 +33,7 @@ from milepost.model.results import (
 from milepost.workflows.groups import graph_invoked, invoked, item_ids
 from milepost.workflows.matching import described, differs, non_determinism
 from milepost.workflows.rollback import register
-from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Spreads, Step, Waits, is_async
+from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Spreads, Step, is_async
 from milepost.workflows.visiting import StepFailed, answer_of, asked_with, refuse_async
 
 if TYPE_CHECKING:

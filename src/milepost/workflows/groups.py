@@ -13,6 +13,7 @@ import msgspec
 
 from milepost.errors import (
     AsyncNodeError,
+    AttemptTimedOut,
     DuplicateStepNameError,
     MaxIterationsError,
     NoBranchMatchedError,
@@ -26,8 +27,9 @@ from milepost.executor import waits as parking
 from milepost.executor.attempt import OutOfTime, Spent
 from milepost.executor.bounded_gather import in_lanes
 from milepost.executor.context import Context
-from milepost.executor.effects import AttemptTimedOut, Call, Emit, Routine
+from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.recorded import Draft
+from milepost.executor.waits import Waits
 from milepost.graph.walker import Walker
 from milepost.model.failure import describe, place, shown
 from milepost.model.record import ITEMS, ROUTE
@@ -40,7 +42,7 @@ from milepost.model.results import (
 )
 from milepost.workflows.matching import Arguments, described, differs, non_determinism
 from milepost.workflows.rollback import roll_back
-from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step, Waits, is_async
+from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step, is_async
 from milepost.workflows.visiting import (
     StepFailed,
     Unable,

@@ -17,6 +17,7 @@ import msgspec
 
 from milepost.errors import (
     AsyncNodeError,
+    AttemptTimedOut,
     MilepostError,
     NoBranchMatchedError,
     PredicateTypeError,
@@ -26,7 +27,7 @@ from milepost.errors import (
 )
 from milepost.executor.attempt import Spent, attempts, cause_of, pause
 from milepost.executor.context import Context
-from milepost.executor.effects import OVERDUE_GRACE, AttemptTimedOut, Call, Emit, Routine
+from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Draft, Entry, Kept, parent_of
 from milepost.model.events import AttemptFailed, CheckpointFailed, StepCompleted

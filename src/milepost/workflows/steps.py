@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, TypeVarTup
 import msgspec
 
 from milepost.errors import DuplicateStepNameError
+from milepost.executor.waits import Waits
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.results import (
     BranchResult,
@@ -45,7 +46,6 @@ __all__ = [
     "Step",
     "StepType",
     "Steps",
-    "Waits",
     "branch",
     "is_async",
     "name_of",
@@ -162,40 +162,6 @@ class Spreads:
     def __init__(self, children: tuple[Step[Any], ...], max_parallel: int | None) -> None:
         self.children = children
         self.max_parallel = max_parallel
-
-
-class Waits:
-    """Park the run until a signal comes or a time is over; a timer has no signal."""
-
-    __slots__ = ("early", "payload", "prompt", "seconds", "signal", "until")
-
-    def __init__(
-        self,
-        signal: str | None,
-        seconds: float | None,
-        until: datetime | None = None,
-        prompt: Any = None,
-        payload: Any = None,
-        early: bool = True,
-    ) -> None:
-        self.signal = signal
-        self.seconds = seconds
-        self.until = until
-        self.prompt = prompt
-        self.payload = payload
-        self.early = early
-
-    def within(self, seconds: float | None) -> Waits:
-        """This wait for a signal, for at most so many seconds; a timer as it is."""
-        if seconds is None or self.signal is None:
-            return self
-        limit = seconds if self.seconds is None else min(self.seconds, seconds)
-        return Waits(self.signal, limit, None, self.prompt, self.payload, self.early)
-
-    @property
-    def step_type(self) -> StepType:
-        """wait or timer."""
-        return StepType.TIMER if self.signal is None else StepType.WAIT
 
 
 Work = Calls | Maps | Invokes | Chooses | Spreads | Waits

@@ -14,11 +14,12 @@ from milepost.errors import (
 )
 from milepost.executor.context import Context
 from milepost.executor.recorded import Draft
+from milepost.executor.waits import Waits
 from milepost.model.events import StepStarted
 from milepost.model.failure import place
 from milepost.model.results import StepResult, StepType
 from milepost.workflows.matching import Arguments, arguments_of, described, non_determinism, plain_arguments
-from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Step, Waits, is_async, name_of
+from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Step, is_async, name_of
 
 if TYPE_CHECKING:
     from milepost.executor.flow import GraphFlow, StepFlow

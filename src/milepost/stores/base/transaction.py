@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from milepost.errors import CheckpointCorruptError, StatementError
-from milepost.executor.flow import END
-from milepost.model.record import Record, digest_of, parse_time
+from milepost.model.record import END, Record, digest_of, parse_time
 from milepost.store import Ranges, Signal, Statement
 from milepost.stores.base.fence import Row
 
