@@ -61,7 +61,7 @@ def compiled(state_type: type[Any], **options: Any) -> CompiledGraph[Any]:
 
 
 def accepted(graph: CompiledGraph[Any], before: Any, returned: Any) -> Any:
-    return graph.accept(graph.units["a"], before, returned)
+    return graph.accept(graph.units["a"], before, graph.read(before, returned))
 
 
 def refused(graph: CompiledGraph[Any], before: Any, returned: Any) -> StateTypeError:

@@ -32,17 +32,31 @@ __all__ = [
     "GraphFlow",
     "GraphWork",
     "MapWork",
+    "Part",
     "Router",
     "StepFlow",
     "Unit",
     "WaitWork",
     "Walk",
+    "Whole",
 ]
 
 START = "__start__"
 REPLACED = ""
 """Among updates: the names of the fields of which a node returned new values, instead of what is to be reduced into the old.
 No field has that name where a node can do so."""
+
+
+class Whole(NamedTuple):
+    """A whole state, even where it is a mapping, which user code may return as a part."""
+
+    state: Any
+
+
+class Part(NamedTuple):
+    """New values of some fields, which are reduced into those of the state before."""
+
+    fields: Mapping[str, Any]
 
 
 class Router(msgspec.Struct, frozen=True):
@@ -259,19 +273,23 @@ class GraphFlow(Flow, Protocol):
         """Of what a node returns for fields with a reducer, by name; None where merging does not need it."""
         ...
 
-    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
-        """The state after `unit`, given the state before it and what it returned.
+    def read(self, before: Any, returned: Any) -> Whole | Part:
+        """Tell whether user code that was given the state before returned a whole state or a part of one.
 
-        Raises `StateTypeError` (without run and node, which the core adds) where that is no such state.
+        Raises `StateTypeError` (without run and node, which the core adds) where it is neither.
         """
+        ...
+
+    def accept(self, unit: Unit, before: Any, given: Whole | Part) -> Any:
+        """Make the state after `unit` of the state before it and what it gave; what a reducer raises comes through."""
         ...
 
     def taken_up(self, before: Any, given: Any) -> Any:
         """The state with which a new turn begins, from that at the end of the run and what it is continued with."""
         ...
 
-    def updates(self, returned: Any) -> Mapping[str, Any] | None:
-        """What of that which a node returned is for fields with a reducer; None for a whole state."""
+    def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:
+        """What of that which a node gave is for fields with a reducer; None for a whole state."""
         ...
 
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """How the next state comes from what a node returned: a whole state, or a part that is taken up field by field.
 
 In a graph of whole states a node must return all of the state. In a partial graph it may return a mapping of the
-fields that changed; over dict and TypedDict, where a part cannot be told from a whole, every mapping is a part.
+fields that changed; over dict and TypedDict, where a part cannot be told from a whole, every mapping that user code returns
+is a part. That is decided once, in `Acceptance.read`; from there on a `Whole` and a `Part` are of different types.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, get_origin, is_typeddict
 from milepost.codec import Codec
 from milepost.codec.hints import annotations_of, reveal
 from milepost.errors import StateTypeError
-from milepost.executor.flow import Unit
+from milepost.executor.flow import Part, Whole
 
 __all__ = ["Acceptance", "Reducer"]
 
@@ -48,41 +49,41 @@ class Acceptance:
         """The fields with a reducer."""
         self._starts = _starts(kind, reducers) if reducers and is_typeddict(kind) else {}
 
-    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
-        """The whole state after `unit`, given the state before it and what it returned.
+    def read(self, before: Any, returned: Any) -> Whole | Part:
+        """Tell whether user code that was given the state before returned a whole state or a part of one.
 
-        Raises `StateTypeError` where that is no such state; what a reducer raises comes through.
+        Raises `StateTypeError` where it is neither.
         """
-        if not self._is_mapping and isinstance(returned, self._class):
-            if type(returned) is not self._class:
-                self._codec.check(returned)
-            return returned
-        if self._reducers is not None:
-            if isinstance(returned, Mapping):
-                return self._changed(before, returned)
-        elif self._is_mapping and isinstance(returned, self._class) and before.keys() <= returned.keys():
-            if type(returned) is not self._class:
-                self._codec.check(returned)
-            return returned
-        raise self._refused(before, returned)
+        if self._is_part(returned):
+            return Part(returned)
+        if not isinstance(returned, self._class) or (self._is_mapping and not before.keys() <= returned.keys()):
+            raise self._refused(before, returned)
+        if type(returned) is not self._class:
+            self._codec.check(returned)
+        return Whole(returned)
+
+    def accept(self, before: Any, given: Whole | Part) -> Any:
+        """Make the whole state that follows; what a reducer raises comes through."""
+        return given.state if isinstance(given, Whole) else self._changed(before, given.fields)
 
     def taken_up(self, before: Any, given: Any) -> Any:
         """What a state becomes by what is given to go on with: a part is taken up as one that a node returned, all else
         replaces it.
         """
-        is_part = isinstance(given, Mapping) and (self._is_mapping or not isinstance(given, self._class))
-        return self._changed(before, given) if is_part and self._reducers is not None else given
+        return self._changed(before, given) if self._is_part(given) else given
+
+    def _is_part(self, returned: Any) -> bool:
+        is_whole = not self._is_mapping and isinstance(returned, self._class)
+        return self._reducers is not None and not is_whole and isinstance(returned, Mapping)
 
     def _changed(self, before: Any, part: Mapping[str, Any]) -> Any:
         return self._codec.replace(before, {name: self.reduced(before, name, part[name]) for name in part})
 
-    def updates(self, returned: Any) -> Mapping[str, Any] | None:
-        """What of that which a node returned is for fields with a reducer; None for a whole state."""
-        if self._reducers is None or not isinstance(returned, Mapping):
+    def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:
+        """What of that which a node gave is for fields with a reducer; None for a whole state."""
+        if isinstance(given, Whole):
             return None
-        if not self._is_mapping and isinstance(returned, self._class):
-            return None
-        return {name: returned[name] for name in returned if name in self.tracked}
+        return {name: given.fields[name] for name in given.fields if name in self.tracked}
 
     def reduced(self, state: Any, name: str, update: Any) -> Any:
         """The value of a field after an update, as its reducer says or as it is."""

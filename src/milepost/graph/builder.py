@@ -27,6 +27,7 @@ from milepost.executor.flow import (
     Router,
     Unit,
     WaitWork,
+    Whole,
 )
 from milepost.graph.acceptance import Acceptance, Reducer
 from milepost.graph.compiled import CompiledGraph, kind_of
@@ -640,9 +641,9 @@ def _type_name(state_type: Any) -> str:
     return getattr(state_type, "__name__", None) or str(state_type)
 
 
-def _as_it_is(state: Any, other: Any) -> Any:
-    return other
+def _as_it_is(state: Any, other: Any) -> Whole:
+    return Whole(other)
 
 
-def _before(state: Any, reply: Any) -> Any:
-    return state
+def _before(state: Any, reply: Any) -> Whole:
+    return Whole(state)

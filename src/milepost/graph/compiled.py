@@ -20,9 +20,11 @@ from milepost.executor.flow import (
     GraphFlow,
     GraphWork,
     MapWork,
+    Part,
     Unit,
     WaitWork,
     Walk,
+    Whole,
 )
 from milepost.graph.acceptance import Acceptance
 from milepost.graph.merge import Merging, changed_fields
@@ -139,9 +141,9 @@ class CompiledGraph(StateVerbs[StateT]):
         """Whether a run may have to wait for a time."""
         return any(work.signal is None for work in _waits(self))
 
-    def updates(self, returned: Any) -> Mapping[str, Any] | None:
-        """What of that which a node returned is for fields with a reducer; None for a whole state."""
-        return self._acceptance.updates(returned)
+    def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:
+        """What of that which a node gave is for fields with a reducer; None for a whole state."""
+        return self._acceptance.updates(given)
 
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
         """The fields with a reducer that have another value in one state than in the other."""
@@ -151,12 +153,16 @@ class CompiledGraph(StateVerbs[StateT]):
         """The state where the branches meet, field by field; see `milepost.graph.merge`."""
         return self._mergings[fork.join].merge(fork, before, ends, data)
 
-    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
-        """The whole state after `unit`, given the state before it and what it returned.
+    def read(self, before: Any, returned: Any) -> Whole | Part:
+        """Tell whether user code that was given the state before returned a whole state or a part of one.
 
-        Raises `StateTypeError` where that is no such state; what a reducer raises comes through.
+        Raises `StateTypeError` where it is neither.
         """
-        return self._acceptance.accept(unit, before, returned)
+        return self._acceptance.read(before, returned)
+
+    def accept(self, unit: Unit, before: Any, given: Whole | Part) -> Any:
+        """Make the whole state after `unit` of the state before it and what it gave; what a reducer raises comes through."""
+        return self._acceptance.accept(before, given)
 
     def taken_up(self, before: Any, given: Any) -> Any:
         """The state of a new turn: with `partial=True` a mapping is reduced into `before`, all else replaces it."""

@@ -68,12 +68,12 @@ def is_ready_made(reducer: Reducer) -> bool:
 
 
 def changed_fields(codec: Codec[Any], before: Any, after: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """Which of these fields of a state that is no mapping have another value afterwards."""
+    """Which of these fields of a state have another value afterwards."""
     bare, fields = _fields(codec, before), _fields(codec, after)
     return tuple(
         name
         for name in sorted(names)
-        if not _is_same(bare, fields, name, codec.get(before, name), codec.get(after, name))
+        if not _is_same(bare, fields, name, _get(codec, before, name), _get(codec, after, name))
     )
 
 
@@ -100,11 +100,11 @@ class Merging:
         fields = {branch: _fields(self._codec, end.state, end.data) for branch, end in ends.items()}
         changes: dict[str, Any] = {}
         for name in self._names(before, ends):
-            old = self._get(before, name)
+            old = _get(self._codec, before, name)
             changed = {
                 branch: value
                 for branch, end in ends.items()
-                if not _is_same(bare, fields[branch], name, old, value := self._get(end.state, name))
+                if not _is_same(bare, fields[branch], name, old, value := _get(self._codec, end.state, name))
             }
             if len(changed) == 1:
                 (changes[name],) = changed.values()
@@ -188,10 +188,10 @@ class Merging:
         states = (before, *(end.state for end in ends.values()))
         return tuple(dict.fromkeys(name for state in states for name in state))
 
-    def _get(self, state: Any, name: str) -> Any:
-        if self._is_mapping and name not in state:
-            return _NOTHING
-        return self._codec.get(state, name)
+
+def _get(codec: Codec[Any], state: Any, name: str) -> Any:
+    """The value of a field, or `_NOTHING` where a dict does not have it."""
+    return _NOTHING if isinstance(state, dict) and name not in state else codec.get(state, name)
 
 
 def _fields(codec: Codec[Any], state: Any, data: bytes | None = None) -> Mapping[str, bytes] | None:

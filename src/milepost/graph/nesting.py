@@ -20,7 +20,7 @@ from milepost.executor.attempt import Spent
 from milepost.executor.bounded_gather import in_lanes
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Routine
-from milepost.executor.flow import END, Codec, Fork, Function, GraphFlow, GraphWork, MapWork, Unit, WaitWork
+from milepost.executor.flow import END, Codec, Fork, Function, GraphFlow, GraphWork, MapWork, Unit, WaitWork, Whole
 from milepost.graph.parallel import Stop, label_of, raise_of
 from milepost.model.events import Progress
 from milepost.model.failure import place, shown
@@ -59,7 +59,7 @@ def perform(walker: Walker, unit: Unit, spent: Spent, state: Any, commit: Commit
         assert isinstance(work, WaitWork)
         more = yield from _waited(walker, unit, work, spent, state)
     if isinstance(work, GraphWork) and work.into is None:
-        made = walker.judged(unit, walker.fresh(state), more, is_whole=True)
+        made = walker.judged(unit, walker.fresh(state), Whole(more))
     else:
         context, made, _ = yield from walker.tried(unit, spent, walker.fresh(state), (more,), commit=commit)
     return context, made, (clock.monotonic() - began) * 1000
@@ -91,11 +91,15 @@ class _Item(msgspec.Struct, frozen=True):
     splits: Mapping[str, Fork]
     update_codec: Codec | None = None
 
-    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
+    def read(self, before: Any, returned: Any) -> Whole:
         """Whatever a function makes of an item is its result."""
-        return returned
+        return Whole(returned)
 
-    def updates(self, returned: Any) -> Mapping[str, Any]:
+    def accept(self, unit: Unit, before: Any, given: Whole) -> Any:
+        """Whatever a function makes of an item is its result."""
+        return given.state
+
+    def updates(self, given: Whole) -> Mapping[str, Any]:
         """None: it is no state."""
         return {}
 

@@ -203,10 +203,12 @@ def _asked(
 ) -> Routine[Any]:
     states = {branch: end.state for branch, end in ends.items()}
     returned = yield Call(merge.fn, (before, states), context, merge.is_async)
-    merged = walker.flow.accept(walker.flow.units[fork.join], walker.fresh(walker.state), returned)
+    base = walker.fresh(walker.state)
+    given = walker.flow.read(base, returned)
+    merged = walker.flow.accept(walker.flow.units[fork.join], base, given)
     if walker.updates is not None:
         # What the function made of the branches counts for the fork around this one, not what their nodes returned.
-        walker.take_up(walker.updates_of(walker.state, merged, returned)[0])
+        walker.take_up(walker.updates_of(walker.state, merged, given)[0])
         walker.is_untold = True
     return merged
 

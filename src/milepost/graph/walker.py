@@ -26,7 +26,7 @@ from milepost.errors import (
 from milepost.executor.attempt import Spent, attempts, pause
 from milepost.executor.context import Context
 from milepost.executor.effects import Alone, Call, Emit, Halted, Routine
-from milepost.executor.flow import END, REPLACED, Codec, Fork, Function, GraphFlow, Router, Unit
+from milepost.executor.flow import END, REPLACED, Codec, Fork, Function, GraphFlow, Part, Router, Unit, Whole
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Entry
 from milepost.graph.nesting import perform
@@ -313,16 +313,16 @@ class Walker(Visits):
             self.updates.append(updates)
 
     def updates_of(
-        self, before: Any, after: Any, returned: Any
+        self, before: Any, after: Any, given: Whole | Part
     ) -> tuple[Mapping[str, Any], SerializeStateError | None]:
-        """What is kept of an answer (None: of a whole state) for the join, and why that cannot be recorded if it cannot.
+        """What is kept of an answer for the join, and why that cannot be recorded if it cannot.
 
         It is a copy, for what was returned may be changed in place later.
         """
         codec = self.flow.update_codec
         if self.updates is None or codec is None:
             return {}, None
-        updates = None if returned is None else self.flow.updates(returned)
+        updates = self.flow.updates(given)
         if updates is None:
             # What the node was given it may have changed in place.
             replaced = self.flow.replaced(self.fresh(before), after)
@@ -423,16 +423,17 @@ class Walker(Visits):
             commit=commit,
         )
 
-    def judged(self, unit: Unit, before: Any, returned: Any, *, is_whole: bool = False) -> Made:
+    def judged(self, unit: Unit, before: Any, returned: Any) -> Made:
         """What a node makes of the state before it by what its function returned; raises where that is no state.
 
-        `is_whole`: it is a whole state whatever it looks like, for a graph of such states ended with it.
+        What user code returned is read first. What this library itself returned says that it is a `Whole` state.
         """
-        after = returned if is_whole else self.flow.accept(unit, before, returned)
+        given = returned if isinstance(returned, Whole) else self.flow.read(before, returned)
+        after = self.flow.accept(unit, before, given)
         data = None if self.store is None else self.encode(after)
         if self.updates is None:
             return Made(after, data)
-        updates, refused = self.updates_of(before, after, None if is_whole else returned)
+        updates, refused = self.updates_of(before, after, given)
         return Made(after, data if refused is None or data is None else refused, updates)
 
     # -- routing -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from milepost.errors import (
 )
 from milepost.executor.checks import Wish
 from milepost.executor.effects import Routine
-from milepost.executor.flow import END, BranchEnd, Codec, Fork, GraphFlow, Router, Unit, Walk
+from milepost.executor.flow import END, BranchEnd, Codec, Fork, GraphFlow, Part, Router, Unit, Walk, Whole
 from milepost.graph.declarations import read_function
 from milepost.job import Job
 from milepost.model.events import Event
@@ -291,8 +291,11 @@ class _StrictFlow:
     def inputs_hash(self, state: Any) -> str:
         return self._flow.inputs_hash(state)
 
-    def accept(self, unit: Unit, before: Any, returned: Any) -> Any:
-        after = self._flow.accept(unit, before, returned)
+    def read(self, before: Any, returned: Any) -> Whole | Part:
+        return self._flow.read(before, returned)
+
+    def accept(self, unit: Unit, before: Any, given: Whole | Part) -> Any:
+        after = self._flow.accept(unit, before, given)
         try:
             self._returned.append((unit.id, after, self.codec.encode(after)))
         except MilepostError:
@@ -307,8 +310,8 @@ class _StrictFlow:
     def update_codec(self) -> Codec | None:
         return self._flow.update_codec
 
-    def updates(self, returned: Any) -> Mapping[str, Any] | None:
-        return self._flow.updates(returned)
+    def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:
+        return self._flow.updates(given)
 
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
         return self._flow.replaced(before, after)
