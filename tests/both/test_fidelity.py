@@ -78,6 +78,12 @@ class Shapes:
 
 
 @dataclass
+class Fare:
+    price: float = 0
+    rates: dict[str, float] = field(default_factory=lambda: {"eur": 1, "usd": 1.0})
+
+
+@dataclass
 class Holder:
     value: Any = None
 
@@ -145,6 +151,10 @@ def test_instances_stay_instances_with_all_their_fields(verbs, store, line):
     assert (Point(1, 2), Point) == (found.point, type(found.point))
     assert (Basket, ["a", "b"], 7) == (type(found.basket), found.basket.items, found.basket.count)
     assert (Box[int], 5) == (type(found.box), found.box.value)
+
+
+def test_an_int_in_a_field_that_is_declared_as_float_stays_that_int(verbs, store, line):
+    assert repr(Fare()) == repr(carried(verbs, store, line, Fare, Fare()))
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,7 @@ def test_a_prompt_that_cannot_be_recorded_is_refused(verbs, engine, timed):
         (Payment, {"amount": 3}, Payment(amount=3)),
         (datetime, datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)),
         (set[int], [1, 2], {1, 2}),
+        (float, 3, 3),
         (None, {"a": [1, None]}, {"a": [1, None]}),
     ],
 )

@@ -83,6 +83,10 @@ def a_float() -> float:
     return 3
 
 
+def rates() -> dict[str, list[float | None]]:
+    return {"eur": [1, 1.5, 2.0, None], "large": [2**65]}
+
+
 class Failing:
     """A store that fails at appends which have a record that `trouble` is true of."""
 
@@ -121,6 +125,7 @@ def kinds(store: Any) -> list[str]:
         (by_day, (), {date(2026, 1, 1): Decimal("1.10")}),
         (anything, (), anything()),
         (a_float, (), 3),
+        (rates, (), rates()),
     ],
 )
 def test_an_output_comes_back_equal_and_of_the_same_type(verbs, store, work, log, fn, args, expected):
@@ -183,13 +188,13 @@ def test_outputs_inside_other_steps_come_back_of_their_types(verbs, store, kind)
 @pytest.mark.every_store
 def test_inputs_and_the_output_of_a_workflow_come_back_of_their_types(verbs, store):
     @workflow("w", types=[Payment])
-    def wf(ctx: WorkflowContext, order: Order, day: date = date(2026, 1, 1)):
+    def wf(ctx: WorkflowContext, order: Order, rates: list[float], day: date = date(2026, 1, 1)):
         yield step("a").python(a_payment, args=(order,))
-        return {"order": order, "payment": PAYMENT, "day": day}
+        return {"order": order, "payment": PAYMENT, "rates": rates, "day": day}
 
-    expected = {"order": ORDER, "payment": PAYMENT, "day": date(2026, 1, 1)}
-    assert expected == verbs.run(wf, store=store, run_id="r", order=ORDER)
-    assert expected == verbs.resume(wf, store, "r")
+    expected = {"order": ORDER, "payment": PAYMENT, "rates": [1, 2.0], "day": date(2026, 1, 1)}
+    assert repr(expected) == repr(verbs.run(wf, store=store, run_id="r", order=ORDER, rates=[1, 2.0]))
+    assert repr(expected) == repr(verbs.resume(wf, store, "r"))
 
 
 def test_arguments_that_a_step_changes_are_recorded_as_they_were_given(verbs, store, work, log):

@@ -217,6 +217,7 @@ def test_a_prompt_that_cannot_be_recorded_is_refused(verbs, engine, timed):
         (datetime, datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)),
         (list[int], [1, 2], [1, 2]),
         (set[int], [1, 2], {1, 2}),
+        (float, 3, 3),
         (list[Approval], [{"by": "b", "amount": "2"}], [Approval("b", Decimal(2))]),
         (None, Approval("anna", Decimal("1.50")), {"by": "anna", "amount": "1.50"}),
         (None, Decimal("1.50"), Decimal("1.50")),

@@ -209,7 +209,8 @@ def test_equal_copies_have_equal_canonical_bytes(value: Any) -> None:
 LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (int, st.integers()),
     (bool, st.booleans()),
-    (float, floats),
+    (float, floats | st.integers()),
+    (complex, st.complex_numbers(allow_nan=False) | floats | st.integers()),
     (str, text),
     (bytes, st.binary(max_size=5)),
     (Decimal, decimals),

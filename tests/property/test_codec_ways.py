@@ -138,7 +138,7 @@ integers = st.integers() | st.integers(min_value=2**62, max_value=2**70)
 LEAVES: list[Typed] = [
     (int, integers),
     (bool, st.booleans()),
-    (float, st.floats()),
+    (float, st.floats() | integers),
     (str, text),
     (bytes, st.binary(max_size=5)),
     (Decimal, st.decimals()),

@@ -8,6 +8,7 @@ import threading
 import typing
 from abc import ABC, abstractmethod
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -945,7 +946,7 @@ class Line:
     "data",
     [
         b'{"n":1,"price":1.0,"tags":["a"],"note":null,"meta":{"k":[1,2.5]}}',
-        b'{"n":1,"price":1,"tags":["a"],"meta":{"k":[1,2.5]}}',
+        b'{"n":1,"price":1.0,"tags":["a"],"meta":{"k":[1,2.5]}}',
         b'{ "tags": ["a"], "price": 1.0, "n": 1, "meta": {"k": [1, 2.5]} }',
         b'{"n":1,"price":1.0,"tags":["\\u0061"],"meta":{"k":[1,2.5]}}',
     ],
@@ -963,11 +964,60 @@ def test_the_fast_way_is_not_more_lenient(field_: bytes) -> None:
         Codec(Line).decode(b"{" + field_ + b',"price":1.0,"tags":[],"note":null,"meta":null}')
 
 
-@pytest.mark.parametrize("line", [Line(True, 1.0, []), Line(Small.ONE, 1.0, []), Line(1, 1, []), Line(1, 1.0, ("a",))])
+@pytest.mark.parametrize(
+    "line", [Line(True, 1.0, []), Line(Small.ONE, 1.0, []), Line(1, True, []), Line(1, 1.0, ("a",))]
+)
 def test_the_fast_way_of_writing_checks_exact_types(line: Line) -> None:
     for codec, state in ((Codec(Line), line), (Codec(list[Line]), [Line(1, 1.0, []), line])):
         with pytest.raises(StateTypeError):
             codec.encode(state)  # type: ignore[arg-type]
+
+
+@dataclass
+class Fare:
+    price: float = 0
+    paid: float | None = 0
+
+
+class FareModel(pydantic.BaseModel):
+    price: float = 0
+    paid: float | None = 0
+
+
+class FareStruct(msgspec.Struct):
+    price: float = 0
+    paid: float | None = 0
+
+
+class FareTuple(NamedTuple):
+    price: float = 0
+    paid: float | None = 0
+
+
+class FareDict(TypedDict):
+    price: float
+    paid: float | None
+
+
+@attrs.define
+class FareAttrs:
+    price: float = 0
+    paid: float | None = 0
+
+
+def model_fare(**fields: Any) -> FareModel:
+    return FareModel.model_construct(**fields)  # a validator would make floats of them
+
+
+@pytest.mark.parametrize("make", [Fare, model_fare, FareStruct, FareTuple, FareDict, FareAttrs])
+def test_an_int_in_a_field_that_is_declared_as_float_comes_back_as_that_int(make: Callable[..., Any]) -> None:
+    fares = [make(price=price, paid=paid) for price in (0, 1.5, 2.0, 2**65) for paid in (0, 1.0, None)]
+    kind: Any = FareDict if make is FareDict else type(fares[0])
+    codec = Codec(list[kind])
+    assert repr(fares) == repr(codec.decode(codec.encode(fares)))
+    assert repr(fares[0]) == repr(Codec(kind).decode(Codec(kind).encode(fares[0])))
+    with pytest.raises(StateTypeError, match="is bool where float"):
+        codec.encode([*fares, make(price=True, paid=None)])
 
 
 def test_nan_in_a_plain_record_is_tagged_and_comes_back() -> None:

@@ -246,10 +246,14 @@ TYPED = [
     (int, 2**65, b'{"$mp":"int","v":"36893488147419103232"}'),
     (float, 1.0, b"1.0"),
     (float, math.inf, b'{"$mp":"float","v":"inf"}'),
+    (float, 1, b"1"),
+    (float, 2**65, b'{"$mp":"int","v":"36893488147419103232"}'),
     (str, "a", b'"a"'),
     (bytes, b"\x00\xff", b'"AP8="'),
     (bytearray, bytearray(b"a"), b'"YQ=="'),
     (complex, 1 + 2j, b'"1.0,2.0"'),
+    (complex, 1.5, b"1.5"),
+    (complex, 1, b"1"),
     (Decimal, Decimal("12.50"), b'"12.50"'),
     (Fraction, Fraction(1, 3), b'"1/3"'),
     (datetime, datetime(2024, 1, 1), b'"2024-01-01T00:00:00"'),
@@ -351,7 +355,9 @@ WRONG = [
     (int, True, "int", "bool"),
     (int, 1.0, "int", "float"),
     (int, Size.L, "int", f"{__name__}.Size"),
-    (float, 1, "float", "int"),
+    (float, True, "float", "bool"),
+    (float | None, False, "float | None", "bool"),
+    (complex, True, "complex", "bool"),
     (str, 1, "str", "int"),
     (str, None, "str", "None"),
     (str, Kind.BUG, "str", f"{__name__}.Kind"),
@@ -640,12 +646,31 @@ def test_tagged_nonsense_is_unreadable_wherever_it_stands(data: bytes) -> None:
 
 
 def test_json_written_by_a_person_is_read_leniently_only_where_the_type_is_certain() -> None:
-    assert repr(Codec(float).decode(b"1")) == "1.0"
-    assert repr(Codec(float | None).decode(b"3")) == "3.0"
     assert Codec(datetime).decode(b'"2024-01-01T00:00:00Z"').tzinfo is UTC
-    for type_, data in ((int, b"1.0"), (int, b"true"), (float, b"9007199254740993"), (float, b"1" + b"0" * 400)):
+    for type_, data in ((int, b"1.0"), (int, b"true"), (float, b"true"), (float, b'"1"')):
         with pytest.raises(DeserializeStateError):
             Codec(type_).decode(data)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (list[float], [1, 2.0, 2**65, -0.0]),
+        (tuple[float, str], (1, "a")),
+        (set[float], {1, 2.5}),
+        (dict[float, str], {1: "int", 2.0: "float"}),
+        (dict[complex, float], {1: 1, 2.5: 2.0, 3j: 3}),
+        (list[float | None], [None, 1, 1.0]),
+        (list[float | bool | str], [True, 1, 1.0, "1"]),
+        (list[float | Size], [Size.S, 1, 1.0]),
+        (list[complex | float | str], ["1.0,2.0", 1, 1.0, 1 + 2j]),
+    ],
+    ids=show,
+)
+def test_where_a_float_is_declared_an_int_comes_back_as_that_int(type_: Any, value: Any) -> None:
+    codec = Codec(type_)
+    assert same(value, codec.decode(codec.encode(value)))
+    assert same([value] * 50, Codec(list[type_]).decode(Codec(list[type_]).encode([value] * 50)))
 
 
 def test_a_large_integer_that_a_person_wrote_stays_an_integer() -> None:

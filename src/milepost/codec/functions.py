@@ -12,7 +12,7 @@ import typing
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -112,23 +112,9 @@ def _hints_one_by_one(target: Any, names: dict[str, Any]) -> dict[str, Any]:
     return hints
 
 
-@lru_cache(maxsize=1024)
-def _lenient_known(hint: Any) -> Any:
-    if hint is float:
-        return float | int
-    if hint is complex:
-        return complex | float | int
-    return hint
-
-
 def lenient(hint: Any) -> Any:
-    """A hint that takes an int for a float, as type checkers do; Any for what says nothing."""
-    if hint is inspect.Parameter.empty or isinstance(hint, (str, TypeVar)):
-        return Any
-    try:
-        return _lenient_known(hint)
-    except TypeError:
-        return hint
+    """The hint itself; Any for what says nothing."""
+    return Any if hint is inspect.Parameter.empty or isinstance(hint, (str, TypeVar)) else hint
 
 
 def classes(hints: Sequence[Any]) -> tuple[Any, ...]:

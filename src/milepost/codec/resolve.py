@@ -56,6 +56,10 @@ class Resolver:
         self._known = tuple(known)
         self._drop_unknown = drop_unknown
         self._simple: dict[type, Plan] = {plan.types[0]: plan for plan in (*scalar_plans(), *time_plans())}
+        # Where a float is declared, type checkers let an int pass, and both for a complex number.
+        numbers = (self._simple[float], self._simple[int])
+        self._simple[float] = UnionPlan(numbers, self.untyped, "float")
+        self._simple[complex] = UnionPlan((self._simple[complex], *numbers), self.untyped, "complex")
         self._records: dict[Any, RecordPlan] = {}
         self._enums: dict[type, EnumPlan] = {}
         self._aliases: dict[int, LaterPlan] = {}

@@ -122,11 +122,7 @@ class IntPlan(Plan):
 
 
 class FloatPlan(Plan):
-    """The plan of float: a number, or tagged text for nan and the infinities.
-
-    Written is always a number with a point or an exponent; an integer in a place that is declared as float
-    is read as that float if it is exactly one.
-    """
+    """The plan of float: a number with a point or an exponent, or tagged text for nan and the infinities."""
 
     tag = "float"
     types = (float,)
@@ -150,8 +146,6 @@ class FloatPlan(Plan):
     def load(self, raw: Any, bare: bool) -> Any:
         if type(raw) is float:
             return raw
-        if type(raw) is int and abs(raw) <= 2**1000 and int(float(raw)) == raw:
-            return float(raw)
         if not bare and type(raw) is dict and read_mark(raw)[0] == "float":
             text = raw.get("v")
             if type(text) is str and text in _NON_FINITE:
@@ -308,12 +302,10 @@ SCALARS = frozenset({type(None), bool, int, float, str})
 
 def are_exact(values: list[Any]) -> bool:
     """Whether values of these classes are JSON as they are."""
-    numbers = [v for v in values if type(v) is int]
-    return (
-        are_finite([v for v in values if type(v) is float])
-        and (not numbers or are_64_bits(numbers))
-        and are_texts([v for v in values if type(v) is str])
-    )
+    classes = {*map(type, values)}
+    if len(classes) == 1:
+        return ARE_JSON[classes.pop()](values)
+    return all(ARE_JSON[cls]([v for v in values if type(v) is cls]) for cls in classes & {int, float, str})
 
 
 def are_64_bits(values: list[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from .plan import MARK, Plan, Refusal, Unreadable, json_kind, read_mark
 from .scalars import SCALARS, are_exact
@@ -170,8 +170,6 @@ class UnionPlan(Plan):
             chosen = plain or able
             if len(chosen) == 1 and id(chosen[0]) not in self._loose:
                 owners[kind] = chosen[0]
-        if "int" not in self.bare and "float" in owners:
-            owners["int"] = owners["float"]
         return owners
 
     @cached_property
@@ -184,6 +182,16 @@ class UnionPlan(Plan):
         if all(m.plain and m.types and {*m.types} <= SCALARS and id(m) not in self._loose for m in self.members):
             return frozenset(self._by_class)
         return frozenset()
+
+    @cached_property
+    def twin(self) -> Any:
+        """The classes of the members, if JSON itself tells all of them."""
+        return Union[tuple(self._scalars)] if self._scalars else Any  # noqa: UP007  # they are known only here
+
+    @cached_property
+    def revives(self) -> bool:  # type: ignore[override]
+        """Whether it has no twin."""
+        return not self._scalars
 
     def dump(self, value: Any, depth: int) -> Any:
         same = self._by_class.get(type(value), ())
@@ -204,7 +212,7 @@ class UnionPlan(Plan):
         raise self.contradicted(value)
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if self._scalars and values and {*map(type, values)} <= self._scalars and are_exact(values):
+        if self._scalars and {*map(type, values)} <= self._scalars and are_exact(values):
             return values
         return super().dump_all(values, depth)
 
