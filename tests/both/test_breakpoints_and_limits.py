@@ -220,12 +220,15 @@ def test_isolate_gives_every_node_a_copy(verbs, store, line, with_store):
 
 
 def test_without_isolation_a_node_gets_the_object_that_the_node_before_returned(verbs, store, line):
-    seen = []
+    seen: list[Items] = []
 
     def keeping(state: Items) -> Items:
-        seen.append(id(state))
+        seen.append(state)
         return state
 
-    given = Items()
-    verbs.run(line(Items, "abc", dict.fromkeys("abc", keeping)), given, store=store)
-    assert [id(given)] * 3 == seen
+    given, graph = Items(), line(Items, "abc", dict.fromkeys("abc", keeping))
+    verbs.run(graph, given, store=store)
+    assert [id(seen[0])] * 3 == [*map(id, seen)]
+    assert seen[0] is not given
+    verbs.run(graph, given)
+    assert [id(given)] * 3 == [*map(id, seen[3:])]

@@ -103,6 +103,48 @@ def test_the_recorded_input_is_that_from_before_the_first_node(verbs, store, lin
     assert Items([1]) == caught.value.state
 
 
+def adding(state: Items) -> Items:
+    state.items.append(1)
+    return state
+
+
+@pytest.mark.parametrize("verb", ["run", "stream"])
+def test_a_run_leaves_the_callers_object_as_it_is_so_that_the_same_call_goes_on(verbs, store, line, verb):
+    is_down = [True]
+
+    def failing(state: Items) -> Items:
+        if is_down:
+            raise ConnectionError("down")
+        return state
+
+    graph, given = line(Items, "ab", {"a": adding, "b": failing}), Items()
+    call = getattr(verbs, verb)
+    with pytest.raises(NodeError):
+        call(graph, given, store=store, run_id="r1")
+    assert Items() == given
+    is_down.clear()
+    call(graph, given, store=store, run_id="r1", if_exists="resume")
+    assert (Items(), {"items": [1]}) == (given, recorded(store, "b"))
+
+
+def test_what_a_run_goes_on_with_stays_as_it_is(verbs, store, line):
+    graph = line(Items, "ab", {"a": adding, "b": adding})
+    verbs.run(graph, Items(), store=store, run_id="r1")
+    given = Items([7])
+    assert Items([7, 1, 1]) == verbs.run(graph, given, store=store, run_id="r1", if_exists="continue")
+    assert Items([7, 1]) == verbs.resume_from(graph, store, "r1", "a", state_override=lambda state: given)
+    assert Items([7]) == given
+
+
+def test_what_into_gives_stays_as_it_is(verbs, store):
+    inner = Graph(Items).add_node("x", verbs.node(adding)).add_edge("x", END).set_entry("x").compile("in")
+    shared = Items([7])
+    graph = Graph(Items).add_subgraph("sub", inner, into=lambda state: shared, out=lambda state, other: other)
+    flow = graph.add_edge("sub", END).set_entry("sub").compile("out")
+    assert Items([7, 1]) == verbs.run(flow, Items(), store=store)
+    assert Items([7]) == shared
+
+
 def test_a_later_node_that_changes_the_state_does_not_change_what_is_recorded(verbs, store, line):
     def append(state: Items) -> Items:
         state.items.append(len(state.items))

@@ -14,9 +14,11 @@ import pydantic
 import pytest
 
 from milepost import (
+    END,
     CheckpointFailed,
     CheckpointWriteError,
     DeserializeStateError,
+    Graph,
     SerializeStateError,
     StateTooLargeError,
     StepError,
@@ -214,6 +216,37 @@ def test_arguments_that_a_step_changes_are_recorded_as_they_were_given(verbs, st
         verbs.run(wf, store=store, run_id="r", items=[1])
     cut.clear()
     assert (2, ["add"]) == (verbs.resume(wf, store, "r"), log)
+
+
+@dataclass
+class Cart:
+    items: list[int]
+
+
+def test_inputs_stay_as_they_are_whatever_the_workflow_and_a_graph_inside_do(verbs, store):
+    def add(cart: Cart) -> Cart:
+        cart.items.append(9)
+        return cart
+
+    graph = Graph(Cart).add_node("add", verbs.node(add)).add_edge("add", END).set_entry("add").compile("cart")
+    cut = [True]
+
+    @workflow("w")
+    def wf(cart: Cart, names: list[str]):
+        names.append("mine")
+        told = yield step("g").subworkflow(graph, cart)
+        seen = yield step("a").python(list, args=([*names, *cart.items],))
+        yield step("stop").python(lambda: 1 // (not cut))
+        return [*told.final_output.items, *seen]
+
+    cart, names = Cart([1]), ["yours"]
+    given: dict[str, Any] = {"cart": cart, "names": names}
+    with pytest.raises(StepError):
+        verbs.run(wf, store=store, run_id="r", **given)
+    cut.clear()
+    expected = [1, 9, "yours", "mine", 1]
+    assert expected == verbs.run(wf, store=store, run_id="r", if_exists="resume", **given)
+    assert (Cart([1]), ["yours"]) == (cart, names)
 
 
 # -- what cannot be recorded

@@ -48,7 +48,12 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     except RunExistsError as exists:
         return (yield from _existing(run, exists, state, nonces))
     run.journal.sequence, run.journal.epoch = 0, 1
-    return (yield from run.hold(run.begin(state, data), state))
+    return (yield from run.hold(_begin(run, data), state))
+
+
+def _begin(run: Run, data: bytes) -> Routine[Any]:
+    """Begin with a copy of the input, decoded from its record: no node and no step changes the caller's own object."""
+    return (yield from run.begin(run.flow.codec.decode(data, root="input"), data))
 
 
 def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:

@@ -289,6 +289,8 @@ def _nested(walker: Walker, unit: Unit, work: GraphWork, spent: Spent, state: An
         else:
             begins = yield from _asked(walker, unit, spent, state, work.into, _state_of(graph))
             data = walker.journal.encode_if_possible(begins, graph.codec)
+            if data is not None and walker.store is not None:
+                begins = graph.codec.decode(data)  # what `into` gave may be somebody else's too
     return (yield from inner.go(begins, data, graph.entry))
 
 

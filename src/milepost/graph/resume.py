@@ -383,7 +383,9 @@ def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | 
     if override is not None and found.at is not None:
         recorded.override(found.at.sequence, override[1])
     elif override is not None:
-        state, data = override
+        # What was given stays the caller's own.
+        data = override[1]
+        state = run.flow.codec.decode(data)
     walker.given = data
     # A turn that begins goes on with nothing that is recorded.
     walker.since, walker.is_resuming = recorded, wish.verb != CONTINUE

@@ -278,14 +278,18 @@ class Composing:
         walker.since = recorded
         walker.is_resuming = bool(recorded.children(step_id))
         walker.tally.knows_visits = not walker.is_resuming and not self.spent.attempts
+        data = None
+        if run.store is not None and not walker.has_begun():
+            data = run.journal.encode_if_possible(state, graph.codec)
+        if data is not None:
+            state = graph.codec.decode(data)  # the workflow's own object stays as it is, as on a replay
         try:
-            state = yield from walker.go(state, None, graph.entry)
+            state = yield from walker.go(state, data, graph.entry)
         except (NodeError, MaxIterationsError, StateTypeError) as exc:
             raise Unable from exc
-        data = run.encoded(state, graph.codec, "state") if run.store is not None else b"null"
-        told = data
-        if not isinstance(data, SerializeStateError):
-            told = b'{"final_output":' + data + b',"iterations":' + str(walker.iteration).encode() + b"}"
+        told = run.encoded(state, graph.codec, "state") if run.store is not None else b"null"
+        if not isinstance(told, SerializeStateError):
+            told = b'{"final_output":' + told + b',"iterations":' + str(walker.iteration).encode() + b"}"
         return graph_invoked(run, state, walker.iteration), told
 
 
