@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,10 @@ from milepost import (
     Retry,
     RunNotResumableError,
     RunStopped,
+    StepError,
     WrongFlowError,
+    step,
+    workflow,
 )
 
 
@@ -177,6 +181,50 @@ def test_a_new_field_takes_its_default_and_a_lost_one_is_refused_unless_dropped(
     with pytest.raises(RunStopped):
         verbs.run(graph(Before), Before(5), store=store, run_id="r2", stop_after="a")
     assert After(5) == verbs.resume(graph(After, unknown_fields="drop"), store, "r2")
+
+
+def test_a_default_of_another_type_is_told_before_any_node_runs(verbs, store, line, log):
+    @dataclass
+    class Before:
+        n: int = 0
+
+    @dataclass
+    class After:
+        n: int = 0
+        more: int = "7"
+
+    bodies = dict.fromkeys("ab", lambda state: state)
+    with pytest.raises(RunStopped):
+        verbs.run(line(Before, "ab", bodies, name="g"), Before(5), store=store, run_id="r1", stop_after="a")
+    changed, before = line(After, "ab", bodies, name="g"), untouched(store)
+    with pytest.raises(DeserializeStateError, match=r"state\.more.*default") as caught:
+        verbs.resume(changed, store, "r1")
+    assert ("state.more", "refuse") == (caught.value.path, verbs.plan(changed, store, "r1").verdict)
+    assert (["a"], before) == (log, untouched(store))
+
+
+def test_the_default_of_a_new_input_is_a_copy_of_the_declared_type(verbs, store):
+    def flow(names: Any) -> Any:
+        @workflow("w")
+        def wf(n: int, names: list[str] = names):
+            names.append("seen")
+            yield step("a").python(lambda: 1)
+            return names
+
+        return wf
+
+    @workflow("w")
+    def first(n: int):
+        yield step("a").python(lambda: 1 // 0)
+
+    for run_id in ("r1", "r2", "r3"):
+        with pytest.raises(StepError):
+            verbs.run(first, store=store, run_id=run_id, n=1)
+    changed = flow(["new"])
+    assert [["new", "seen"]] * 2 == [verbs.resume(changed, store, run_id) for run_id in ("r1", "r2")]
+    with pytest.raises(DeserializeStateError, match="default") as caught:
+        verbs.resume(flow("new"), store, "r3")
+    assert "input.names" == caught.value.path
 
 
 def test_a_renamed_field_is_refused_and_never_dropped_in_silence(verbs, store):

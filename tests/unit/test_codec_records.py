@@ -1133,6 +1133,124 @@ def test_a_default_that_is_made_of_other_fields_is_made_of_what_was_recorded() -
     assert [Derived(1, 9, 10), Derived(2, 3, 7)] == Codec(list[Derived]).decode(b'[{"a":1,"b":9},{"a":2,"c":7}]')
 
 
+@attrs.define
+class Converted:
+    n: int
+    plain: int = attrs.field(default="5", converter=int)
+    several: list[int] = attrs.field(default="1", converter=[int, lambda value: [value]])
+    with_self: int = attrs.field(
+        default="7",
+        converter=attrs.Converter(lambda value, made, field: int(value) + made.n, takes_self=True, takes_field=True),
+    )
+    of_self: int = attrs.field(default=attrs.Factory(lambda made: str(made.plain), takes_self=True), converter=int)
+    low: int = attrs.field(default="1", converter=int)
+    high: int = attrs.field(default="2", converter=int)
+
+    @low.validator
+    def _check(self, attribute: Any, value: int) -> None:
+        if value > self.high:
+            raise ValueError("low is above high")
+
+
+class Validated(pydantic.BaseModel):
+    n: int
+    fixed: int = pydantic.Field(default="7", validate_default=True)
+    made: int = pydantic.Field(default_factory=lambda values: str(values["fixed"]), validate_default=True)
+
+    @pydantic.field_validator("fixed", mode="before")
+    @classmethod
+    def _add(cls, value: Any, info: pydantic.ValidationInfo) -> int:
+        return int(value) + int(info.data["n"])
+
+    @pydantic.model_validator(mode="after")
+    def _change(self) -> "Validated":
+        self.n = 99  # what is recorded is built as it was
+        return self
+
+
+class ValidatedTree(pydantic.BaseModel, validate_default=True, frozen=True):
+    n: int
+    fixed: int = pydantic.Field(default="7", alias="Fixed")
+    made: Annotated[str, pydantic.StringConstraints(to_upper=True)] = "up"
+    children: list["ValidatedTree"] = []
+
+
+@pydantic.dataclasses.dataclass
+class ValidatedData:
+    n: int
+    fixed: int = pydantic.Field(default="7", validate_default=True)
+    made: int = pydantic.Field(default_factory=lambda values: values["fixed"] + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Converted, "Converted(n=1, plain=5, several=[1], with_self=8, of_self=5, low=1, high=2)"),
+        (Validated, "Validated(n=1, fixed=8, made=8)"),
+        (ValidatedTree, "ValidatedTree(n=1, fixed=7, made='UP', children=[])"),
+        (ValidatedData, "ValidatedData(n=1, fixed=7, made=8)"),
+    ],
+)
+def test_the_default_of_a_new_field_is_converted_and_validated_as_its_class_does_it(kind: Any, expected: str) -> None:
+    assert expected == repr(Codec(kind).decode(b'{"n":1}'))
+    assert [expected] * 2 == [*map(repr, Codec(list[kind]).decode(b'[{"n":1},{"n":1}]'))]
+
+
+@dataclass
+class Mistaken:
+    n: int
+    more: int = "1"  # type: ignore[assignment]
+
+
+@dataclass
+class MistakenDeep:
+    n: int
+    more: list[int] = field(default_factory=lambda: [1, "2"])  # type: ignore[list-item]
+
+
+class MistakenTuple(NamedTuple):
+    n: int
+    more: int = "1"  # type: ignore[assignment]
+
+
+class MistakenStruct(msgspec.Struct):
+    n: int
+    more: int = "1"  # type: ignore[assignment]
+
+
+class MistakenModel(pydantic.BaseModel):
+    n: int
+    more: int = "1"  # type: ignore[assignment]
+
+
+class RefusedModel(pydantic.BaseModel):
+    n: int
+    more: int = pydantic.Field(default=1, gt=5, validate_default=True)
+
+
+@attrs.define
+class MistakenAttrs:
+    n: int
+    more: int = "1"  # type: ignore[assignment]
+
+
+@attrs.define
+class RefusedAttrs:
+    n: int
+    more: int = attrs.field(default=1, validator=attrs.validators.gt(5))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Mistaken, MistakenDeep, MistakenTuple, MistakenStruct, MistakenModel, RefusedModel, MistakenAttrs, RefusedAttrs],
+)
+def test_the_default_of_a_new_field_that_is_none_for_it_is_refused_by_its_name(kind: Any) -> None:
+    for codec, data in ((Codec(kind), b'{"n":1}'), (Codec(list[kind]), b'[{"n":1}]')):
+        with pytest.raises(DeserializeStateError, match="default") as refused:
+            codec.decode(data)
+        assert ".more" in refused.value.path
+
+
 class Failing:
     def __get__(self, owner: Any, cls: Any = None) -> Any:
         if owner is None:

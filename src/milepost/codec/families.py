@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, NamedTuple, get_origin, is_typeddict
+from typing import Any, get_origin, is_typeddict
 
 import msgspec
 
@@ -21,6 +21,7 @@ from .family import (
     ATTRS_HASH,
     Family,
     FieldSpec,
+    OfOthers,
     build_blank,
     columns_of,
     constant,
@@ -40,12 +41,6 @@ _PRIVATE = attrgetter("__pydantic_private__")
 _set = object.__setattr__
 
 
-class _OfSelf(NamedTuple):
-    """Stands for a default that is made of the object, or of its other fields, once those are there."""
-
-    factory: Callable[[Any], Any]
-
-
 class AttrsFamily(Family):
     """attrs classes, known by `__attrs_attrs__`."""
 
@@ -59,16 +54,35 @@ class AttrsFamily(Family):
                 default = None
             elif hasattr(attribute.default, "factory"):
                 factory = attribute.default.factory
-                default = constant(_OfSelf(factory)) if attribute.default.takes_self else factory
+                default = constant(OfOthers(factory)) if attribute.default.takes_self else factory
             else:
                 default = constant(attribute.default)
             yield FieldSpec(attribute.name, default=default)
 
+    @cached_property
+    def _attributes(self) -> dict[str, Any]:
+        return {attribute.name: attribute for attribute in self.cls.__attrs_attrs__}
+
+    def finish_default(self, name: str, values: dict[str, Any]) -> Any:
+        made = self.build({other: value for other, value in values.items() if type(value) is not OfOthers})
+        attribute, value = self._attributes[name], values[name]
+        if type(value) is OfOthers:
+            value = value.factory(made)
+        converter = attribute.converter
+        if converter is None:
+            return value
+        if not hasattr(converter, "takes_self"):  # a plain function
+            return converter(value)
+        more = (made,) if converter.takes_self else ()
+        return converter.converter(value, *more, *((attribute,) if converter.takes_field else ()))
+
+    def check_default(self, name: str, values: dict[str, Any]) -> None:
+        attribute = self._attributes[name]
+        if attribute.validator is not None and not sys.modules["attr"].validators.get_disabled():
+            attribute.validator(self.build(values), attribute, values[name])
+
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
-        made = super().build({name: value for name, value in values.items() if type(value) is not _OfSelf})
-        for name, value in values.items():
-            if type(value) is _OfSelf:
-                _set(made, name, value.factory(made))
+        made = super().build(values)
         if self._keeps_hash:
             _set(made, ATTRS_HASH, None)
         return made
@@ -223,9 +237,7 @@ class PydanticFamily(Family):
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for name, field in self.cls.__pydantic_fields__.items():
-            default = pydantic_default(field)
-            if getattr(field, "default_factory_takes_validated_data", False):
-                default = constant(_OfSelf(field.default_factory))
+            default = pydantic_default(self.cls, name, field)
             yield FieldSpec(name, field.annotation, default, metadata=tuple(field.metadata))
 
     def read(self, value: Any) -> Iterable[Any]:
@@ -287,9 +299,6 @@ class PydanticFamily(Family):
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         sides = sides or {}
-        for name in self._made_of_others:
-            if type(values[name]) is _OfSelf:
-                values[name] = values[name].factory({n: v for n, v in values.items() if type(v) is not _OfSelf})
         made = object.__new__(self.cls)
         private = sides.get(PRIVATE)
         if self.cls.__private_attributes__:
@@ -304,12 +313,6 @@ class PydanticFamily(Family):
         if private is not None or not self._is_root:
             _set(made, "__pydantic_private__", private)
         return made
-
-    @cached_property
-    def _made_of_others(self) -> tuple[str, ...]:
-        """The fields whose default is made of the others' values."""
-        fields = self.cls.__pydantic_fields__.items()
-        return tuple(n for n, field in fields if getattr(field, "default_factory_takes_validated_data", False))
 
     def _whole_private(self, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """Give the private attributes, those that a record lacks at their defaults."""

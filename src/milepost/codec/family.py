@@ -8,13 +8,14 @@ of it. `families.py` has the answers for the other kinds of record classes.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any, Generic, Protocol, TypedDict
+from typing import Any, Generic, NamedTuple, Protocol, TypedDict
 
 import msgspec
 
@@ -24,6 +25,7 @@ __all__ = [
     "ATTRS_HASH",
     "Family",
     "FieldSpec",
+    "OfOthers",
     "Row",
     "build_blank",
     "columns_of",
@@ -57,6 +59,12 @@ class FieldSpec(msgspec.Struct, frozen=True):
     metadata: tuple[Any, ...] = ()
 
 
+class OfOthers(NamedTuple):
+    """Stands for a default that is made of the other fields, once those are there."""
+
+    factory: Callable[[Any], Any]
+
+
 class Family:
     """How objects of one record class are read and built. This one serves dataclasses."""
 
@@ -74,12 +82,20 @@ class Family:
         for field in dataclasses.fields(self.cls):
             default: Callable[[], Any] | None = None
             if field.name in known:
-                default = pydantic_default(known[field.name])
+                default = pydantic_default(self.cls, field.name, known[field.name])
             elif field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory
             elif field.default is not dataclasses.MISSING:
                 default = constant(field.default)
             yield FieldSpec(field.name, default=default)
+
+    @property
+    def class_defaults(self) -> dict[str, Any]:
+        """The defaults that are attributes of the class, where an object need not have its own."""
+        if not dataclasses.is_dataclass(self.cls):
+            return {}
+        fields = dataclasses.fields(self.cls)
+        return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
     @cached_property
     def refusal(self) -> str:
@@ -191,6 +207,14 @@ class Family:
                 continue
             return name
         return None
+
+    def finish_default(self, name: str, values: dict[str, Any]) -> Any:
+        """Give the default of a field that a record lacks, as its class makes it; the values of all fields are at hand."""
+        value = values[name]
+        return value.factory(_without_open(values)) if type(value) is OfOthers else value
+
+    def check_default(self, name: str, values: dict[str, Any]) -> None:
+        """Raise what the class raises for a default that its validators refuse."""
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         """Make an object that has exactly these values of all its fields."""
@@ -310,9 +334,57 @@ def constant(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def pydantic_default(field: Any) -> Callable[[], Any] | None:
-    """Give the default of a field of pydantic; None if it is required."""
-    return None if field.is_required() else lambda: field.get_default(call_default_factory=True)
+def _without_open(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if type(value) is not OfOthers}
+
+
+def pydantic_default(cls: Any, name: str, field: Any) -> Callable[[], Any] | None:
+    """Give the default of a field of pydantic, validated where pydantic validates it; None if it is required."""
+    if field.is_required():
+        return None
+    config = getattr(cls, "model_config", None) or getattr(cls, "__pydantic_config__", {})
+    if config.get("validate_default") if field.validate_default is None else field.validate_default:
+        return constant(OfOthers(partial(_validated_default, cls, name)))
+    if getattr(field, "default_factory_takes_validated_data", False):
+        return constant(OfOthers(field.default_factory))
+    return lambda: field.get_default(call_default_factory=True)
+
+
+def _validated_default(cls: Any, name: str, values: dict[str, Any]) -> Any:
+    """Have pydantic make and validate the default of one field; the fields before it are what its validators see."""
+    validator, before = _default_validator(cls, name)
+    return validator.validate_python({other: values[other] for other in before})[0][name]
+
+
+@lru_cache(maxsize=256)
+def _default_validator(cls: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+    """Make a validator of one field that takes the fields before it as they are, and give their names.
+
+    A model cannot be asked for that: its own validators would run, and those of the fields that are recorded.
+    """
+    schema, config, definitions = cls.__pydantic_core_schema__, None, []
+    while schema["type"] not in ("model-fields", "dataclass-args"):
+        definitions += schema.get("definitions", ())
+        config = schema.get("config", config)
+        if schema["type"] == "definition-ref":
+            schema = next(each for each in definitions if each["ref"] == schema["schema_ref"])
+        else:
+            schema = schema["schema"]
+    found = schema["fields"]
+    schemas = (
+        {other: each["schema"] for other, each in found.items()}
+        if schema["type"] == "model-fields"
+        else {each["name"]: each["schema"] for each in found}
+    )
+    before = tuple(schemas)[: tuple(schemas).index(name)]
+    fields = {**{other: {"type": "any"} for other in before}, name: schemas[name]}
+    whole: Any = {
+        "type": "model-fields",
+        "fields": {each: {"type": "model-field", "schema": inner} for each, inner in fields.items()},
+    }
+    if definitions:
+        whole = {"type": "definitions", "schema": whole, "definitions": definitions}
+    return sys.modules["pydantic_core"].SchemaValidator(whole, config), before
 
 
 def _is_cache(cls: type, name: str) -> bool:

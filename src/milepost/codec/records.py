@@ -276,7 +276,7 @@ class RecordPlan(Plan):
 
     def _load_fields(self, raw: dict[str, Any], bare: bool) -> Any:
         values: dict[str, Any] = {}
-        has_defaults = False
+        missing: list[str] = []
         for name, plan in self.plans.items():
             item = raw.get(name, _ABSENT)
             try:
@@ -284,12 +284,14 @@ class RecordPlan(Plan):
                     values[name] = plan.load(item, bare)
                 elif not self._specs[name].optional:
                     values[name] = self._default(name, plan)
-                    has_defaults = True
+                    missing.append(name)
             except Refusal as refusal:
                 refusal.steps.append(self.step(name))
                 raise
+        if missing:
+            self._finish_defaults(values, missing)
         sides = None
-        if has_defaults or len(values) != len(raw) or self.family.is_mapping:
+        if missing or len(values) != len(raw) or self.family.is_mapping:
             unknown = [name for name in raw if name not in self.plans]
             if self.family.has_sides:
                 sides, unknown = self._load_sides(raw, unknown)
@@ -317,6 +319,27 @@ class RecordPlan(Plan):
             return default()
         except Exception as exc:  # user code
             raise Unreadable(f"its default failed: {exc!r}", expected=plan.expected, found="nothing") from exc
+
+    def _finish_defaults(self, values: dict[str, Any], missing: list[str]) -> None:
+        """Have the class convert and validate the defaults of the fields that a record lacks, and check their types."""
+        name = ""
+        try:
+            for name in missing:
+                values[name] = self.family.finish_default(name, values)
+            for name in missing:
+                self.family.check_default(name, values)
+                self.plans[name].dump(values[name], 0)
+        except Refusal as exc:
+            what = f"{exc.found or exc.type_name} where {exc.expected or 'a carried value'} is declared"
+            refusal = Unreadable(
+                f"the field is missing, and its default has {what}", expected=self.plans[name].expected, found="nothing"
+            )
+            refusal.steps += [*exc.steps, self.step(name)]
+            raise refusal from exc.__cause__
+        except Exception as exc:  # user code
+            refusal = Unreadable(f"its default failed: {exc!r}", expected=self.plans[name].expected, found="nothing")
+            refusal.steps.append(self.step(name))
+            raise refusal from exc
 
     def _load_sides(self, raw: dict[str, Any], unknown: list[str]) -> tuple[dict[str, Any], list[str]]:
         """Read what stands beside the fields; give also what of it the class does not have any more."""
@@ -378,7 +401,17 @@ class RecordPlan(Plan):
     def revives(self) -> bool:  # type: ignore[override]
         """Whether the class itself is not its twin; never of one that may contain itself."""
         is_own_twin = self.family.is_read_natively and not self._is_generic and not self._recursive
-        return not is_own_twin or any(plan.revives for plan in self.plans.values())
+        return not is_own_twin or any(plan.revives for plan in self.plans.values()) or not self._has_good_defaults
+
+    @property
+    def _has_good_defaults(self) -> bool:
+        """Whether the defaults that msgspec leaves to a dataclass itself, and does not write, are of the declared types."""
+        try:
+            for name, default in self.family.class_defaults.items():
+                self.plans[name].dump(default, 0)
+        except Refusal:
+            return False
+        return True
 
     @cached_property
     def twin(self) -> Any:

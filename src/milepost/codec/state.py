@@ -57,7 +57,9 @@ class Codec(Generic[T]):
     key of a TypedDict state may be missing.
 
     Objects are built as they were recorded: `__init__`, `__post_init__`, `__attrs_post_init__` and the
-    validators of pydantic do not run when a value is read.
+    validators of pydantic do not run when a value is read. Only the default of a field that the record lacks is
+    converted and validated as its class does it (of pydantic where that validates defaults); one that is not of
+    the declared type is an error.
 
     `problems` lists the declared fields that can't be carried, as their path and a sentence. Making a codec
     never raises for them; writing such a value does.

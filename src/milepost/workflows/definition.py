@@ -160,8 +160,20 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         return {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
 
     def completed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Recorded inputs with the defaults of parameters that are new."""
-        return {**self.defaults(), **inputs}
+        """Complete recorded inputs with the defaults of parameters that are new.
+
+        Raises `DeserializeStateError` where such a default is not of its declared type.
+        """
+        completed = {**self.defaults(), **inputs}
+        if len(completed) == len(inputs):
+            return completed
+        try:
+            # A copy of the defaults, as of all inputs: code may change what it is given.
+            return dict(self.codec.decode(self.codec.encode(completed, root="input"), root="input"))
+        except (StateTypeError, SerializeStateError) as exc:
+            raise DeserializeStateError(
+                f"{exc.args[0]}: it is the default of a parameter that the record has no input for", path=exc.path
+            ) from exc
 
     def begin(self, context: WorkflowContext[Any], inputs: Mapping[str, Any]) -> Any:
         """The workflow's code, ready to be played: a generator, or a coroutine."""

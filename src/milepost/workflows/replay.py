@@ -237,7 +237,7 @@ def _wished(run: StepRun, wish: Wish, live: Ranges, records: list[Record]) -> in
 def inputs_of(run: StepRun, begun: Entry) -> dict[str, Any]:
     """The inputs as they were recorded; compared with those given now, where there are some."""
     try:
-        inputs: dict[str, Any] = run.flow.codec.decode(begun.record.state() or b"{}", root="input")
+        inputs: dict[str, Any] = run.flow.completed(run.flow.codec.decode(begun.record.state() or b"{}", root="input"))
     except DeserializeStateError as exc:
         exc.run_id = run.run_id
         place(exc, f"the inputs of run {run.run_id!r} do not fit workflow {run.flow.name!r} as it is now", "bring "
@@ -247,7 +247,7 @@ def inputs_of(run: StepRun, begun: Entry) -> dict[str, Any]:
         mismatch = input_mismatch(run, begun.fields, begun.record.state() or b"", run.given)
         if mismatch is not None:
             raise mismatch
-    return run.flow.completed(inputs)
+    return inputs
 
 
 def _differences(run: StepRun, begun: Entry) -> tuple[str, ...]:
