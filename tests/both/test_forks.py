@@ -454,6 +454,19 @@ def test_a_key_that_was_missing_is_merged_from_what_the_branches_gave(verbs, sto
 
 
 @few
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_key_that_a_branch_took_out_of_its_dict_is_gone_after_the_join(verbs, store, graph, partial):
+    def take_out(state: dict[str, Any]) -> dict[str, Any]:
+        del state["old"]
+        return {} if partial else state
+
+    bodies = {name: lambda state: {} if partial else state for name in "fbj"}
+    flow = graph("fa fb aj bj", bodies | {"a": take_out}, {"j": {"merge": {"n": total}}}, state=dict, partial=partial)
+    assert {"n": 1} == verbs.run(flow, {"old": 1, "n": 1}, store=store)
+    assert {"n": 1} == verbs.run(flow, {"old": 1, "n": 1})
+
+
+@few
 def test_an_edge_from_the_fork_to_the_join_is_a_branch_that_changes_nothing(verbs, store, graph):
     def merge(base: Basket, branches: Mapping[str, Basket]) -> Basket:
         assert base == branches["j"]

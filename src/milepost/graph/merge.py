@@ -110,7 +110,13 @@ class Merging:
                 (changes[name],) = changed.values()
             elif changed:
                 changes[name] = self._several(fork, name, before, old, changed, ends)
-        return self._codec.replace(before, changes) if changes else before
+        if not changes:
+            return before
+        merged = self._codec.replace(before, {name: new for name, new in changes.items() if new is not _NOTHING})
+        for name, new in changes.items():
+            if new is _NOTHING:
+                del merged[name]
+        return merged
 
     def _several(
         self, fork: Fork, name: str, before: Any, old: Any, changed: Mapping[str, Any], ends: Mapping[str, BranchEnd]
