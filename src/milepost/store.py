@@ -434,12 +434,12 @@ class Store(abc.ABC):
     def put_signal(
         self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
     ) -> Literal["taken", "kept", "duplicate"]:
-        """Keep a signal and raise the run's count, in one write; a waiting run becomes `ready` in it.
+        """Keep a signal and raise the run's count, in one write; a run that waits for it becomes `ready` in it.
 
-        taken: a visit waits for it · kept: none does yet · duplicate: that `signal_id` was seen before, and nothing is
-        kept. A signal that no visit waits for wakes a waiting run all the same: whoever resumes it looks. A wait whose
-        time is over takes none. `to` names one wait; if the run does not wait there: `SignalRefusedError`. A run that is
-        finished or cancelled: `RunNotResumableError`. Raises `RunNotFoundError`.
+        taken: a visit waits for it · kept: none does yet, and the run waits on · duplicate: that `signal_id` was seen
+        before, and nothing is kept. A wait whose time is over takes none. `to` names one wait; if the run does not wait
+        there: `SignalRefusedError`. A run that is finished or cancelled: `RunNotResumableError`. Raises
+        `RunNotFoundError`.
         """
 
     @abc.abstractmethod

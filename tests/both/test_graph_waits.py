@@ -471,12 +471,16 @@ def test_each_signal_is_used_once_by_the_visits_in_turn(verbs, engine, timed, pa
     assert [1, 2, 3] == verbs.resume(engine, graph, "r").told
 
 
-def test_a_signal_that_nobody_waits_for_wakes_the_run_and_is_kept(engine, timed, park, waits_on):
+def test_a_signal_that_nobody_waits_for_is_kept_and_wakes_nobody(verbs, engine, timed, park, waits_on):
     graph = asking()
     park(graph)
-    assert "kept" == engine.signal("r", "another", 1)
+    before = kinds(timed)
+    assert "kept" == verbs.call(engine, "signal", "r", "another", 1)
+    assert ["r"] == [info.run_id for info in engine.list_runs(status="waiting")]
+    engine.worker([graph]).run(until_idle=True)
     assert ["ask#1"] == ids(waits_on(graph))
     assert ("waiting", ["another"]) == (status_of(timed), [signal.name for signal in timed.signals("r")])
+    assert before == kinds(timed)
 
 
 def test_a_signal_to_a_run_that_is_over_is_refused(verbs, engine, park):

@@ -337,12 +337,16 @@ def test_a_signal_that_was_seen_before_is_dropped(verbs, engine, timed, park):
     assert "waiting" == status_of(timed)
 
 
-def test_a_signal_that_nobody_waits_for_wakes_the_run_and_is_kept(verbs, engine, timed, park):
+def test_a_signal_that_nobody_waits_for_is_kept_and_wakes_nobody(verbs, engine, timed, park):
     park(approve, amount=1)
-    assert "kept" == engine.signal("r", "another", 1)
+    before = kinds(timed)
+    assert "kept" == verbs.call(engine, "signal", "r", "another", 1)
+    assert ["r"] == [info.run_id for info in engine.list_runs(status="waiting")]
+    engine.worker([approve]).run(until_idle=True)
     with pytest.raises(RunSuspended, match="ask#1"):
         verbs.resume(engine, approve, "r")
     assert ("waiting", ["another"]) == (status_of(timed), [signal.name for signal in timed.signals("r")])
+    assert before == kinds(timed)
 
 
 def test_a_signal_to_a_run_that_is_over_or_unknown_is_refused(verbs, engine, park):

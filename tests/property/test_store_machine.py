@@ -301,8 +301,6 @@ class StoreMachine(RuleBasedStateMachine):
             return
         assert run.status not in {"finished", "cancelled"}
         run.signals += 1
-        if run.status == "waiting":
-            run.status = None
 
     @rule(run_id=runs, knows=st.booleans())
     def request_cancel(self, run_id: str, knows: bool) -> None:

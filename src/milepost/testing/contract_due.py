@@ -105,7 +105,7 @@ class DueContract(StoreUnderTest):
         assert "endless" not in [row.info.run_id for _, row in store.claim_due(["orders"], 5)]
 
     def test_a_waiting_run_is_due_once_its_signal_is_there(self, store: Store) -> None:
-        """`put_signal` makes a waiting run `ready`."""
+        """`put_signal` makes a run that waits for it `ready`."""
         store.release(begin(store, "r"), Release("waiting", waiting_for=(Wait("w#1", "go"),), signals=0))
         store.put_signal("r", "go", b"1")
         ((_, row),) = store.claim_due(["orders"], 5)

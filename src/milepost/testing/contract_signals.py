@@ -1,8 +1,9 @@
-"""Signals: each is kept once, numbered, and wakes the run that waits, in one write."""
+"""Signals: each is kept once, numbered, and wakes the run that waits for it, in one write."""
 
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
 
@@ -22,10 +23,10 @@ def park(store: Store, run_id: str = "r", *waits: Wait) -> None:
 
 
 class SignalContract(StoreUnderTest):
-    """Keep a signal and raise the run's count, in one write; a waiting run becomes `ready` in it."""
+    """Keep a signal and raise the run's count, in one write; a run that waits for it becomes `ready` in it."""
 
     def test_a_signal_that_is_waited_for_is_taken(self, store: Store) -> None:
-        """taken: a visit waits for it; a waiting run becomes `ready`."""
+        """taken: a visit waits for it; the run becomes `ready`."""
         park(store)
         assert "taken" == store.put_signal("r", "approval", b'{"ok":true}')
         row = store.get_run("r")
@@ -35,14 +36,32 @@ class SignalContract(StoreUnderTest):
         """kept: none does yet."""
         token = begin(store, "running")
         store.release(begin(store, "interrupted"), Release("interrupted"))
-        park(store, "waiting")
         for run_id in ("running", "interrupted"):
             assert "kept" == store.put_signal(run_id, "approval", b"1")
             assert 1 == store.get_run(run_id).signals
             assert run_id == store.get_run(run_id).info.status
-        assert "kept" == store.put_signal("waiting", "another", b"1")
-        assert 1 == store.get_run("waiting").signals
         assert "written" == work(store, token, "a").outcome
+
+    def test_a_waiting_run_waits_on_where_nobody_waits_for_the_signal(self, store: Store, clock: FakeClock) -> None:
+        """kept: none does yet, and the run waits on."""
+        over = Wait("over#1", "late", None, clock.now())
+        waits = (Wait("ask#1", "approval"), Wait("nap#1", None, None, clock.now() + timedelta(minutes=1)), over)
+        ends = clock.time() + 60
+        store.release(begin(store, "r"), Release("waiting", wake_at=ends, waiting_for=waits, signals=0))
+        told = store.get_run("r").info
+        for number, name in enumerate(("another", "Approval", "nap", "ask#1", "late"), 1):
+            assert "kept" == store.put_signal("r", name, b"1")
+            row = store.get_run("r")
+            assert ("waiting", waits, told.wake_at, number) == (
+                row.info.status,
+                row.info.waiting_for,
+                row.info.wake_at,
+                row.signals,
+            )
+        assert ["r"] == [info.run_id for info in store.list_runs(status="waiting")]
+        assert [] == store.claim_due(["orders"], 5)
+        assert "taken" == store.put_signal("r", "approval", b"1")
+        assert ["r"] == [row.info.run_id for _, row in store.claim_due(["orders"], 5)]
 
     def test_a_second_signal_before_the_first_was_consumed_is_kept(self, store: Store) -> None:
         """kept: no visit waits for it any more, since the run is ready for the first."""
@@ -157,7 +176,7 @@ class SignalContract(StoreUnderTest):
 
     @requires(is_shared_between_processes=True)
     def test_a_signal_through_another_store_object_wakes_the_run(self, store: Store, other: Store) -> None:
-        """A waiting run becomes `ready`, whoever sends the signal."""
+        """A run that waits for it becomes `ready`, whoever sends the signal."""
         park(store)
         assert "taken" == other.put_signal("r", "approval", json.dumps({"ok": 1}).encode())
         assert ["r"] == [row.info.run_id for _, row in store.claim_due(["orders"], 1)]

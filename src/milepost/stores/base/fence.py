@@ -253,7 +253,7 @@ def tagged(row: Row, tags: Mapping[str, str], *, newest: int, now: float) -> Row
 def place_signal(row: Row, name: str, to: str | None, now: float) -> tuple[Wait | None, Row]:
     """The wait that a signal is for, if there is one, and the row that has got the signal.
 
-    A wait serves one signal and is over with its time. Any signal makes a waiting run ready.
+    A wait serves one signal and is over with its time. Only a signal that a wait is open for makes a waiting run ready.
     """
     match = next(
         (
@@ -265,14 +265,14 @@ def place_signal(row: Row, name: str, to: str | None, now: float) -> tuple[Wait 
         ),
         None,
     )
-    is_parked = row.status == "waiting"
+    is_woken = match is not None and row.status == "waiting"
     new = replace(
         row,
         signals=row.signals + 1,
         updated_at=now,
         waiting=tuple(wait for wait in row.waiting if wait is not match),
-        status="ready" if is_parked else row.status,
-        wake_at=None if is_parked else row.wake_at,
+        status="ready" if is_woken else row.status,
+        wake_at=None if is_woken else row.wake_at,
     )
     return match, new
 
