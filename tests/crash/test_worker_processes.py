@@ -155,7 +155,7 @@ def held_worker(depot: Depot, *options: str, count: int = 3) -> tuple[list[str],
     """Runs of both flows, and a worker that is in the middle of the first node of each."""
     depot.hold.touch()
     runs = depot.start(count)
-    process = depot.spawn("worker", "--app", APP, "--poll", "0.05", *options)
+    process = depot.spawn("worker", "--app", APP, "--poll", "0.05s", *options)
     depot.await_notes("in", len(runs))
     return runs, process
 
@@ -184,7 +184,7 @@ def test_a_signal_lets_nodes_end_and_nothing_is_lost_or_doubled(depot: Depot, nu
 
 
 def test_nodes_that_do_not_end_in_time_are_left_and_run_again(depot: Depot) -> None:
-    runs, process = held_worker(depot, "--grace", "0.1")
+    runs, process = held_worker(depot, "--grace", "0.1s")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert 0 == process.returncode
@@ -254,7 +254,7 @@ def test_recover_that_is_stopped_tells_so(depot: Depot) -> None:
 @pytest.mark.slow
 def test_workers_that_come_and_go_share_the_work(depot: Depot) -> None:
     def worker() -> subprocess.Popen[str]:
-        process = depot.spawn("worker", "--app", APP, "--poll", "0.05", "--concurrency", "4")
+        process = depot.spawn("worker", "--app", APP, "--poll", "0.05s", "--concurrency", "4")
         assert process.stderr is not None
         assert any(" takes up runs of " in line for line in process.stderr)  # from now on it heeds signals
         return process

@@ -292,13 +292,16 @@ def test_a_run_goes_on_when_its_reader_goes_away(shop: Shop) -> None:
     assert "finished" == shop.call("show", "b", "--json").json["run"]["status"]
 
 
-def in_terminal(shop: Shop, *arguments: str, columns: int = 120, no_color: str = "") -> str:
-    """What a process prints to a terminal."""
+def in_terminal(
+    shop: Shop, *arguments: str, columns: int = 120, no_color: str = "", typed: str = "", code: int = 0
+) -> str:
+    """What a process prints to a terminal where somebody has typed something."""
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
     environment |= {"NO_COLOR": no_color}
     with shop.spawn(*arguments, stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
         os.close(slave)
+        os.write(master, typed.encode())
         told = b""
         while True:
             try:
@@ -308,9 +311,22 @@ def in_terminal(shop: Shop, *arguments: str, columns: int = 120, no_color: str =
             if not part:
                 break
             told += part
-        assert 0 == process.wait(timeout=30)
+        assert code == process.wait(timeout=30)
     os.close(master)
     return told.decode()
+
+
+def test_prune_shows_what_would_go_and_asks(shop: Shop) -> None:
+    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
+    shop.call("run", "shop:graph", "-i", "id=b", "--run-id", "b")
+    prune = ("prune", "--older-than", "0s")
+    told = in_terminal(shop, *prune, typed="n\n", code=1)
+    for part in ("would delete a\r\n", "would delete b\r\n", "delete 2 runs for good? [y/N]", "nothing was deleted"):
+        assert part in told
+    assert (0, 0) == (shop.call("show", "a").code, shop.call("show", "b").code)
+    assert "deleted 2 runs" in in_terminal(shop, *prune, "--keep-last", "1", typed="y\n")
+    assert (3, 3) == (shop.call("show", "a").code, shop.call("show", "b").code)
+    assert "there is nothing to prune" in in_terminal(shop, *prune)
 
 
 def test_a_terminal_gets_colours_and_a_spinner(shop: Shop) -> None:

@@ -116,19 +116,28 @@ def test_prune_deletes_old_runs_and_thins_the_others(done: Shop) -> None:
     assert {"dry_run": True, "deleted": [], "thinned": ["a"], "records": 2} == document
     answer = done.call("prune", "--keep-last", "1", "--dry-run")
     assert "would thin a\nwould take 2 records out of 1 run\n" == answer.out
-    assert "took 2 records out of 1 run\n" == done.call("prune", "--keep-last", "1").out
-    assert "there is nothing to prune\n" == done.call("prune", "--keep-last", "1", "--older-than", "4w").out
+    assert "took 2 records out of 1 run\n" == done.call("prune", "--keep-last", "1", "--yes").out
+    assert "there is nothing to prune\n" == done.call("prune", "--keep-last", "1", "--older-than", "4w", "-y").out
     assert 0 == done.call("verify", "a").code
-    assert "would delete a\nwould delete 1 run\n" == done.call("prune", "--older-than", "0", "--dry-run").out
-    assert "deleted 1 run\n" == done.call("prune", "--older-than", "0s").out
+    assert "would delete a\nwould delete 1 run\n" == done.call("prune", "--older-than", "0s", "--dry-run").out
+    assert "deleted 1 run\n" == done.call("prune", "--older-than", "0s", "--yes").out
     assert 3 == done.call("show", "a").code
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_prune_deletes_nothing_without_yes_where_nobody_can_be_asked(done: Shop, more: tuple[str, ...]) -> None:
+    answer = done.call_process("prune", "--older-than", "0s", *more)
+    assert 2 == answer.code
+    assert "pass --yes to prune where nobody can be asked" in answer.err
+    assert 0 == done.call("show", "a").code
 
 
 def test_prune_spares_runs_of_a_status_that_is_not_named(shop: Shop) -> None:
     shop.call("run", "shop:graph", "-i", "id=bad", "-i", "fails=true", "--run-id", "bad")
-    assert "there is nothing to prune\n" == shop.call("prune", "--older-than", "0").out
-    assert "there is nothing to prune\n" == shop.call("prune", "--older-than", "0", "--status", "waiting").out
-    document = shop.call("prune", "--older-than", "0", "--status", "waiting", "--status", "failed", "--json").json
+    assert "there is nothing to prune\n" == shop.call("prune", "--older-than", "0s", "--yes").out
+    assert "there is nothing to prune\n" == shop.call("prune", "--older-than", "0s", "--status", "waiting", "-y").out
+    statuses = ("--status", "waiting", "--status", "failed")
+    document = shop.call("prune", "--older-than", "0s", *statuses, "--yes", "--json").json
     assert ["bad"] == document["deleted"]
 
 
@@ -141,12 +150,14 @@ def test_prune_spares_runs_of_a_status_that_is_not_named(shop: Shop) -> None:
         ("--older-than", "soon"),
         ("--older-than", "-1d"),
         ("--older-than", "1y"),
+        ("--older-than", "1"),
+        ("--older-than", "0"),
         ("--keep-last", "0"),
         ("--older-than", "1d", "--status", "done"),
     ],
 )
 def test_prune_by_nothing_or_by_nonsense_is_refused(done: Shop, arguments: tuple[str, ...]) -> None:
-    answer = done.call("prune", *arguments)
+    answer = done.call("prune", *arguments, "--yes")
     assert (2, "") == (answer.code, answer.out)
     assert 0 == done.call("show", "a").code
 
@@ -170,7 +181,7 @@ def test_stats_of_an_empty_store_and_of_none(done: Shop) -> None:
     document = done.call("stats", "--json").json
     assert ({}, 0, 0, None) == (document["runs"], document["records"], document["bytes"], document["oldest"])
     assert 3 == done.call("stats", "--store", "sqlite:///none.db").code
-    assert 3 == done.call("prune", "--older-than", "0", "--store", "sqlite:///none.db").code
+    assert 3 == done.call("prune", "--older-than", "0s", "--store", "sqlite:///none.db").code
 
 
 def test_delete_asks_before_it_deletes(done: Shop) -> None:

@@ -37,7 +37,9 @@ WRONG = [
     (2, ["worker", *APP, *STORE]),
     (2, ["worker", "--app", "workshop:worker", "--concurrency", "2"]),
     (2, ["worker", "--app", "workshop:worker", "--flow", "orders"]),
-    (2, ["worker", *APP, "--poll", "0"]),
+    (2, ["worker", *APP, "--poll", "0s"]),
+    (2, ["worker", *APP, "--poll", "1"]),
+    (2, ["worker", *APP, "--grace", "30"]),
     (2, ["recover", "--app", "workshop:own"]),
     (3, ["recover", "--app", "shop:graph"]),
     (3, ["watch", "a", "--app", "shop:graph"]),
@@ -169,7 +171,7 @@ def test_debug_shows_what_nodes_do(workshop: Workshop) -> None:
 def test_a_worker_takes_the_flows_that_are_named_and_no_more_than_the_limits(workshop: Workshop) -> None:
     workshop.start("a")
     assert 0 == workshop.call("start", "parcels", "--run-id", "p", *APP).code
-    options = ("--flow", "parcels", "--limit", "parcels=1", "--poll", "0.1", "--grace", "1", "--concurrency", "2")
+    options = ("--flow", "parcels", "--limit", "parcels=1", "--poll", "0.1s", "--grace", "1s", "--concurrency", "2")
     assert 0 == workshop.call("worker", *APP, "--until-idle", *options).code
     assert ("ready", "finished") == (workshop.status("a"), workshop.status("p"))
 

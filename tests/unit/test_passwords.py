@@ -55,7 +55,7 @@ COMMANDS = [
     ("verify", "r1"),
     ("export", "r1"),
     ("stats",),
-    ("prune", "--older-than", "1d"),
+    ("prune", "--older-than", "1d", "--yes"),
     ("db", "status"),
     ("db", "migrate"),
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import click
 
+from milepost.cli.durations import read_duration
 from milepost.cli.exits import FAILED, OK
 from milepost.cli.invocation import Invocation, command
 from milepost.cli.looking import STATUSES
@@ -21,9 +22,6 @@ from milepost.model.info import Pruned, VerifyReport
 from milepost.store import Store
 
 __all__ = ["delete", "export", "import_run", "prune", "stats", "verify"]
-
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 
 
 @command(
@@ -137,10 +135,8 @@ def delete(invocation: Invocation, run_id: str, node_id: str | None, force: bool
         if node_id is not None and all(found.node_id != node_id for found in store.history(run_id)):
             raise CheckpointNotFoundError(run_id, node_id, f"there is none in {store.place}")
         if not yes:
-            if not sys.stdin.isatty():
-                raise click.UsageError(f"pass --yes to delete {what} where nobody can be asked")
-            if not click.confirm(f"delete {what} ({info.status}, {info.sequence + 1} records) for good?", err=True):
-                print("nothing was deleted", file=sys.stderr)
+            _check_that_somebody_can_be_asked(f"delete {what}")
+            if not _is_agreed(f"delete {what} ({info.status}, {info.sequence + 1} records) for good?"):
                 return FAILED
         if node_id is None:
             store.delete_run(run_id, force=force)
@@ -153,25 +149,30 @@ def delete(invocation: Invocation, run_id: str, node_id: str | None, force: bool
     return OK
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """A duration such as `30d`, or seconds, as seconds."""
-    if value is None:
-        return None
-    found = _DURATION.fullmatch(value.strip())
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no duration: give a number and s, m, h, d or w, such as 30d")
-    return float(found[1]) * _UNITS[found[2]]
+def _check_that_somebody_can_be_asked(deed: str) -> None:
+    """Refuse to delete what nobody has agreed to, and nobody can be asked about."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError(f"pass --yes to {deed} where nobody can be asked")
+
+
+def _is_agreed(question: str) -> bool:
+    """Ask the person at the terminal, and say so where nothing is done."""
+    is_agreed = click.confirm(question, err=True)
+    if not is_agreed:
+        print("nothing was deleted", file=sys.stderr)
+    return is_agreed
 
 
 @command(
     "prune",
-    click.option("--older-than", metavar="DURATION", callback=_seconds,
+    click.option("--older-than", metavar="DURATION", type=read_duration,
                  help="Delete runs whose last activity is that long ago: 45s, 30m, 12h, 30d, 4w."),
     click.option("--keep-last", metavar="N", type=click.IntRange(1),
                  help="Keep the newest N visits of each node of every other run."),
     click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES),
                  help="Runs of this status. Repeatable. Default: finished and cancelled."),
     click.option("--dry-run", is_flag=True, help="Only tell what would be deleted."),
+    click.option("--yes", "-y", is_flag=True, help="Do not ask."),
 )  # fmt: skip
 def prune(
     invocation: Invocation,
@@ -179,39 +180,63 @@ def prune(
     keep_last: int | None,
     statuses: tuple[str, ...],
     dry_run: bool,
+    yes: bool,
 ) -> int:
     """Delete old runs and old visits for good, of runs that have ended.
 
-    A run that somebody executes is never touched.
+    Shows what would go and asks first. A run that somebody executes is never touched.
     """
     if older_than is None and keep_last is None:
         raise click.UsageError("give --older-than, --keep-last or both: nothing is deleted unasked")
     wanted: dict[str, Any] = {"statuses": statuses} if statuses else {}
     with open_existing(invocation) as store:
-        pruned = store.prune(older_than=older_than, keep_last=keep_last, dry_run=dry_run, **wanted)
+        forget = functools.partial(store.prune, keep_last=keep_last, **wanted)
+        if dry_run:
+            return _show(invocation, forget(older_than=older_than, dry_run=True), is_dry=True)
+        if not yes:
+            _check_that_somebody_can_be_asked("prune")
+            began = store.clock.time()
+            surplus = forget(older_than=older_than, dry_run=True)
+            if surplus == Pruned():
+                return _show(invocation, surplus)
+            _list_surplus(surplus, sys.stderr)
+            if not _is_agreed(f"{_deeds(surplus, is_done=False)} for good?"):
+                return FAILED
+            if older_than is not None:  # no run that has become old while the answer was awaited: it was not shown
+                older_than += store.clock.time() - began
+        return _show(invocation, forget(older_than=older_than))
+
+
+def _show(invocation: Invocation, pruned: Pruned, *, is_dry: bool = False) -> int:
+    """Tell what was pruned, or would be."""
     if invocation.is_json:
         document = {"deleted": list(pruned.deleted), "thinned": list(pruned.thinned), "records": pruned.records}
-        print(to_json({"dry_run": dry_run, **document}))
+        print(to_json({"dry_run": is_dry, **document}))
         return OK
-    if dry_run:
-        for deed, run_ids in (("delete", pruned.deleted), ("thin", pruned.thinned)):
-            for run_id in run_ids:
-                print(f"would {deed} {clean(run_id)}")
-    print(_told(pruned, dry_run))
+    if is_dry:
+        _list_surplus(pruned, sys.stdout)
+    if pruned == Pruned():
+        print("there is nothing to prune")
+    else:
+        print(f"would {_deeds(pruned, is_done=False)}" if is_dry else _deeds(pruned, is_done=True))
     return OK
 
 
-def _told(pruned: Pruned, is_dry: bool) -> str:
-    """What was pruned, in one line."""
+def _list_surplus(pruned: Pruned, stream: TextIO) -> None:
+    for deed, run_ids in (("delete", pruned.deleted), ("thin", pruned.thinned)):
+        for run_id in run_ids:
+            print(f"would {deed} {clean(run_id)}", file=stream)
+
+
+def _deeds(pruned: Pruned, *, is_done: bool) -> str:
+    """What is deleted and taken out, in one line."""
     deeds = []
     if pruned.deleted:
-        deeds.append(f"{'delete' if is_dry else 'deleted'} {plural(len(pruned.deleted), 'run')}")
+        deeds.append(f"{'deleted' if is_done else 'delete'} {plural(len(pruned.deleted), 'run')}")
     if pruned.thinned:
         records, runs = plural(pruned.records, "record"), plural(len(pruned.thinned), "run")
-        deeds.append(f"{'take' if is_dry else 'took'} {records} out of {runs}")
-    if not deeds:
-        return "there is nothing to prune"
-    return ("would " if is_dry else "") + " and ".join(deeds)
+        deeds.append(f"{'took' if is_done else 'take'} {records} out of {runs}")
+    return " and ".join(deeds)
 
 
 @command("stats")

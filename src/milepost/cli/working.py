@@ -16,6 +16,7 @@ from typing import Any, Literal
 import click
 
 from milepost.cli.apps import App, Works, app_option, loaded
+from milepost.cli.durations import read_duration, read_pause
 from milepost.cli.exits import FAILED, OK
 from milepost.cli.invocation import Invocation, command, in_options
 from milepost.cli.live import prints_aside
@@ -43,9 +44,9 @@ logger = logging.getLogger("milepost")
     app_option(required=True),
     click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Runs at once. Default: 10."),
     click.option("--limit", "limits", multiple=True, metavar="FLOW=N", help="Runs of one flow at once. Repeatable."),
-    click.option("--poll", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Between two looks. Default: 1."),
-    click.option("--grace", type=click.FloatRange(0), metavar="SECONDS",
-                 help="For nodes that run when it is stopped. Default: 30."),
+    click.option("--poll", type=read_pause, metavar="DURATION", help="Between two looks. Default: 1s."),
+    click.option("--grace", type=read_duration, metavar="DURATION",
+                 help="For nodes that run when it is stopped. Default: 30s."),
     click.option("--flow", "names", multiple=True, metavar="NAME", help="Only runs of this flow. Repeatable."),
     click.option("--until-idle", is_flag=True, help="End when nothing is due and nothing runs."),
 )  # fmt: skip
