@@ -380,6 +380,10 @@ class Store(abc.ABC):
         Durable on return. One append's fate does not touch another's. A `StoreError` means that none of the batch
         was written.
 
+        `keep_last` of a live run: by its owner, again after each `keep_last` visits of a node, in a twentieth of its time at
+        most. Older visits go as in `prune`, in the write of new records, so that a verb that has read what is gone begins
+        anew.
+
         An append with statements is a batch of its own (else ValueError) and has a transaction of its own, in which they
         follow the fence and the records, in order; with any other verdict than `written` none is executed.
         `StatementError`: one failed, or is none that may stand in a transaction, and nothing was written.

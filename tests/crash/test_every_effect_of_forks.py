@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-from milepost import END, CompiledGraph, Graph, Reply, Retry, SQLiteStore
+from milepost import END, CompiledGraph, Graph, MemoryStore, Reply, Retention, Retry, SQLiteStore
 from milepost.model.clock import Clock
 from milepost.reducers import append, largest, total
 from milepost.store import Store
@@ -373,6 +373,19 @@ def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
     subject = make()
     report = crashtest(subject.graph, subject.input, store=open_store, **subject.options)
     assert 2 * len(report.effects) == report.scenarios == report.crashes
+
+
+@pytest.mark.parametrize("make", [nested, mapped, sub_graph, timed_out], ids=lambda make: make.__name__)
+def test_a_run_that_is_thinned_while_it_is_live_ends_as_if_undisturbed(make: Callable[[], Subject]) -> None:
+    """At each append all goes but the newest visit of each node, and what that can't do without."""
+    subject = make()
+    report = crashtest(
+        subject.graph,
+        subject.input,
+        store=lambda clock: MemoryStore(clock=clock, retention=Retention(keep_last=1)),
+        **subject.options,
+    )
+    assert 2 * len(report.effects) == report.scenarios
 
 
 @pytest.mark.slow

@@ -250,6 +250,42 @@ def test_a_run_that_ended_well_does_not_fail_for_its_retention(tmp_path: Path, c
     assert "not today" in told.getMessage()
 
 
+def test_thinning_a_live_run_takes_a_twentieth_of_its_time_at_most():
+    clock = FakeClock()
+
+    class Slow(MemoryStore):
+        """Finding out what goes takes a second."""
+
+        found = 0
+
+        def _surplus(self, *args: Any) -> list[int]:
+            self.found += 1
+            clock.advance(seconds=1)
+            return super()._surplus(*args)
+
+    store = Slow(clock=clock, retention=Retention(keep_last=2))
+    token = begin(store, "r")
+    for visit in range(1, 201):
+        clock.advance(seconds=1)
+        write(store, token, checkpoint("r", visit, "a", visit=visit))
+        assert len(store.history("r")) <= 2 + 20
+    assert 1 + 200 // 20 == store.found
+
+
+def test_a_live_run_that_cannot_be_looked_through_goes_on(caplog: pytest.LogCaptureFixture):
+    class Broken(MemoryStore):
+        def _surplus(self, *args: Any) -> list[int]:
+            raise StoreError("not today", op="read")
+
+    store = Broken(retention=Retention(keep_last=1))
+    token = begin(store, "r")
+    with caplog.at_level(logging.WARNING, "milepost"):
+        for visit in (1, 2):
+            assert "written" == write(store, token, checkpoint("r", visit, "a", visit=visit)).outcome
+    (told,) = caplog.records
+    assert ("r", True) == (told.run_id, "not today" in told.getMessage())  # type: ignore[attr-defined]
+
+
 # -- in the way of pruning -------------------------------------------------------------------------------------
 
 

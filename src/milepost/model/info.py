@@ -82,7 +82,7 @@ class Retention:
     """What a store may forget by itself. Nothing, unless a field is set.
 
     `older_than` (seconds or a timedelta) is the time since the last activity after which a run that finished or was
-    cancelled is deleted; `keep_last` is how many visits of each node are kept.
+    cancelled is deleted; `keep_last` is how many visits of each node are kept, also of a run while its owner executes it.
     """
 
     older_than: float | timedelta | None = None

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError, RunNotFoundError, StoreClosedError
+from milepost.model.checkpoint import Checkpoint
 from milepost.model.info import Pruned, Retention, Stats
-from milepost.store import Store
+from milepost.store import Append, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires
-from milepost.testing.contract_thinning import end, ids, loop, visits
-from milepost.testing.journals import begin, checkpoint, whole, work, write
+from milepost.testing.contract_thinning import end, ids, loop, owned, visits
+from milepost.testing.journals import begin, checkpoint, claim_of, take, whole, work, write
 
 STATUSES = ("ready", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked")
 DAY = 86400.0
@@ -227,6 +228,52 @@ class KeepingContract(StoreUnderTest):
         assert [4, 10, 10, 10] == [
             len(store.history(run_id)) for run_id in ("finished", "failed", "waiting", "another")
         ]
+
+    def test_a_live_run_is_thinned_as_its_owner_appends(self, store: Store) -> None:
+        """`keep_last` of a live run: by its owner, again after each `keep_last` visits of a node."""
+        store.retention = Retention(keep_last=3)
+        token = begin(store, "r")
+        for lap in range(1, 21):
+            text = b'{"lap":%d,"text":"%s"}' % (lap, b"x" * 5000)
+            write(store, token, checkpoint("r", 2 * lap - 1, "a", visit=lap, state=text))
+            write(store, token, checkpoint("r", 2 * lap, "b", visit=lap))
+            for node_id in "ab":
+                kept = [info.visit for info in store.history("r") if info.node_id == node_id]
+                assert [*range(max(1, lap - 2), lap + 1)] == kept[-3:]
+                assert len(kept) <= 5
+            assert store.verify("r").ok
+        assert [18, 19, 20] == [Checkpoint.decode(store.load("r", "a", visit)).state["lap"] for visit in (18, 19, 20)]
+        store.abandon(token)
+        again = owned(store, "r")
+        assert "written" == write(store, again, checkpoint("r", 42, "a", visit=21)).outcome
+        assert [19, 20, 21] == [info.visit for info in store.history("r") if info.node_id == "a"]
+        assert store.verify("r").ok
+
+    def test_a_claim_that_was_ready_before_a_live_run_was_thinned_fails(self, store: Store) -> None:
+        """In the write of new records, so that a verb that has read what is gone begins anew."""
+        store.retention = Retention(keep_last=1)
+        token = begin(store, "r")
+        write(store, token, checkpoint("r", 1, "a"))
+        wish = claim_of(store.latest("r"), takeover=True)
+        write(store, token, checkpoint("r", 2, "a", visit=2))
+        assert [("a", 2)] == visits(store, "r")
+        assert "moved" == store.claim(wish).outcome
+        assert "claimed" == take(store, "r", takeover=True).outcome
+        assert "lost" == write(store, token, checkpoint("r", 3, "a", visit=3)).outcome
+        assert [("a", 2)] == visits(store, "r")
+
+    def test_runs_that_append_together_are_thinned_each_for_itself(self, store: Store) -> None:
+        """One append's fate does not touch another's."""
+        store.retention = Retention(keep_last=1)
+        tokens = [begin(store, run_id) for run_id in "rst"]
+        for lap in range(1, 5):
+            if lap == 3:
+                owned(store, "t", takeover=True)
+            records = [checkpoint(token.run_id, lap, "a", visit=lap) for token in tokens]
+            told = store.append([Append(token, (record,)) for token, record in zip(tokens, records, strict=True)])
+            assert ["written", "written", "lost" if lap > 2 else "written"] == [verdict.outcome for verdict in told]
+        assert [[("a", 4)], [("a", 4)], [("a", 2)]] == [visits(store, run_id) for run_id in "rst"]
+        assert all(store.verify(run_id).ok for run_id in "rst")
 
     def test_the_end_of_a_run_deletes_old_ones_now_and_then(self, store: Store, clock: FakeClock) -> None:
         """At most once a minute, delete a bounded number of old runs."""

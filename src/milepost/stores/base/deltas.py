@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -352,6 +352,12 @@ class Bases:
         known = self._known.get(token.run_id)
         if known is not None and known.reign == _reign_of(row):
             self._remember(token.run_id, known._replace(reign=_reign_of(token)))
+
+    def part_from(self, run_id: str, unwanted: Collection[int]) -> None:
+        """Tell that these records are about to go: nothing is to build on them."""
+        known = self._known.get(run_id)
+        if known is not None and any(base.record.sequence in unwanted for base in known.bases.values()):
+            self.forget(run_id)
 
     def forget(self, run_id: str) -> None:
         """Remember nothing of a run."""

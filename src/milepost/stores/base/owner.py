@@ -279,6 +279,11 @@ class Journal(Store):
         return Claim(row.run_id, newest, row.epoch + 1, nonce, record, lease, is_crash, max_crashes=max_crashes)
 
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        self._find_surplus(batch)
+        return self._append_together(batch)
+
+    def _append_together(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        """Write a batch in one atomic write, whatever is in it."""
         appends = [self._prepared(append) for append in batch]
         verdicts = self._change("append", lambda tx: [self._append(tx, append) for append in appends])
         self._settle(appends, verdicts)
@@ -311,6 +316,7 @@ class Journal(Store):
         if row is None or outcome != "written":
             return Verdict(outcome, None if row is None else row.cancel)
         if records:
+            row = self._take_out_surplus(tx, row, records)
             tx.insert(token.run_id, records)
             newest = records[-1].sequence
         if release is not None or tags is not None:
@@ -320,6 +326,14 @@ class Journal(Store):
         if statements:
             tx.perform(statements)
         return Verdict("written", row.cancel)
+
+    def _find_surplus(self, batch: Sequence[Append]) -> bool:
+        """Find out which records go when `batch` is written; whether there are any. Those appends need `_append`."""
+        return False
+
+    def _take_out_surplus(self, tx: Transaction, row: Row, records: Sequence[Record]) -> Row:
+        """Take out the records that go when `records` come in; the row as it is then."""
+        return row
 
     def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
         """Take in what was written, and forget the tokens that are good for nothing any more."""

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Unpack
 
@@ -18,9 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from milepost.errors import CheckpointIntegrityError, OptionError, StoreError
-from milepost.model.record import Record
+from milepost.model.record import CHECKPOINT, Record
 from milepost.model.retry import as_seconds
-from milepost.store import Status, StoreOptions
+from milepost.store import Append, Status, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
 from milepost.stores.base.owner import Journal
@@ -45,6 +45,27 @@ _AT_AN_END = 100
 _OVERLAP = 60.0
 """Seconds by which two looks of a worker at what has ended overlap, should clocks differ."""
 _TRIES = 5
+_SHARE = 20
+"""What thinning a live run may take of its time: one part in that many."""
+
+
+class _Pace(msgspec.Struct):
+    """How often a live run is thinned by its owner."""
+
+    not_before: float = -math.inf
+    """By the monotonic clock: until then thinning has had its share of the run's time."""
+    visits: dict[str, int] = {}
+    """By node, the visit at which the run was thinned last."""
+
+
+class _Surplus(msgspec.Struct):
+    """What goes of a live run when its next records come in."""
+
+    before: int
+    """The number of the first of those."""
+    numbers: builtins.list[int]
+    began: float | None = None
+    """When taking it out began, by the monotonic clock."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -72,6 +93,9 @@ class Pruning(Journal):
         """When the end of a run last looked for old runs, by the monotonic clock."""
         self._thinned_at: float | None = None
         """Up to when all that has ended was thinned by this object."""
+        self._paces: dict[str, _Pace] = {}
+        self._surpluses: dict[str, _Surplus] = {}
+        """By run, what goes in the append that is under way."""
 
     def prune(
         self,
@@ -229,9 +253,87 @@ class Pruning(Journal):
                 return removed
         return 0  # somebody is at it: there will be another time
 
-    def _surplus(self, tx: Transaction, row: Row, keep_last: int) -> builtins.list[int]:
+    # -- live runs: by their owner, as it appends ------------------------------------------------------
+
+    def _find_surplus(self, batch: Sequence[Append]) -> bool:
+        keep_last = None if self.retention is None else self.retention.keep_last
+        if keep_last is None:
+            return False
+        for append in batch:
+            self._surpluses.pop(append.token.run_id, None)  # of an append that failed
+        due = [append for append in batch if self._is_due(append, keep_last)]
+        return sum(self._finds_surplus(append, keep_last) for append in due) > 0
+
+    def _is_due(self, append: Append, keep_last: int) -> bool:
+        """Whether a node has been visited `keep_last` times more, and thinning has had no more than its share of the time."""
+        is_due = False
+        for record in append.records:
+            if record.kind == CHECKPOINT and record.visit >= 2 * keep_last:
+                pace = self._paces.setdefault(append.token.run_id, _Pace())
+                if record.visit - pace.visits.get(record.node_id, keep_last) >= keep_last:
+                    is_due = self.clock.monotonic() >= pace.not_before
+                    if is_due:
+                        pace.visits[record.node_id] = record.visit
+        return is_due
+
+    def _finds_surplus(self, append: Append, keep_last: int) -> bool:
+        """Whether something goes when `append` comes in. That is read before, so that nobody is kept from writing."""
+        run_id, first = append.token.run_id, append.records[0].sequence
+        began = self.clock.monotonic()
+        numbers: builtins.list[int] = []
+        try:
+            with self._reading("append") as tx:
+                row = tx.row(run_id)
+                # Nobody but the owner writes to the run as long as its token is current.
+                if row is not None and fence.judge(row, append, tx.newest(run_id)) == "written":
+                    numbers = [n for n in self._surplus(tx, row, keep_last, append.records) if n < first]
+        except Exception as exc:  # the run goes on all the same, and whatever is wrong is told when it writes
+            self._warn_of_surplus(run_id, exc)
+        now = self.clock.monotonic()
+        self._paces.setdefault(run_id, _Pace()).not_before = now + (_SHARE - 1) * (now - began)
+        if numbers:
+            self._surpluses[run_id] = _Surplus(first, numbers)
+            if self._bases is not None:
+                self._bases.part_from(run_id, frozenset(numbers))
+        return bool(numbers)
+
+    def _take_out_surplus(self, tx: Transaction, row: Row, records: Sequence[Record]) -> Row:
+        found = self._surpluses.get(row.run_id)
+        if found is None or found.before != records[0].sequence:
+            return row
+        # In the write of new records: a claim that was made ready before, whose point may be gone, fails by their numbers.
+        found.began = self.clock.monotonic()
+        try:
+            removed = tx.remove_records(row.run_id, found.numbers)
+        except CheckpointIntegrityError as exc:
+            self._warn_of_surplus(row.run_id, exc)
+            return row
+        thinned = replace(row, pruned=row.pruned + removed)
+        tx.put_row(thinned)
+        return thinned
+
+    def _warn_of_surplus(self, run_id: str, exc: Exception) -> None:
+        _logger.warning("run %r is not thinned: %s", run_id, exc, extra={"run_id": run_id})
+
+    def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
+        super()._settle(appends, verdicts)
+        for append in appends if self._surpluses else ():
+            found = self._surpluses.pop(append.token.run_id, None)
+            pace = self._paces.get(append.token.run_id)
+            if found is not None and found.began is not None and pace is not None:
+                pace.not_before += _SHARE * (self.clock.monotonic() - found.began)
+
+    def _drop(self, token: Token) -> None:
+        super()._drop(token)
+        if token.run_id not in self._held:
+            self._paces.pop(token.run_id, None)
+
+    # -- which records -------------------------------------------------------------------------------
+
+    def _surplus(self, tx: Transaction, row: Row, keep_last: int, coming: Sequence[Record] = ()) -> builtins.list[int]:
+        """The numbers of the records that go, where those that are `coming` are there already."""
         run_id = row.run_id
-        if tx.newest(run_id) <= keep_last:
+        if tx.newest(run_id) + len(coming) <= keep_last:
             return []
         traces = [trace_of(entry.record) for entry in tx.entries(run_id)]
         after, page = -1, [Record(-1, "", "", 0, 0, None, None)]
@@ -239,6 +341,7 @@ class Pruning(Journal):
             page = tx.records(run_id, after=after, kinds=CONSIDERED, limit=_PAGE)
             traces += [trace_of(record) for record in page]
             after = page[-1].sequence if page else after
+        traces += map(trace_of, coming)
         traces.sort()
         return surplus(traces, row.live, keep_last)
 

@@ -176,8 +176,9 @@ class FileStore(Runs):
     # -- verbs that are more than one write, or less -------------------------------------------------
 
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        has_surplus = self._find_surplus(batch)
         appends = [self._prepared(append) for append in batch]
-        if len(appends) == 1 and self._append_alone(appends[0]):
+        if len(appends) == 1 and not has_surplus and self._append_alone(appends[0]):
             self._note_kept(appends[0].token, appends[0].records)
             return [_WRITTEN]
         self._check_open()
@@ -187,12 +188,15 @@ class FileStore(Runs):
         told: dict[int, Verdict] = {}
         attempts = Attempts(self.place, "append")
         while left:
-            with _Use(self, "append", is_write=True) as tx:
-                guarded = self._guard(tx)
-                # In the order of their ids, so that two batches never wait for each other.
-                for run_id in sorted(left):
-                    told |= {number: self._append(guarded, appends[number]) for number in left[run_id]}
-                overtaken = tx.commit()
+            try:
+                with _Use(self, "append", is_write=True) as tx:
+                    guarded = self._guard(tx)
+                    # In the order of their ids, so that two batches never wait for each other.
+                    for run_id in sorted(left):
+                        told |= {number: self._append(guarded, appends[number]) for number in left[run_id]}
+                    overtaken = tx.commit()
+            except Overtaken:  # nothing of it was put
+                overtaken = set(left)
             left = {run_id: left[run_id] for run_id in overtaken}
             if left:
                 attempts.wait(Overtaken())

@@ -107,7 +107,8 @@ class PostgresStore(PostgresMedium):
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         is_written: bool | None = None
         is_in_doubt = False
-        if len(batch) == 1:
+        has_surplus = self._find_surplus(batch)
+        if len(batch) == 1 and not has_surplus:
             try:
                 is_written = self._append_alone(batch[0])
             except OutcomeUnknown:
@@ -117,7 +118,7 @@ class PostgresStore(PostgresMedium):
         appends = [self._prepared(append) for append in batch]
         verdicts: builtins.list[Verdict] | None = None
         try:
-            if has_statements(appends):
+            if has_surplus or has_statements(appends):
                 verdicts = self._append_under_locks(appends, is_in_doubt=False)
             elif is_written is None and all(map(is_ordinary, appends)):
                 verdicts = self._append_at_once(appends)

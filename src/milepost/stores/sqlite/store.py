@@ -264,10 +264,11 @@ class SQLiteStore(Runs):
 
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         group = self._group
-        if len(batch) == 1 and self._append_alone(batch[0]):
+        has_surplus = self._find_surplus(batch)
+        if len(batch) == 1 and not has_surplus and self._append_alone(batch[0]):
             return [_WRITTEN]
-        if has_statements(batch):
-            return super().append(batch)
+        if has_surplus or has_statements(batch):
+            return self._append_together(batch)
         appends = [self._prepared(append) for append in batch]
         try:
             if group.is_busy:
