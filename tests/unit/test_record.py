@@ -6,11 +6,18 @@ import base64
 import hashlib
 import json
 import os
+import tracemalloc
 from datetime import UTC, datetime
 
 import pytest
 
-from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    CheckpointVersionError,
+    StateTooLargeError,
+)
+from milepost.model.checkpoint import Checkpoint
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
@@ -166,6 +173,40 @@ def test_no_more_is_unpacked_than_the_size_allows() -> None:
 
 def test_a_size_that_is_not_known_is_taken_from_the_frame() -> None:
     assert b"x" * 5000 == decompress(compress(b"x" * 5000), None)
+
+
+@pytest.mark.parametrize("size", [None, 256 * 1024 * 1024])
+def test_little_that_unpacks_to_much_fills_no_memory(size: int | None) -> None:
+    """More than 1 GiB, or beyond 16 MB more than a thousand times the bytes of `data`, is refused."""
+    bomb = compress(bytes(256 * 1024 * 1024))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointCorruptError, match="at most"):
+            decompress(bomb, size)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [None, 16 * 1024 * 1024])
+def test_little_may_unpack_to_16_megabytes(size: int | None) -> None:
+    assert 16 * 1024 * 1024 == len(decompress(compress(bytes(16 * 1024 * 1024)), size))
+
+
+@pytest.mark.parametrize("text", [b"x" * 17_000_000, os.urandom(8_500_000).hex().encode()], ids=["dense", "random"])
+def test_what_a_reader_would_refuse_is_not_written_compressed(text: bytes) -> None:
+    record = make_record("r", 1, STAMP, CHECKPOINT, "a", state=b'"%s"' % text)
+    is_dense = text[:2] == b"xx"
+    assert is_dense is not record.says_compressed
+    envelope = record._replace(header=Seals().seal(record.header or b"")).envelope()
+    assert text.decode() == Checkpoint.decode(envelope).state
+    assert packed(record).state() == b'"%s"' % text
+
+
+def test_a_state_beyond_the_limit_of_reading_is_not_written() -> None:
+    with pytest.raises(StateTooLargeError, match="no state may have more") as caught:
+        make_record("r", 1, STAMP, CHECKPOINT, "a", state=bytes(2**30 + 1))
+    assert (2**30 + 1, 2**30) == (caught.value.size, caught.value.limit)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 4, 10, -1])

@@ -26,7 +26,17 @@ from milepost.executor.effects import Ask, Drop, Held, Routine, Write
 from milepost.executor.flow import Codec
 from milepost.model.failure import describe, failure_fields, first_line
 from milepost.model.process import this_process
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ROUTE, Record, format_time, make_record, make_step
+from milepost.model.record import (
+    CHECKPOINT,
+    DECOMPRESSED_LIMIT,
+    FAILURE,
+    FINISH,
+    ROUTE,
+    Record,
+    format_time,
+    make_record,
+    make_step,
+)
 from milepost.options import Options
 from milepost.store import Append, Claim, NewRun, Release, Statement, Store, Token
 
@@ -139,11 +149,12 @@ class Journal:
             data = codec.encode(state, root=root)
         except SerializeStateError as exc:
             return exc
-        limit = self._options.max_state_size
-        if limit is not None and len(data) > limit:
+        limit = min(self._options.max_state_size or DECOMPRESSED_LIMIT, DECOMPRESSED_LIMIT)
+        if len(data) > limit:
+            raising = ", or raise max_state_size" if limit < DECOMPRESSED_LIMIT else ""
             return StateTooLargeError(
                 f"the {root} has {len(data)} bytes, and max_state_size is {limit}: keep large data outside it and "
-                f"its path in it, or raise max_state_size",
+                f"its path in it{raising}",
                 size=len(data),
                 limit=limit,
                 type_name=type(state).__qualname__,

@@ -22,12 +22,18 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, StoreError
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    StateTooLargeError,
+    StoreError,
+)
 
 __all__ = [
     "ALWAYS_COMPRESSED",
     "CHECKPOINT",
     "CHECKPOINT_VERSION",
+    "DECOMPRESSED_LIMIT",
     "DIFFERENCE",
     "ENCRYPTED",
     "END",
@@ -57,6 +63,7 @@ __all__ = [
     "packed",
     "parse_time",
     "step_head",
+    "unpacked_limit",
 ]
 
 CHECKPOINT_VERSION: Literal[1] = 1
@@ -85,6 +92,11 @@ DIFFERENCE = "difference"
 NEVER_COMPRESSED = 1024
 ALWAYS_COMPRESSED = 1024 * 1024
 DECOMPRESSED_LIMIT = 1024 * 1024 * 1024
+"""Bytes of the largest state that is unpacked, and therefore that is written."""
+_ANY_RATIO = 16 * 1024 * 1024
+"""Bytes that are unpacked however few they were packed into. More must be at most `_MOST_RATIO` times as many."""
+_MOST_RATIO = 1000
+_PIECE = 1024 * 1024
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -210,7 +222,8 @@ def make_record(
 
     Whether the state is compressed follows from its size: never below 1 KB, always above 1 MB, in between if
     `compressing`. `digest` may be given where it is known already. Keys of `fields` whose value is None are
-    left out, but for `next_node`, where null means "not decided". On the path of every node, so it is kept fast.
+    left out, but for `next_node`, where null means "not decided". `StateTooLargeError` for a
+    state of more than 1 GiB. On the path of every node, so it is kept fast.
     """
     header: dict[str, Any] = {
         "version": CHECKPOINT_VERSION,
@@ -270,8 +283,30 @@ class _CheckpointHeader(msgspec.Struct):
 def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
     """A state as it is written: payload, packing, and what the header says of it (encoding, compressed)."""
     if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
-        return state, UNPACKED, "zstd+base64", True
+        if size > DECOMPRESSED_LIMIT:
+            raise StateTooLargeError(
+                f"the state has {size} bytes, and no state may have more than {DECOMPRESSED_LIMIT}: keep large data outside "
+                f"it and its path in it",
+                type_name="bytes",
+                size=size,
+                limit=DECOMPRESSED_LIMIT,
+            )
+        if size <= _ANY_RATIO or not _is_too_dense(state):
+            return state, UNPACKED, "zstd+base64", True
     return state, "", "json", msgspec.UNSET
+
+
+def _is_too_dense(state: bytes) -> bool:
+    """Whether a state is packed into so few bytes that `decompress` would refuse it."""
+    # A part is packed into no more bytes than the whole, or hardly: most states are told by their beginning.
+    if len(state) <= unpacked_limit(len(compress(state[:_PIECE])) // 2):
+        return False
+    return len(state) > unpacked_limit(len(compress(state)))
+
+
+def unpacked_limit(packed_size: int) -> int:
+    """How many bytes may come out of so many packed ones."""
+    return min(DECOMPRESSED_LIMIT, max(_ANY_RATIO, _MOST_RATIO * packed_size))
 
 
 def make_checkpoint(
@@ -457,22 +492,39 @@ def _zstd() -> Any:
 
 
 def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
-    """Undo `compress`, giving exactly `size` bytes (None: up to 1 GiB); all else is `CheckpointCorruptError`.
+    """Undo `compress`, giving exactly `size` bytes (None: as many as there are); all else is `CheckpointCorruptError`.
 
-    Not a byte beyond that is unpacked, whatever the frame says of itself.
+    More than 1 GiB, or beyond 16 MB more than a thousand times the bytes of `data`, is refused: what is small must not
+    fill the memory. Not a byte beyond is unpacked, whatever the frame says of itself.
     """
-    limit = DECOMPRESSED_LIMIT if size is None else size
+    limit = unpacked_limit(len(data))
     zstd = _zstd()
     try:
+        if size is None:
+            size = _count_unpacked(zstd.ZstdDecompressor(), data, limit)
+        if size > limit:
+            raise CheckpointCorruptError(
+                f"{where} does not unpack to the bytes that it should have: {len(data)} may unpack to {limit} at most"
+            )
         unpacker = zstd.ZstdDecompressor()
-        plain: bytes = unpacker.decompress(data, max_length=min(limit + 1, sys.maxsize))
+        plain: bytes = unpacker.decompress(data, max_length=size + 1)
         is_whole = unpacker.eof and not unpacker.unused_data
     except zstd.ZstdError as exc:
         raise CheckpointCorruptError(f"{where} is not valid zstd: {exc}") from exc
-    if len(plain) > limit or not is_whole or (size is not None and len(plain) != size):
-        wanted = f"at most {limit}" if size is None else str(size)
-        raise CheckpointCorruptError(f"{where} does not unpack to the {wanted} bytes that it should have")
+    if len(plain) != size or not is_whole:
+        raise CheckpointCorruptError(f"{where} does not unpack to the {size} bytes that it should have")
     return plain
+
+
+def _count_unpacked(unpacker: Any, data: bytes, limit: int) -> int:
+    """How many bytes `data` unpacks to, counted piece by piece; some number above `limit` where there are more."""
+    size, given = 0, data
+    while size <= limit and not unpacker.eof:
+        piece = unpacker.decompress(given, max_length=_PIECE)
+        if not piece and unpacker.needs_input:
+            break
+        size, given = size + len(piece), b""
+    return size
 
 
 def format_time(seconds: float) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from milepost.errors import StoreError
 from milepost.model.clock import SYSTEM
 from milepost.model.process import this_process
-from milepost.model.record import ZSTD, Record, compress
+from milepost.model.record import ZSTD, Record, compress, unpacked_limit
 from milepost.store import Append, Claim, Claimed, NewRun, Renewal, RunRow, StoreOptions, Token, Verdict
 from milepost.stores.base.fence import Held, Row
 from milepost.stores.base.group_commit import GroupCommit
@@ -364,7 +364,8 @@ def _smaller(record: Record) -> Record:
     if payload is None or record.packing or record.header is None or not _PACKED_BYTES < len(payload) == record.size:
         return record
     packed = compress(payload)
-    return record._replace(payload=packed, packing=ZSTD) if len(packed) < 0.9 * len(payload) else record
+    is_fair = len(packed) < 0.9 * len(payload) and len(payload) <= unpacked_limit(len(packed))
+    return record._replace(payload=packed, packing=ZSTD) if is_fair else record
 
 
 def _as_it_is(row: Row) -> Row:
