@@ -286,6 +286,19 @@ def test_a_live_run_that_cannot_be_looked_through_goes_on(caplog: pytest.LogCapt
     assert ("r", True) == (told.run_id, "not today" in told.getMessage())  # type: ignore[attr-defined]
 
 
+def test_a_live_run_that_cannot_be_thinned_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with SQLiteStore(tmp_path / "runs.db", clock=FakeClock(), retention=Retention(keep_last=2)) as store:
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as connection, connection:
+            connection.execute("CREATE TRIGGER no BEFORE DELETE ON records BEGIN SELECT raise(ABORT, 'not today'); END")
+        token = begin(store, "r")
+        with caplog.at_level(logging.WARNING, "milepost"):
+            for visit in range(1, 6):
+                assert "written" == write(store, token, checkpoint("r", visit, "a", visit=visit)).outcome
+        assert ([1, 2, 3, 4, 5], True) == ([info.visit for info in store.history("r")], store.verify("r").ok)
+    (told,) = caplog.records
+    assert ("r", True) == (told.run_id, "not today" in told.getMessage())  # type: ignore[attr-defined]
+
+
 # -- in the way of pruning -------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
 from milepost.stores.base.owner import Journal
 from milepost.stores.base.retention import CONSIDERED, surplus, trace_of
-from milepost.stores.base.transaction import Transaction
+from milepost.stores.base.transaction import Overtaken, Transaction
 
 if TYPE_CHECKING:
     from milepost.model.info import Pruned, Retention
@@ -305,9 +305,12 @@ class Pruning(Journal):
         found.began = self.clock.monotonic()
         try:
             removed = tx.remove_records(row.run_id, found.numbers)
-        except CheckpointIntegrityError as exc:
+        except Overtaken:
+            raise
+        except Exception as exc:  # no run fails for what it may forget: the write begins anew without that
             self._warn_of_surplus(row.run_id, exc)
-            return row
+            del self._surpluses[row.run_id]
+            raise Overtaken from exc
         thinned = replace(row, pruned=row.pruned + removed)
         tx.put_row(thinned)
         return thinned
