@@ -587,8 +587,9 @@ class Store(abc.ABC):
     def verify(self, run_id: str) -> VerifyReport:
         """Check every digest, seal, number and gap of a run, changing nothing. `RunNotFoundError`.
 
-        Saves from outside are checked against what was saved, whatever that was. As many numbers may be missing as
-        the row counts as pruned and the records of deletions tell of.
+        Each state must be compact JSON, which is all that an export holds. Saves from outside are checked against what
+        was saved, whatever that was. As many numbers may be missing as the row counts as pruned and the records of deletions
+        tell of.
         """
 
     @abc.abstractmethod

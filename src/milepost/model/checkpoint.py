@@ -38,7 +38,7 @@ from milepost.errors import (
 from milepost.model.record import CHECKPOINT, CHECKPOINT_VERSION, decompress, digest_of, make_record, parse_time
 from milepost.model.seal import KEYED, Seals
 
-__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "migrate", "read_envelope"]
+__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "flaw_of_state", "migrate", "read_envelope"]
 
 Fields = dict[str, Any]
 
@@ -325,6 +325,15 @@ def _compact(text: bytes | bytearray, what: str) -> bytes:
         raise
     except (ValueError, RecursionError, msgspec.DecodeError) as exc:
         raise CheckpointCorruptError(f"{what} is no JSON text: {type(exc).__name__}: {exc}"[:300]) from exc
+
+
+def flaw_of_state(state: bytes) -> str:
+    """Why no envelope can hold a state, in words that follow its name; "" where one can."""
+    try:
+        is_compact = _compact(state, "it") == state
+    except CheckpointCorruptError as exc:
+        return f"is no JSON that an export can hold: {exc}"
+    return "" if is_compact else "has white space between its parts, which no export can hold"
 
 
 def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
