@@ -1,4 +1,4 @@
-"""A proxy before a PostgreSQL server, which cuts a connection at the moment that a test is about."""
+"""A proxy before a PostgreSQL server, which cuts a connection at the moment that a test is about, or has bytes vanish."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Proxy:
         self.dsn = psycopg.conninfo.make_conninfo(**{**fields, "host": "127.0.0.1", "port": port})
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self._swallowing: set[threading.Event] = set()
         self._trap: tuple[bytes, str] | None = None
+        self._takes_no_more = False
         self._lock = threading.Lock()
         self.cuts = 0
         """How many connections were cut."""
@@ -40,6 +42,12 @@ class Proxy:
         self._trap, before = (pattern, what), self.cuts
         yield
         assert self.cuts == before + 1, "nothing was cut"
+
+    def swallow(self, *, all_to_come: bool = False) -> None:
+        """From now on swallow what goes over the connections that are open, and with `all_to_come` over all."""
+        self._takes_no_more = all_to_come
+        for swallows in [*self._swallowing]:
+            swallows.set()
 
     def _start(self, target: object, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
@@ -59,13 +67,25 @@ class Proxy:
             else:
                 server = socket.create_connection(self._server)
             self._sockets += [client, server]
-            swallows = threading.Event()
-            self._start(self._pump, client, server, swallows, True)
-            self._start(self._pump, server, client, swallows, False)
+            ends, vanish = threading.Event(), threading.Event()
+            self._swallowing.add(vanish)
+            if self._takes_no_more:
+                vanish.set()
+            self._start(self._pump, client, server, ends, vanish, True)
+            self._start(self._pump, server, client, ends, vanish, False)
 
-    def _pump(self, source: socket.socket, target: socket.socket, swallows: threading.Event, is_client: bool) -> None:
+    def _pump(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        swallows: threading.Event,
+        vanish: threading.Event,
+        is_client: bool,
+    ) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                if vanish.is_set():
+                    continue
                 if is_client:
                     with self._lock:
                         what = self._sprung(data)

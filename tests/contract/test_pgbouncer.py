@@ -154,7 +154,7 @@ def test_a_pooler_that_is_not_recognised_is_noticed_before_anything_is_done(
 def test_a_pooler_without_a_free_connection_is_waited_for_and_then_named(own_server: Server, postgres: str) -> None:
     settings = {"default_pool_size": 1, "query_wait_timeout": 1}
     with PgBouncer(own_server.dsn, own_server.user, **settings) as pooler, PostgresStore(pooler.dsn) as store:
-        token = begin(store, "r", lease=3.0)
+        token = begin(store, "r", lease=6.0)
         with psycopg.connect(pooler.dsn) as connection:
             connection.execute("SELECT 1")
             with pytest.raises(StoreError, match="query_wait_timeout"):

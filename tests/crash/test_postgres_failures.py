@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+from psycopg_pool import ConnectionPool
 
-from milepost import END, CompiledGraph, Graph
+from milepost import END, CompiledGraph, Engine, Graph
 from milepost.errors import MilepostError, RunExistsError, StoreError
 from milepost.store import Append, Release, Statement, Token
+from milepost.stores.postgres.connection import Link
+from milepost.stores.postgres.pool import Connections
 from milepost.stores.postgres.store import PostgresStore
 from milepost.testing.children import Child
 from milepost.testing.journals import begin, checkpoint, take, work, write
@@ -371,6 +374,158 @@ def test_a_process_that_freezes_with_a_lock_holds_up_others_for_a_short_time(
             else:
                 break
         child.thaw()
-        with pytest.raises(RuntimeError, match="Overtaken"):
+        with pytest.raises(RuntimeError, match="_WriteLost"):
             child.tell("open_write.__exit__(None, None, None)")
     assert "written" == work(store, token, "a").outcome
+
+
+# -- bytes that vanish ---------------------------------------------------------------------------------------
+
+LEASE = 3.0
+"""A server has a third of it for each call."""
+
+
+@pytest.fixture(params=["own", "pool"])
+def vanishing(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[PostgresStore]:
+    """A store whose way to the server can be made a hole; of connections of its own, and of a caller's pool."""
+    if request.param == "own":
+        with PostgresStore(proxy.dsn) as store:
+            yield store
+    else:
+        with (
+            ConnectionPool(proxy.dsn, min_size=2, max_size=2, timeout=LEASE) as pool,
+            PostgresStore(pool) as store,
+        ):
+            yield store
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store, token: write(store, token, checkpoint("r", 1)).outcome == "written",
+        lambda store, token: write(store, token, checkpoint("r", 1), tags={"a": "b"}).outcome == "written",
+        lambda store, token: store.renew([token])[0].outcome == "kept",
+        lambda store, token: store.cancels(["r"]) == {},
+        lambda store, token: store.claim_due(["orders"], 1) == [],
+        lambda store, token: store.get_run("r").info.status == "running",
+        lambda store, token: begin(store, "s", lease=LEASE).run_id == "s",
+    ],
+    ids=["append", "append under locks", "renew", "cancels", "claim", "read", "create"],
+)
+def test_a_call_whose_bytes_vanish_ends_and_takes_another_connection(
+    vanishing: PostgresStore, proxy: Proxy, act: Callable[[PostgresStore, Token], bool]
+) -> None:
+    token = begin(vanishing, "r", lease=LEASE)
+    vanishing.renew([token])
+    proxy.swallow()
+    assert act(vanishing, token)
+    assert vanishing.verify("r").ok
+
+
+def test_a_call_ends_within_its_lease_where_no_connection_leads_anywhere(store: PostgresStore, proxy: Proxy) -> None:
+    token = begin(store, "r", lease=6.0)
+    proxy.swallow(all_to_come=True)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="failed to append"):
+        write(store, token, checkpoint("r", 1))
+    assert time.monotonic() < began + 6.0
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_a_worker_stops_within_its_grace_where_no_connection_leads_anywhere(proxy: Proxy, running: int) -> None:
+    inside, go_on, asked = threading.Event(), threading.Event(), threading.Event()
+
+    def held(state: Count) -> Count:
+        inside.set()
+        go_on.wait()
+        return state
+
+    flow = Graph(Count).add_node("a", held).add_edge("a", END).set_entry("a").compile("held")
+    store = PostgresStore(proxy.dsn)
+    claim_due = store.claim_due
+
+    def told(*args: object, **options: object) -> object:
+        if inside.is_set() or not running:
+            proxy.swallow(all_to_come=True)
+            asked.set()
+        return claim_due(*args, **options)  # type: ignore[arg-type]
+
+    engine = Engine(store, flows=[flow])
+    for n in range(running):
+        engine.start(flow, Count(), run_id=f"r{n}")
+    store.claim_due = told  # type: ignore[assignment,method-assign]
+    worker = engine.worker(poll=0.01, grace=0.5)
+    with worker:
+        assert asked.wait(30)
+        began = time.monotonic()
+    engine.close()
+    store.close()
+    # A call of the server may take 10 seconds here; the bound is the grace, and a second each for what is under way.
+    assert time.monotonic() < began + 8
+    go_on.set()
+
+
+# -- servers that take no writes for a while -----------------------------------------------------------------
+
+
+@pytest.fixture
+def read_only(database: Database) -> Iterator[Callable[[bool], None]]:
+    """Have the sessions that begin from now on take no writes, or take them again; those that are open are cut."""
+    name = database.query("SELECT quote_ident(current_database())")[0][0]
+
+    def put(is_on: bool) -> None:
+        database.query("SET default_transaction_read_only = off")
+        value = "SET default_transaction_read_only = on" if is_on else "RESET default_transaction_read_only"
+        database.query(f"ALTER DATABASE {name} {value}")
+        if is_on:
+            kill = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'milepost'"
+            database.query(kill)
+
+    yield put
+    put(False)
+
+
+WRITES: dict[str, Callable[[PostgresStore, Token], object]] = {
+    "append": lambda store, token: write(store, token, checkpoint("r", 1)),
+    "append under locks": lambda store, token: write(store, token, checkpoint("r", 1), tags={"a": "b"}),
+    "statements": lambda store, token: store.append(
+        [Append(token, (checkpoint("r", 1),), statements=(Statement("SELECT %s", (1,)),))]
+    ),
+    "renew": lambda store, token: store.renew([token]),
+    "signal": lambda store, token: store.put_signal("r", "go", None),
+    "save": lambda store, token: store.save("s", "a", b"1"),
+    "claim": lambda store, token: store.claim_due(["orders"], 1),
+    "create": lambda store, token: begin(store, "s"),
+    "delete": lambda store, token: store.delete_run("ready"),
+}
+
+
+@pytest.mark.parametrize("act", WRITES.values(), ids=WRITES)
+def test_a_write_waits_until_the_server_takes_writes_again(
+    store: PostgresStore, read_only: Callable[[bool], None], act: Callable[[PostgresStore, Token], object]
+) -> None:
+    token = begin(store, "r")
+    begin(store, "ready", status="ready")
+    refused = threading.Event()
+    give = Connections.give
+
+    def tell(self: Connections, link: Link) -> None:
+        if link.is_lost:
+            refused.set()
+        give(self, link)
+
+    read_only(True)
+    # The sessions that are open now take no writes, and stay open.
+    [store.get_run("r") for _ in range(2)]
+    outcomes: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connections, "give", tell)
+        thread = threading.Thread(target=lambda: outcomes.append(act(store, token)))
+        thread.start()
+        assert refused.wait(30)
+        assert "running" == store.get_run("r").info.status  # who reads need not wait
+        read_only(False)
+        thread.join()
+    assert 1 == len(outcomes)
+    assert store.verify("r").ok
+    assert "written" == write(store, token, checkpoint("r", store.get_run("r").info.sequence + 1)).outcome

@@ -1,7 +1,8 @@
 """The connections, the transactions and the clock of a PostgreSQL store: what a medium is to the verbs.
 
 What can happen to a connection: lost before a commit was sent, nothing was written, and the write begins anew on another
-one. Lost while the commit was on its way, nobody knows: that is `OutcomeUnknown`.
+one. Lost while the commit was on its way, nobody knows: that is `OutcomeUnknown`. A session that takes no writes, since its
+server was read-only when it began, counts as lost: the server is waited for as it is through a restart.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.clock import ServerClock
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
 from milepost.stores.postgres.driver import psycopg
-from milepost.stores.postgres.pool import Connections, connections_of, place_of
+from milepost.stores.postgres.pool import Connections, Waiting, connections_of, place_of
 from milepost.stores.postgres.statements import Tables
 from milepost.stores.postgres.transaction import PostgresTransaction
 
@@ -37,7 +38,10 @@ _LOCK_SECONDS = 0.25
 """How long the renewal of one lease waits for its row, which appends lock for a moment each."""
 
 _READING = b"ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_WRITING = b"ISOLATION LEVEL READ COMMITTED READ WRITE"
+_WRITING = b"ISOLATION LEVEL READ COMMITTED"
+"""Without READ WRITE: where a database or its server is to take no writes, that is told alike for all of them."""
+_OPENING = 6
+"""How many times as long as a call it may take to see to the tables."""
 UNDONE = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation)
 """Nothing is wrong but that somebody else was there at the same moment."""
 
@@ -47,6 +51,10 @@ class OutcomeUnknown(StoreError):
 
     interrupted: int | None = None
     """The thread whose interrupt, the cause, it was."""
+
+
+class _WriteLost(StoreError):
+    """The connection was lost before a write was committed: nothing was written."""
 
 
 class PostgresMedium(Runs):
@@ -71,7 +79,9 @@ class PostgresMedium(Runs):
             link = self._take("open", connections)
             try:
                 self.place = place_of(link.connection, schema, postgres_schema.SCHEMA)
-                postgres_schema.prepare(link.connection, schema, self.place)
+                link.timer.allow(_OPENING * self._patience)
+                with link.timer:
+                    postgres_schema.prepare(link.connection, schema, self.place)
             finally:
                 connections.give(link)
         except BaseException:
@@ -109,8 +119,12 @@ class PostgresMedium(Runs):
 
     # -- connections -------------------------------------------------------------------------------
 
+    def _waiting(self) -> Waiting:
+        """The time for which a call is tried again where the server is away: what one call takes, and then an opening."""
+        return Waiting(2 * self._patience)
+
     def _take(self, op: str, connections: Connections) -> Link:
-        end = SYSTEM.monotonic() + self._patience
+        waiting = self._waiting()
         while True:
             self._check_open()
             try:
@@ -122,9 +136,9 @@ class PostgresMedium(Runs):
             try:
                 self._server_clock.set_by(link)
             except psycopg.Error as exc:
-                is_hopeless = not link.is_lost or SYSTEM.monotonic() > end
+                is_lost = link.is_lost
                 connections.give(link)
-                if is_hopeless:
+                if not is_lost or not waiting.goes_on():
                     raise self._failure(op, exc) from exc
             else:
                 return link
@@ -146,33 +160,34 @@ class PostgresMedium(Runs):
 
     def _ask(self, op: str, connections: Connections, question: Callable[[Link], T]) -> T:
         """What one statement gives that may be run twice: it is, should the connection be lost or others be faster."""
-        end = SYSTEM.monotonic() + self._patience
+        waiting = self._waiting()
         while True:
             link = self._take(op, connections)
             try:
                 return question(link)
             except psycopg.Error as exc:
-                if not (link.is_lost or isinstance(exc, UNDONE)) or SYSTEM.monotonic() > end:
-                    raise self._failure(op, exc) from exc
+                error, may_succeed = exc, link.is_lost or isinstance(exc, UNDONE)
             finally:
                 connections.give(link)
+            if not may_succeed or not waiting.goes_on():
+                raise self._failure(op, error) from error
 
     # -- transactions ------------------------------------------------------------------------------
 
     def _begin(self, op: str, connections: Connections, mode: bytes) -> Link:
         """A connection with an open transaction. One that turns out to be lost is replaced: nothing has happened yet."""
-        end = SYSTEM.monotonic() + self._patience
+        waiting = self._waiting()
         while True:
             link = self._take(op, connections)
             try:
                 link.begin(mode, self._patience)
             except BaseException as exc:
                 link.roll_back()
-                is_hopeless = not link.is_lost or SYSTEM.monotonic() > end
+                is_lost = link.is_lost
                 connections.give(link)
                 if not isinstance(exc, psycopg.Error):
                     raise
-                if is_hopeless:
+                if not is_lost or not waiting.goes_on():
                     raise self._failure(op, exc) from exc
             else:
                 return link
@@ -187,6 +202,15 @@ class PostgresMedium(Runs):
 
         return PostgresTransaction(link, self._tables, self._preparing, restart, abandoned, is_write=is_write)
 
+    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+        waiting = self._waiting()
+        while True:
+            try:
+                return super()._change(op, body)
+            except _WriteLost as exc:
+                if not waiting.goes_on():
+                    raise self._failure(op, exc.__cause__ or exc) from exc.__cause__
+
     @contextmanager
     def _write(self, op: str) -> Iterator[Transaction]:
         connections = self._renewing if op == "renew" else self._connections
@@ -197,7 +221,9 @@ class PostgresMedium(Runs):
             yield self._transaction(link, _WRITING, is_write=True)
             self._commit(link, op)
         except psycopg.Error as exc:
-            if link.is_stale() or is_lost_statement(exc) or isinstance(exc, UNDONE):
+            if link.is_lost or link.is_stale():
+                raise _WriteLost(self._told(op, exc), store=self.place, op=op) from exc
+            if is_lost_statement(exc) or isinstance(exc, UNDONE):
                 raise Overtaken from exc
             raise self._failure(op, exc) from exc
         finally:

@@ -2,7 +2,8 @@
 
 Transactions are begun and ended, and frequent statements run, by calls of libpq itself. psycopg's own way costs more than
 the statement does in the server. It also lets a Ctrl-C cancel a statement that has begun, and then nobody knows what became
-of it: here the call ends first, and Python raises after it. The server and TCP bound how long that takes.
+of it: here the call ends first, and Python raises after it. The server bounds how long that takes, and a `CallTimer` does
+where the server does not answer.
 
 Statements are prepared where the connection is a direct one. Behind a pooler, which may give each transaction another
 connection of the server, a name may stand for nothing there, or for a statement of somebody else. A pooler is known by the
@@ -22,6 +23,7 @@ from typing import Any
 
 from milepost.store import Token
 from milepost.stores.postgres.driver import pq, psycopg
+from milepost.stores.postgres_timing import CallTimer
 
 __all__ = ["Frequent", "Link", "Preparing", "Session", "is_lost_statement", "pack_int"]
 
@@ -34,8 +36,12 @@ _OK = (
     pq.ExecStatus.TUPLES_OK,
 )  # a set would ask for hashes, which are slow for an enumeration
 _POLLED = select.POLLIN | select.POLLERR | select.POLLHUP if hasattr(select, "poll") else 0
-_LAST_WORDS = (b"", b"57P")
-"""How the codes begin of what is the end of a connection: none, for none came from the server, or it shuts down."""
+_NO_MORE_USE = (b"25006", b"25P", b"08", b"57P")
+"""How the codes begin that say that a session is of no more use.
+
+It takes no writes, since its server was a standby or read-only when it began; its transaction was ended from outside; or the
+server, or what stands before it, ends the session."""
+_ENDS = (b"FATAL", b"PANIC")
 _LOOKS = 8
 _TIMEOUTS = ("statement_timeout", "idle_in_transaction_session_timeout")
 """The latter ends the transaction, and with it the locks, of a process that was frozen or of a machine that is gone."""
@@ -163,19 +169,21 @@ class Session:
     written after it but this process. Another connection may lead to a replica that took over and lacks the record.
     """
 
-    __slots__ = ("is_direct", "newest", "prepared")
+    __slots__ = ("is_direct", "newest", "prepared", "timer")
 
-    def __init__(self, connection: psycopg.Connection[Any], timeout: float | None = None) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], patience: float, timeout: float | None = None) -> None:
         """Ask the server, over an idle connection. `timeout`: what a direct one is to give each statement, in seconds."""
+        self.timer = CallTimer(connection.pgconn.socket, patience)
         told = connection.pgconn.backend_pid
         # What is set for a session must not reach a pooler, which would hand it on to whoever comes next.
         setting = "true"
         if timeout is not None:
             setting = " AND ".join(f"set_config('{name}', '{timeout * 1000:.0f}', false) <> ''" for name in _TIMEOUTS)
-        result = connection.pgconn.exec_(
-            f"SELECT CASE WHEN pg_backend_pid() = {told:d} THEN {setting} ELSE false END".encode()
-        )
-        self.is_direct: bool = _check(connection.pgconn, result).get_value(0, 0) == b"t"
+        with self.timer:
+            result = connection.pgconn.exec_(
+                f"SELECT CASE WHEN pg_backend_pid() = {told:d} THEN {setting} ELSE false END".encode()
+            )
+        self.is_direct: bool = _check(connection.pgconn, result, self.timer).get_value(0, 0) == b"t"
         self.prepared: set[bytes] = set()
         self.newest: tuple[Token, int] | None = None
         """The record that was last appended to a run, by its owner's token and its number."""
@@ -184,7 +192,7 @@ class Session:
 class Link:
     """A connection in the hands of one thread. `timeout`: how many seconds its session gives each statement; None: unknown.
 
-    What fails raises psycopg's errors; `is_lost` tells whether the connection still is.
+    What fails raises psycopg's errors; `is_lost` tells whether the connection is still of use.
     """
 
     __slots__ = (
@@ -196,6 +204,7 @@ class Link:
         "_timeout",
         "connection",
         "cursor",
+        "timer",
         "used_at",
     )
 
@@ -206,6 +215,7 @@ class Link:
         self.cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
         self._pgconn = connection.pgconn
         self._session = session
+        self.timer = session.timer
         self._preparing = preparing
         self._timeout = timeout if session.is_direct else None
         self._has_failed = False
@@ -220,17 +230,23 @@ class Link:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is known to be no more."""
+        """Whether the connection is known to be of no more use."""
         # libpq itself does not notice that what it sent went nowhere.
         return self._has_failed or self._pgconn.status == pq.ConnStatus.BAD
 
     def _checked(self, result: pq.abc.PGresult) -> pq.abc.PGresult:
         """`result` itself, if it is a success; else psycopg's error for it."""
         try:
-            return _check(self._pgconn, result)
+            return _check(self._pgconn, result, self.timer)
         except ConnectionLost:
             self._has_failed = True
             raise
+
+    def note_error(self, error: psycopg.Error) -> None:
+        """Take in an error that `cursor` raised."""
+        severity = (error.diag.severity_nonlocalized or "").encode()
+        if _is_of_no_more_use(severity, (error.sqlstate or "").encode()):
+            self._has_failed = True
 
     @property
     def is_idle(self) -> bool:
@@ -283,10 +299,13 @@ class Link:
         """Undo the transaction, if there is one. Never fails: the loss of the connection undoes it too."""
         # psycopg would deallocate all prepared statements after a ROLLBACK that it knows of.
         if not self.is_lost and not self.is_idle:
-            self._pgconn.exec_(b"ROLLBACK")
+            with self.timer:
+                self._pgconn.exec_(b"ROLLBACK")
 
     def _command(self, text: bytes) -> Any:
-        return self._checked(self._pgconn.exec_(text))
+        with self.timer:
+            result = self._pgconn.exec_(text)
+        return self._checked(result)
 
     def run(self, statement: Frequent, values: Sequence[Any]) -> list[tuple[bytes | None, ...]]:
         """Run a statement by itself, durable on return; its rows, in their binary form."""
@@ -304,10 +323,12 @@ class Link:
 
     def execute(self, statement: Frequent, encoded: list[Any]) -> pq.abc.PGresult:
         """`run` with values that are encoded already; the result as libpq has it."""
-        pgconn, session = self._pgconn, self._session
+        pgconn, session, timer = self._pgconn, self._session, self.timer
         if self._preparing.is_on and session.is_direct:
             if statement.name in session.prepared:
+                timer.start()
                 result = pgconn.exec_prepared(statement.name, encoded, statement.formats, pq.Format.BINARY)
+                timer.stop()
                 if result.status in _OK:
                     return result
                 told = self._execute_prepared(statement, encoded, result)
@@ -315,7 +336,8 @@ class Link:
                 told = self._execute_prepared(statement, encoded, None)
             if told is not None:
                 return told
-        result = pgconn.exec_params(statement.text, encoded, statement.oids, statement.formats, pq.Format.BINARY)
+        with timer:
+            result = pgconn.exec_params(statement.text, encoded, statement.oids, statement.formats, pq.Format.BINARY)
         return self._checked(result)
 
     def _execute_prepared(
@@ -329,9 +351,12 @@ class Link:
                 if failed is not None:
                     self._checked(failed)
                 if statement.name not in prepared:
-                    self._checked(pgconn.prepare(statement.name, statement.text, statement.oids))
+                    with self.timer:
+                        result = pgconn.prepare(statement.name, statement.text, statement.oids)
+                    self._checked(result)
                     prepared.add(statement.name)
-                result = pgconn.exec_prepared(statement.name, encoded, statement.formats, pq.Format.BINARY)
+                with self.timer:
+                    result = pgconn.exec_prepared(statement.name, encoded, statement.formats, pq.Format.BINARY)
                 return self._checked(result)
             except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as exc:
                 prepared.clear()
@@ -341,7 +366,7 @@ class Link:
 
 
 class ConnectionLost(psycopg.OperationalError):
-    """No answer came, or the server said that it was its last."""
+    """No answer came, or the server said that the session is of no more use."""
 
 
 def is_lost_statement(exc: BaseException) -> bool:
@@ -349,10 +374,18 @@ def is_lost_statement(exc: BaseException) -> bool:
     return isinstance(exc, psycopg.errors.InvalidSqlStatementName | psycopg.errors.DuplicatePreparedStatement)
 
 
-def _check(pgconn: pq.abc.PGconn, result: pq.abc.PGresult) -> pq.abc.PGresult:
+def _check(pgconn: pq.abc.PGconn, result: pq.abc.PGresult, timer: CallTimer) -> pq.abc.PGresult:
     if result.status in _OK:
         return result
+    if timer.is_over:
+        raise ConnectionLost("the server did not answer in time")
     state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
-    if pgconn.status == pq.ConnStatus.BAD or state[:3] in _LAST_WORDS:
-        raise ConnectionLost(f"the connection is lost: {pgconn.get_error_message()}")
+    severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) or b""
+    # Without a state the error is not the server's.
+    if pgconn.status == pq.ConnStatus.BAD or not state or _is_of_no_more_use(severity, state):
+        raise ConnectionLost(f"the connection is of no more use: {pgconn.get_error_message()}")
     raise psycopg.errors.error_from_result(result)
+
+
+def _is_of_no_more_use(severity: bytes, state: bytes) -> bool:
+    return severity in _ENDS or state.startswith(_NO_MORE_USE)

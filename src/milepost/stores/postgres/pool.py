@@ -1,7 +1,8 @@
 """Where the connections of a PostgreSQL store come from: they are its own, or those of a caller's pool.
 
 A store's own are opened when they are needed, by the thread that needs one, so that whoever waits is told why; an idle one
-that the server has dropped is noticed before it is used. No lock is held while a connection is opened or used.
+that the server has dropped is noticed before it is used. One that turns out to be of no more use is closed, and with it all
+that are idle: they lead the same way. No lock is held while a connection is opened or used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from milepost.errors import OptionError, StoreClosedError, StoreError
@@ -24,7 +26,7 @@ from milepost.stores.postgres.driver import conninfo, psycopg
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
-__all__ = ["Connections", "connections_of", "fields_of", "open_connection", "place_of"]
+__all__ = ["Connections", "Waiting", "connections_of", "fields_of", "open_connection", "place_of"]
 
 _MOST = 8
 """Connections of a store's own, besides the one that renews leases. Threads that append at once share them."""
@@ -36,6 +38,24 @@ _SPLIT_WRONGLY = re.compile(r"\w+://([^/?@]*@[^/?]*@|[^/?@]*/[^?]*@)")
 """A URL whose password has `@` or `/` as they are: libpq takes what follows for a host or a database, and errors show it."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
+_LAST_CALLS = 1.0
+"""Seconds that a call may still take once its store is closed."""
+
+
+class Waiting:
+    """The time for which something is tried again, and the pauses in it: the first try again is at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._pause = 0.0
+
+    def goes_on(self) -> bool:
+        """Let a pause pass. False: the time is over."""
+        if time.monotonic() + self._pause > self._end:
+            return False
+        time.sleep(self._pause)
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+        return True
 
 
 class Connections(abc.ABC):
@@ -50,6 +70,7 @@ class Connections(abc.ABC):
             self._free.put(None)
         self._closing = threading.Lock()
         self._is_closed = False
+        self._in_use: set[Link] = set()
 
     def take(self, patience: float) -> Link:
         """A connection without a transaction, waited for at most `patience` seconds.
@@ -65,27 +86,42 @@ class Connections(abc.ABC):
         try:
             if self._is_closed:
                 raise StoreClosedError(f"the store {self.place} is closed: open it again to use it")
-            return self._take(patience)
+            link = self._take(patience)
         except BaseException:
             self._free.put(None)
             raise
+        link.timer.allow(patience)
+        self._in_use.add(link)
+        if self._is_closed:  # meanwhile
+            link.timer.hurry(_LAST_CALLS)
+        return link
 
     def give(self, link: Link) -> None:
         """Give a connection back. One that is lost, or still in a transaction, is not used again."""
         try:
+            self._in_use.discard(link)
             self._give(link)
+            if self._is_closed:
+                self._let_go()
         finally:
             self._free.put(None)
 
     def close(self) -> None:
-        """Wait until all connections are given back, and let go of them. Again: no error."""
+        """Wait until all connections are given back, and let go of them. Again: no error.
+
+        Calls that are under way get a second more. Whoever opens a connection just now, or has one after two, lets go of it.
+        """
         with self._closing:
             self._is_closed = True
+            for link in [*self._in_use]:
+                link.timer.hurry(_LAST_CALLS)
+            end = time.monotonic() + 2 * _LAST_CALLS
             waited = 0
             try:
-                while waited < self._most:
-                    self._free.get()
-                    waited += 1
+                with suppress(queue.Empty):
+                    while waited < self._most:
+                        self._free.get(timeout=max(end - time.monotonic(), 0))
+                        waited += 1
                 self._let_go()
             finally:
                 # Who has waited for a connection meanwhile is told.
@@ -137,38 +173,39 @@ class _Own(Connections):
 
     def _open(self, patience: float) -> Link:
         """Open a connection; a server that is being restarted is waited for."""
-        end = time.monotonic() + patience
-        pause = _FIRST_PAUSE
+        waiting = Waiting(patience)
         while True:
             try:
                 link = self._connect(patience)
             except psycopg.OperationalError:
-                if not self._was_reached or self._is_closed or time.monotonic() + pause > end:
+                if not self._was_reached or self._is_closed or not waiting.goes_on():
                     raise
             else:
                 self._was_reached = True
                 return link
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _connect(self, patience: float) -> Link:
         connection = open_connection(self._dsn, patience)
         try:
-            return Link(connection, Session(connection, patience), self._preparing, patience)
+            return Link(connection, Session(connection, patience, patience), self._preparing, patience)
         except BaseException:
             connection.close()
             raise
 
     def _give(self, link: Link) -> None:
-        if link.is_lost or not link.is_idle:
+        if link.is_lost:
+            link.connection.close()
+            self._let_go()
+        elif not link.is_idle:
             link.connection.close()
         else:
             link.used_at = time.monotonic()
             self._idle.append(link)
 
     def _let_go(self) -> None:
-        while self._idle:
-            self._idle.pop().connection.close()
+        with suppress(IndexError):  # others take them too
+            while True:
+                self._idle.pop().connection.close()
 
 
 class _Callers(Connections):
@@ -216,7 +253,7 @@ class _Callers(Connections):
                 self._transactional.add(connection)
             session = self._sessions.get(connection)
             if session is None:
-                session = self._sessions[connection] = Session(connection)
+                session = self._sessions[connection] = Session(connection, patience)
             return Link(connection, session, self._preparing)
         except BaseException:
             self._pool.putconn(connection)
@@ -230,14 +267,19 @@ class _Callers(Connections):
 
     def _return(self, link: Link) -> None:
         connection = link.connection
-        if connection in self._transactional and not link.is_lost and link.is_idle:
+        if link.is_lost:
+            connection.close()  # the pool looks for no more than whether it is closed
+            if link.timer.is_over and hasattr(self._pool, "drain"):  # psycopg_pool 3.3
+                self._pool.drain()
+        elif connection in self._transactional and link.is_idle:
             connection.autocommit = False
         self._transactional.discard(connection)
         self._pool.putconn(connection)
 
     def _let_go(self) -> None:
-        while self._kept:
-            self._return(self._kept.pop())
+        with suppress(IndexError):  # others take them too
+            while True:
+                self._return(self._kept.pop())
 
 
 def connections_of(dsn_or_pool: Any, preparing: Preparing) -> Connections:

@@ -64,10 +64,11 @@ class PostgresStore(PostgresMedium):
     (to renew leases) if it has more than one; the pool stays the caller's to close, and after a fork the child needs a store
     of its own. With a URL the store opens what it needs, at most nine.
 
-    A server that does not answer is given up after a third of the shortest lease in use, 10 seconds as a rule and never less
-    than 1: by TCP and by `connect_timeout`, unless the URL says otherwise, and by `statement_timeout`, which is set for
-    transactions everywhere, and for single statements on direct connections that the store has opened itself. On a caller's
-    pool and behind a pooler, set `statement_timeout` there. A transaction whose process is frozen is ended as soon.
+    A server has a third of the shortest lease in use for a statement, 10 seconds as a rule and never less than 1: by
+    `statement_timeout`, which is set for transactions everywhere, and for single statements on direct connections that the
+    store has opened itself. On a caller's pool and behind a pooler, set it there. A transaction whose process is frozen is
+    ended as soon. A server that does not answer at all is given up a little later, on every connection: by TCP and
+    `connect_timeout`, unless the URL says otherwise, and where bytes vanish on the way by the store itself.
 
     Leases go by the server's clock, unless `clock` is given, so the machines' own clocks need not agree.
 
@@ -230,12 +231,12 @@ class PostgresStore(PostgresMedium):
 
         `is_in_doubt`: it may have been written already. That is asked of the journal, by the record itself.
         """
-        end = SYSTEM.monotonic() + 2 * self._patience
+        waiting = self._waiting()
         while True:
             try:
                 return self._change("append", partial(self._append_each, appends, is_in_doubt))
             except OutcomeUnknown as exc:
-                if SYSTEM.monotonic() > end:
+                if not waiting.goes_on():
                     raise
                 _logger.debug("an append to %s is looked for in the journal: %s", self.place, exc)
                 is_in_doubt = True
@@ -272,24 +273,29 @@ class PostgresStore(PostgresMedium):
 
     def create(self, new: NewRun) -> Token:
         self._heed(new.lease)
-        try:
-            return super().create(new)
-        except OutcomeUnknown as exc:
-            _logger.debug("run %r is looked for: %s", new.run_id, exc, extra={"run_id": new.run_id})
-        with self._reading("create") as tx:
-            row = tx.row(new.run_id)
-            begun = tx.records(new.run_id, before=1)
-        header = None if not begun else begun[0].header
-        if new.status == "running":
-            is_ours = row is not None and row.nonce == new.nonce
-        else:
-            is_ours = header is not None and header.startswith(new.record.header or b"\0")
-        if not is_ours:
-            return super().create(new)
+        waiting = self._waiting()
+        while True:
+            try:
+                return super().create(new)
+            except OutcomeUnknown as exc:
+                if not waiting.goes_on():
+                    raise
+                _logger.debug("run %r is looked for: %s", new.run_id, exc, extra={"run_id": new.run_id})
+            if self._is_begun(new):
+                break
         token = Token(new.run_id, 1, new.nonce, this_process().key)
         if new.status == "running":
             self._held[new.run_id] = Held(token)
         return token
+
+    def _is_begun(self, new: NewRun) -> bool:
+        with self._reading("create") as tx:
+            row = tx.row(new.run_id)
+            begun = tx.records(new.run_id, before=1)
+        if new.status == "running":
+            return row is not None and row.nonce == new.nonce
+        header = None if not begun else begun[0].header
+        return header is not None and header.startswith(new.record.header or b"\0")
 
     def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
         if op == "create":

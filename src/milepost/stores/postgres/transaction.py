@@ -89,17 +89,20 @@ class PostgresTransaction(Transaction):
     def _execute(self, query: str, values: Any) -> psycopg.Cursor[Any]:
         statement = self._tables(query)
         try:
-            cursor = self._cursor.execute(
-                statement, values, prepare=None if self._preparing.is_on else False, binary=True
-            )
+            with self._link.timer:
+                cursor = self._cursor.execute(
+                    statement, values, prepare=None if self._preparing.is_on else False, binary=True
+                )
         except psycopg.Error as exc:
+            self._link.note_error(exc)
             if not is_lost_statement(exc):
                 raise
             self._preparing.give_up(f"they get lost between here and the server ({exc})")
             if not self._is_fresh:
                 raise Overtaken from exc
             self._restart()
-            cursor = self._cursor.execute(statement, values, prepare=False, binary=True)
+            with self._link.timer:
+                cursor = self._cursor.execute(statement, values, prepare=False, binary=True)
         self._is_fresh = False
         return cursor
 

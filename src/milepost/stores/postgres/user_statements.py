@@ -47,7 +47,8 @@ def perform(link: Link, statements: Sequence[Statement]) -> None:
         for sql, params in statements:
             _refuse(sql)
             # Binary, so that it goes the way on which the server takes but one statement.
-            link.cursor.execute(cast("Any", sql), params or None, prepare=False, binary=True)
+            with link.timer:
+                link.cursor.execute(cast("Any", sql), params or None, prepare=False, binary=True)
             if not link.is_in_order:
                 raise StoreError(f"the transaction ended within the statement {sql!r}", op="append")
         link.check_constraints()

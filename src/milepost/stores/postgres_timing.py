@@ -1,0 +1,121 @@
+"""An end on this side for each call of a PostgreSQL server.
+
+Where bytes vanish between here and the server, a call gets no answer and no error, and libpq waits for ever. One daemon
+thread of the process looks at the calls that are under way. It shuts down the socket of one that is overdue: libpq then
+returns as if the server had gone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+__all__ = ["CallTimer"]
+
+_SLACK = 1.2
+"""How many times as long as the server a call may take here: while the server answers, it ends what takes too long."""
+_LOOKS = 10
+"""How often the thread looks at a call within its time."""
+
+
+class CallTimer:
+    """The time that each call over one connection may take. As a context manager it times one call."""
+
+    __slots__ = ("__weakref__", "_ends_at", "_limit", "_socket", "is_over")
+
+    def __init__(self, descriptor: int, patience: float) -> None:
+        # A descriptor of our own: libpq closes its own whenever it likes, and the number may then be somebody else's.
+        self._socket = socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM)
+        self._ends_at = math.inf
+        self.is_over = False
+        """Whether a call took too long, and the connection was shut down."""
+        self.allow(patience)
+        _overseer.add(self)
+
+    def allow(self, patience: float) -> None:
+        """Have each call from now on end soon after the `patience` seconds that the server has for it."""
+        self._limit = _SLACK * patience
+
+    def start(self) -> None:
+        """A call begins."""
+        self._ends_at = time.monotonic() + self._limit
+
+    def stop(self) -> None:
+        """The call has ended."""
+        self._ends_at = math.inf
+
+    def hurry(self, seconds: float) -> None:
+        """Have the call that is under way, and each one after it, end within `seconds`."""
+        self._limit = min(self._limit, seconds)
+        self._ends_at = min(self._ends_at, time.monotonic() + seconds)
+        _overseer.wake()
+
+    def look(self, now: float) -> float:
+        """Shut the connection down if its call is overdue. Return the seconds until the next look."""
+        if now >= self._ends_at:
+            self.is_over = True
+            self._ends_at = math.inf
+            with suppress(OSError):  # it has ended by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
+        return self._limit / _LOOKS
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was never made
+            self._socket.close()
+
+
+class _Overseer:
+    """The thread that looks at all timers of this process, for as long as there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._timers: weakref.WeakSet[CallTimer] = weakref.WeakSet()
+        self._is_running = False
+        self._wake = threading.Event()
+
+    def add(self, timer: CallTimer) -> None:
+        with self._lock:
+            self._timers.add(timer)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="milepost-postgres", daemon=True).start()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look now: a time has become shorter."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        while (pause := self._look()) is not None:
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _look(self) -> float | None:
+        """Look at all timers. Return the seconds until the next look; None: no timer is left."""
+        with self._lock:
+            timers = [*self._timers]
+            self._is_running = bool(timers)
+        now = time.monotonic()
+        return min((timer.look(now) for timer in timers), default=None)
+
+
+_overseer = _Overseer()
+
+
+def _after_fork() -> None:
+    _overseer.__init__()  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
