@@ -5,6 +5,9 @@ hands all appends over in one `append(batch)` so that they share a commit (those
 commit of its own), and performs the other calls one by one. A
 run has at most one request in a lane at a time, so the order between requests does not matter. Answers go back with one
 wake-up per event loop and round.
+
+A store that does not answer keeps its lane's thread, and all that waits for it. Tasks that must end all the same give their
+answers up.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ import asyncio
 import os
 import queue
 import threading
+import time
 import weakref
+from collections.abc import Collection
 from typing import Any
 
+from milepost.errors import StoreError
 from milepost.executor.effects import Ask, Effect, Write
 from milepost.store import Store
 
@@ -23,6 +29,8 @@ __all__ = ["Answer", "Lane", "lane_of"]
 
 IDLE = 10.0
 """Seconds after which a lane without work ends its thread."""
+PROMPT = 1.0
+"""Seconds within which a store answers those who can't wait for it."""
 
 
 class Answer(asyncio.Future[Any]):
@@ -30,6 +38,10 @@ class Answer(asyncio.Future[Any]):
 
     So a write that has begun has ended before anybody hears of the cancel. `asyncio.shield` would need three futures for it.
     """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.task = asyncio.current_task(loop)
 
     def cancel(self, msg: Any | None = None) -> bool:
         return False
@@ -47,11 +59,15 @@ class Lane:
         self._waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = False
+        self._open: set[Answer] = set()
+        self._busy_since: float | None = None
+        """When its thread began the store call that it is in, in the machine's monotonic seconds."""
 
     def submit(self, effect: Effect) -> Answer:
         """Hand over an `Ask` or a `Write`."""
         loop = asyncio.get_running_loop()
-        answer = Answer(loop=loop)
+        answer = Answer(loop)
+        self._open.add(answer)
         self._waiting.put((effect, loop, answer))
         if not self._is_running:
             with self._lock:
@@ -59,6 +75,16 @@ class Lane:
                     self._is_running = True
                     threading.Thread(target=self._run, name="milepost-lane", daemon=True).start()
         return answer
+
+    def give_up(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """If the store does not answer, fail what `tasks` of this loop wait for: a call that it has begun may still count."""
+        since = self._busy_since
+        if since is None or time.monotonic() < since + PROMPT:
+            return
+        for answer in [*self._open]:
+            if answer.task in tasks and not answer.done():
+                self._open.discard(answer)
+                answer.set_exception(StoreError("the store did not answer in time: look at the way to it", op="wait"))
 
     def _run(self) -> None:
         while True:
@@ -72,7 +98,8 @@ class Lane:
                 continue
             while not self._waiting.empty():
                 requests.append(self._waiting.get())
-            self._perform(requests)
+            self._perform([request for request in requests if not request[2].done()])
+            self._busy_since = None
             del requests
 
     def _perform(self, requests: list[Request]) -> None:
@@ -80,6 +107,7 @@ class Lane:
         answers: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
         for together in _batches(writes):
             store = together[0][0].store  # type: ignore[attr-defined]
+            self._busy_since = time.monotonic()
             try:
                 verdicts: list[Any] = store.append([write.append for write, _, _ in together])  # type: ignore[attr-defined]
             except BaseException as exc:
@@ -90,6 +118,7 @@ class Lane:
                     answers.setdefault(loop, []).append((future, verdict, None))
         for effect, loop, future in requests:
             if type(effect) is Ask:
+                self._busy_since = time.monotonic()
                 try:
                     value = getattr(effect.store, effect.method)(*effect.args, **effect.kwargs)
                 except BaseException as exc:
@@ -98,10 +127,20 @@ class Lane:
                     answers.setdefault(loop, []).append((future, value, None))
         for loop, settled in answers.items():
             try:
-                loop.call_soon_threadsafe(_settle, settled)
+                loop.call_soon_threadsafe(self._settle, settled)
             except RuntimeError:
                 # The loop was closed meanwhile: nobody is left to hear the answer.
+                self._open.difference_update(answer for answer, _, _ in settled)
+
+    def _settle(self, answers: list[Settled]) -> None:
+        for answer, value, error in answers:
+            self._open.discard(answer)
+            if answer.done():  # given up
                 continue
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(value)
 
 
 def _batches(writes: list[Request]) -> list[list[Request]]:
@@ -113,14 +152,6 @@ def _batches(writes: list[Request]) -> list[list[Request]]:
         return [writes]
     shared = [write for write in writes if not write[0].append.statements]  # type: ignore[attr-defined]
     return [*([shared] if shared else []), *([write] for write in alone)]
-
-
-def _settle(answers: list[Settled]) -> None:
-    for future, value, error in answers:
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
 
 
 _lanes: weakref.WeakKeyDictionary[Store, Lane] = weakref.WeakKeyDictionary()

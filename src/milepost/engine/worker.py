@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
 from milepost.drivers import AsyncDriver
+from milepost.drivers.store_queue import lane_of
 from milepost.drivers.wakeups import listen, unlisten
 from milepost.engine.schedule import Schedule
 from milepost.errors import (
@@ -54,6 +55,8 @@ MAX_REFUSED = 1000
 and refused again, which costs two writes a minute."""
 SUSPICIOUS = 2
 """Owners of a run that died in a row, from which on it is a suspect; less where it would be blocked by then."""
+GLANCE = 0.25
+"""Seconds between two looks at what should have ended with the grace."""
 TIDY = 60.0
 """Seconds between two times that a worker has its store forget what its retention says."""
 
@@ -121,6 +124,8 @@ class Worker:
         self._turn = 0
         self._failures = 0
         self._is_stopping = False
+        self._is_overdue = False
+        """Whether the grace was over before the worker had come to give back what runs."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._lock = threading.Lock()
@@ -155,9 +160,14 @@ class Worker:
                 raise OptionError("this worker runs already: make another one", option="worker")
             self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         listen(self.engine.store, self._poke)
+        task = asyncio.current_task()
+        assert task is not None
+        self._is_overdue = False
+        leaving = asyncio.ensure_future(self._leave_in_time(task))
         try:
             await self._work(until_idle)
         finally:
+            leaving.cancel()
             unlisten(self.engine.store, self._poke)
             try:
                 await self._drain()
@@ -165,7 +175,10 @@ class Worker:
                 self._loop = self._wake = None
 
     def stop(self) -> None:
-        """Take nothing new, give what runs `grace` seconds to come to a boundary, then release it. Does not wait."""
+        """Take nothing new, give what runs `grace` seconds to come to a boundary, then release it. Does not wait.
+
+        A store that does not answer is not waited for after that: what can't be released is free when its lease ends.
+        """
         self._is_stopping = True
         for _, job in [*self._running.values()]:
             job.run.drain()
@@ -403,7 +416,7 @@ class Worker:
         self._is_stopping = True
         for _, job in self._running.values():
             job.run.drain()
-        if self._running:
+        if self._running and not self._is_overdue:
             timer = asyncio.ensure_future(self._clock.sleep(self.grace))
             ended = asyncio.ensure_future(asyncio.wait([*self._running]))
             try:
@@ -411,11 +424,22 @@ class Worker:
             finally:
                 timer.cancel()
                 ended.cancel()
-        left = [*self._running]
+        left = {*self._running}
         for task in left:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        while left:
+            lane_of(self.engine.store).give_up(left)
+            _, left = await asyncio.wait(left, timeout=GLANCE)
+
+    async def _leave_in_time(self, task: asyncio.Task[Any]) -> None:
+        """Once the worker is to stop, have its task come to the giving back when the grace is over, whatever the store does."""
+        while not (self._is_stopping or task.cancelling()):
+            await asyncio.sleep(GLANCE)
+        await asyncio.sleep(self.grace)
+        self._is_overdue = True
+        while True:
+            lane_of(self.engine.store).give_up({task, *self._running})
+            await asyncio.sleep(GLANCE)
 
     # -- schedules -------------------------------------------------------------------------------------
 
