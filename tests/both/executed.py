@@ -31,6 +31,30 @@ class Odd(Exception):
         self.code = code
 
 
+class Unloadable:
+    """A value that pickle takes and can't make again."""
+
+    def __reduce__(self) -> object:
+        return Odd, (7,)
+
+
+class Homesick:
+    """A value that pickle makes again in the process alone in which it was pickled."""
+
+    def __reduce__(self) -> object:
+        return only_in, (os.getpid(),)
+
+
+def only_in(pid: int) -> Homesick:
+    if pid != os.getpid():
+        raise ValueError("this is not its home")
+    return Homesick()
+
+
+class Holder(Exception):
+    """An error with more in it."""
+
+
 colour: ContextVar[str] = ContextVar("colour", default="none")
 
 
@@ -89,6 +113,31 @@ def fails_at_first(job: Job) -> Job:
 
 def is_odd(job: Job) -> Job:
     raise Odd(7, "as it comes")
+
+
+def wrong(what: str) -> object:
+    """Raise or return what can't be made again; anything else is returned after its wrong sibling has failed."""
+    odd, holder = Odd(7, "as it comes"), Holder("as it holds")
+    if what == "error":
+        raise odd
+    if what == "in a group":
+        raise ExceptionGroup("as a group", [odd, ValueError("another")])
+    if what == "in arguments":
+        raise Holder("as it holds", odd)
+    if what == "in attributes":
+        holder.inner = odd  # type: ignore[attr-defined]
+        raise holder
+    if what == "homesick error":
+        raise Holder("as it holds", Homesick())
+    if what == "value":
+        return [Unloadable()]
+    if what == "homesick value":
+        return [Homesick()]
+    return what
+
+
+def given(value: object) -> object:
+    return "given"
 
 
 def exits_politely(job: Job) -> Job:

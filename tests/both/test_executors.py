@@ -418,6 +418,31 @@ def test_an_error_that_cannot_be_made_again_comes_as_text_and_breaks_nothing(ver
     assert 1 == len(factory.made)
 
 
+WRONG = {
+    "error": "Odd: as it comes",
+    "in a group": "ExceptionGroup: as a group",
+    "in arguments": r"Holder: \('as it holds'",
+    "in attributes": "Holder: as it holds",
+    "homesick error": r"Holder: \('as it holds'",
+    "value": "what 'wrong' is given or gives cannot be sent",
+    "homesick value": "what 'wrong' is given or gives cannot be sent",
+}
+
+
+@pytest.mark.parametrize("verbs", ["sync"], indirect=True)
+def test_what_cannot_be_made_again_fails_its_own_call_and_no_other_one(verbs, far):
+    @workflow("pair")
+    def pair(fn: str, items: list[Any]) -> Steps[list[Any]]:
+        return (yield from step("pair").map(getattr(executed, fn), items, executor=far))
+
+    for what, text in WRONG.items():
+        with pytest.raises(StepError, match=f"1 of its 3 items failed .'0': [^ ]*{text}"):
+            verbs.run(pair, fn="wrong", items=[what, "right", "right"])
+    for value in (executed.Unloadable(), executed.Homesick()):
+        with pytest.raises(StepError, match=r"1 of its 3 items failed .'1': what 'given' is given or gives cannot"):
+            verbs.run(pair, fn="given", items=[1, value, 2])
+
+
 @both
 def test_a_system_exit_there_interrupts_the_run_like_one_here(verbs, job, store):
     with pytest.raises(SystemExit):

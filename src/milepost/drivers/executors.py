@@ -4,13 +4,15 @@ A call goes as a `Task`, which is what an executor is handed. In this process it
 our threads has: the whole context and the caller's contextvars. Where it is pickled on its way, only the ids of the context
 go with it. User code's errors come back as values, so that whatever the future itself raises is the executor's doing.
 
+What goes to another process, and what comes back, is bytes to the executor, where it would break at what can be pickled but
+not made again: its pool would be gone, and with it all calls that it has. What can't be made again fails its own call.
+
 No thread waits for a call that is elsewhere: the future's callback settles the promise.
 """
 
 from __future__ import annotations
 
 import contextvars
-import copy
 import itertools
 import pickle
 import sys
@@ -20,13 +22,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from milepost.drivers.pools import Taken, is_broken, pools
 from milepost.drivers.threads import Promise, threads
 from milepost.executor.context import Context, ContextElsewhere, current_context, run_within
 from milepost.executor.effects import Call
-from milepost.model.failure import describe
+from milepost.model.failure import describe, message_of, type_name
 from milepost.model.hooks import surround
 from milepost.model.process import this_process
 
@@ -36,7 +38,7 @@ __all__ = ["Errand", "Task"]
 class Task:
     """One call of user code, as an executor is given it."""
 
-    __slots__ = ("__weakref__", "_args", "_context", "_fn", "_number", "_variables")
+    __slots__ = ("__weakref__", "_args", "_context", "_fn", "_number", "_variables", "pack")
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class Task:
         self._variables = variables
         """What it runs in, in the process that made it."""
         self._number = next(_numbers)
+        self.pack: Callable[[Any], Any] | None = None
+        """How its executor pickles; None: what can't be made again does the executor no harm."""
 
     @property
     def __name__(self) -> str:
@@ -58,24 +62,25 @@ class Task:
         return _name_of(self._fn)
 
     def __call__(self) -> Any:
-        """What the function returned, or what it raised as `Raised`."""
+        """What the function returned, or what it raised as `Raised`; in another process either of them on its way back."""
         if self._variables is not None:
             return self._variables.run(self._perform)
-        return self._perform()
+        outcome = self._perform()
+        return _sent_error(outcome.error) if isinstance(outcome, Raised) else _sent(outcome, self._fn)
 
     def _perform(self) -> Any:
         try:
-            value = run_within(self._context, self._fn, self._args)
-            if self._variables is None:
-                _check_sendable(value, self._fn)
+            return run_within(self._context, self._fn, self._args)
         except BaseException as exc:
             return Raised(exc)
-        return value
 
     def __reduce__(self) -> Any:
         if self._variables is not None:
             _on_their_way[self._number] = self
-        return _arrive, (this_process().key, self._number, self._fn, self._args, self._context)
+        what = (self._fn, self._args, self._context)
+        if self.pack is not None:
+            return _arrive_packed, (this_process().key, self._number, self.__name__, bytes(self.pack(what)))
+        return _arrive, (this_process().key, self._number, *what)
 
 
 _numbers = itertools.count(1)
@@ -90,8 +95,30 @@ def _arrive(
     return Task(fn, args, context) if task is None else task
 
 
+def _arrive_packed(process: str, number: int, name: str, data: bytes) -> Task | _Packed:
+    task = _on_their_way.get(number) if process == this_process().key else None
+    return _Packed(name, data) if task is None else task
+
+
+class _Packed:
+    """A task that has arrived in another process; it is made again only where an error can be told."""
+
+    __slots__ = ("__name__", "_data")
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.__name__ = name
+        self._data = data
+
+    def __call__(self) -> Any:
+        try:
+            task = Task(*pickle.loads(self._data))  # noqa: S301  # from the process that has started this one
+        except BaseException as exc:
+            return _sent_error(_unsendable(self.__name__, exc))
+        return task()
+
+
 class Raised:
-    """What user code raised, on its way back. In its own process the error stays as it is."""
+    """What user code raised. In its own process the error stays as it is."""
 
     __slots__ = ("error",)
 
@@ -99,46 +126,75 @@ class Raised:
         self.error = error
 
     def __reduce__(self) -> Any:
-        return _came_back, (_movable(self.error), "".join(traceback.format_exception(self.error)))
+        return Sent, _sent_error(self.error)
 
 
-def _check_sendable(value: Any, fn: Callable[..., Any]) -> None:
-    """Raise TypeError for what cannot go back: an executor that finds out for itself may never tell."""
+class Sent(NamedTuple):
+    """What a call in another process gave, on its way back."""
+
+    data: bytes
+    """The value or the error, pickled; empty: it can't be."""
+    error: str = ""
+    """Of an error: its type and message."""
+    traceback: str = ""
+
+
+def _sent(value: Any, fn: Callable[..., Any]) -> Sent:
     try:
-        _try_to_send(value)
+        return Sent(_pickled(value))
     except Exception as exc:
-        raise _unsendable(fn, exc) from exc
+        error = _unsendable(fn, exc)
+        error.__cause__ = exc
+        return _sent_error(error)
 
 
-def _try_to_send(value: Any) -> None:
-    # Large buffers, such as those of arrays, are left out: they can be sent, and to copy them takes time.
-    sender = sys.modules.get("cloudpickle", pickle)  # there, the executor sends more than pickle can
-    sender.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+def _sent_error(error: BaseException) -> Sent:
+    try:
+        data = _pickled(error)
+    except Exception:
+        data = b""
+    text = "".join(traceback.format_exception(error))
+    return Sent(data, f"{type_name(error)}: {message_of(error)}", text)
 
 
-def _unsendable(fn: Callable[..., Any], error: BaseException) -> TypeError:
-    if _is_found(fn):
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        # There, the executor sends more than pickle can.
+        if "cloudpickle" not in sys.modules:
+            raise
+    data: bytes = sys.modules["cloudpickle"].dumps(value, protocol=5)
+    return data
+
+
+def _opened(sent: Sent, fn: Callable[..., Any]) -> tuple[Any, BaseException | None]:
+    """The value and the error of a call, made again; or what can be told of them."""
+    made: Any = None
+    problem: BaseException | None = None
+    try:
+        made = pickle.loads(sent.data)  # noqa: S301  # from a process that this one has handed its code to
+    except BaseException as exc:
+        problem = exc
+    if sent.error:
+        error = made if isinstance(made, BaseException) else RuntimeError(sent.error)
+        error.__cause__ = TracebackThere(sent.traceback)
+        return None, error
+    if problem is not None:
+        error = _unsendable(fn, problem)
+        error.__cause__ = problem
+        return None, error
+    return made, None
+
+
+def _unsendable(fn: Callable[..., Any] | str, error: BaseException) -> TypeError:
+    if isinstance(fn, str) or _is_found(fn):
         text = f"what {_name_of(fn)!r} is given or gives cannot be sent to another process: let it be data"
     else:
         text = (
             f"{_name_of(fn)!r} cannot be sent to another process, which finds it by its name: define it at module level"
         )
     return TypeError(f"{text} ({describe(error)})")
-
-
-def _movable(error: BaseException) -> BaseException:
-    """The error, or its text where it cannot be sent or made again from what it was made of: that would break a pool."""
-    try:
-        _try_to_send(error)
-        copy.copy(error)
-    except Exception:
-        return RuntimeError(describe(error))
-    return error
-
-
-def _came_back(error: BaseException, text: str) -> Raised:
-    error.__cause__ = TracebackThere(text)
-    return Raised(error)
 
 
 class TracebackThere(Exception):
@@ -208,7 +264,9 @@ class Errand(Promise):
             value = future.result()
         except BaseException as exc:
             error = self._read(exc)
-        if isinstance(value, Raised):
+        if isinstance(value, Sent):
+            value, error = _opened(value, self._call.fn)
+        elif isinstance(value, Raised):
             value, error = None, value.error
         self._end(value, error)
 
@@ -249,7 +307,9 @@ def _is_about_pickling(error: BaseException) -> bool:
     return "pickl" in type(error).__name__.lower() or "pickl" in text or "serializ" in text or "local object" in text
 
 
-def _name_of(fn: Callable[..., Any]) -> str:
+def _name_of(fn: Callable[..., Any] | str) -> str:
+    if isinstance(fn, str):
+        return fn
     while isinstance(fn, partial):
         fn = fn.func
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)

@@ -8,6 +8,7 @@ was given as such is its owner's, and never touched.
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from milepost.drivers.threads import Threads, threads
@@ -50,8 +52,26 @@ _TELLING = {"concurrent.futures.thread", "concurrent.futures.process", "loky.pro
 
 def _taken(pool: Executor, number: int, task: Callable[[], Any]) -> Taken:
     kind = type(pool)
-    tells = not _TELLING.isdisjoint(base.__module__ for base in kind.__mro__)
-    return Taken(pool.submit(task), number, kind.__name__, tells)
+    modules = {base.__module__ for base in kind.__mro__}
+    if hasattr(task, "pack"):
+        task.pack = _pickler_of(modules)
+    return Taken(pool.submit(task), number, kind.__name__, not _TELLING.isdisjoint(modules))
+
+
+def _pickler_of(modules: set[str]) -> Callable[[Any], Any] | None:
+    """How an executor pickles, by the modules of its class, where it breaks at what can't be made again."""
+    for module, (home, name) in _PICKLERS.items():
+        if module in modules:
+            dumps: Callable[[Any], Any] = attrgetter(name)(importlib.import_module(home))
+            return dumps
+    return None
+
+
+_PICKLERS = {
+    "concurrent.futures.process": ("multiprocessing.reduction", "ForkingPickler.dumps"),
+    "loky.process_executor": ("loky.backend.reduction", "dumps"),
+    "distributed.cfexecutor": ("distributed.protocol.pickle", "dumps"),
+}
 
 
 class _Slot:
