@@ -523,6 +523,9 @@ class MilepostInterrupt(BaseException):
         super().__init__(str(error))
         self.error = error
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return interruption, (self.error,)
+
 
 _INTERRUPTS: dict[type[MilepostError], type[MilepostInterrupt]] = {
     error: type(error.__name__, (MilepostInterrupt,), {"__module__": __name__, "__qualname__": error.__name__})

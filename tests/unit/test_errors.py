@@ -195,4 +195,6 @@ def test_what_user_code_must_not_swallow_is_no_exception(name: str) -> None:
     assert isinstance(thrown, MilepostInterrupt)
     assert not isinstance(thrown, Exception)
     assert (name, error, str(error)) == (type(thrown).__name__, thrown.error, str(thrown))
+    found = pickle.loads(pickle.dumps(thrown))
+    assert (type(thrown), error.args, vars(error)) == (type(found), found.error.args, vars(found.error))
     assert type(thrown).__name__ not in {kind for kind in vars(errors) if vars(errors)[kind] is type(thrown)}
