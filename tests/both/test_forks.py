@@ -860,3 +860,30 @@ def test_a_run_stops_before_the_join(verbs, store, graph, log):
     assert list("abf") == sorted(log)
     assert ("j",) == verbs.plan(flow, store, "r").repeated
     assert list("fabj") == verbs.resume(flow, store, "r", stop_before="j").seen
+
+
+def shape_of(error: NodeError) -> Any:
+    """What an error of a graph says without its words, its branches' errors included."""
+    inner = {name: shape_of(found) for name, found in error.errors.items()} if isinstance(error, BranchError) else {}
+    return type(error), error.run_id, error.node_id, error.visit, error.op, getattr(error, "fork", ""), inner
+
+
+@few
+@pytest.mark.parametrize(
+    ("edges", "wrong"),
+    [("fa fb fc aj bj cj", "a"), ("fa fb fc aj bj cj", "ac"), ("fa fb ac ad ck dk kj bj", "dcb")],
+    ids=["one", "several", "of a fork in a branch"],
+)
+def test_whoever_waits_for_a_run_of_another_process_hears_which_branches_failed(verbs, store, graph, edges, wrong):
+    def fail(state: Basket) -> Basket:
+        raise ValueError("no")
+
+    flow = graph(edges, dict.fromkeys(wrong, fail))
+    with pytest.raises(BranchError) as first:
+        verbs.run(flow, Basket(), store=store, run_id="r")
+    with pytest.raises(BranchError):
+        verbs.resume(flow, store, "r")
+    with pytest.raises(BranchError, match="mend the cause, then resume or retry it") as told:
+        verbs.run(flow, Basket(), store=store, run_id="r", if_exists="return")
+    assert shape_of(first.value) == shape_of(told.value)
+    assert first.value.state == told.value.state

@@ -442,6 +442,9 @@ def test_failed_items_let_the_others_go_on_and_run_again_alone(verbs, store, log
     assert ("r", "m", "m", 1, Cart([*range(5)])) == (error.run_id, error.node_id, error.fork, error.visit, error.state)
     assert {"m/0", "m/2", "m/4"} == set(done(store))
     assert "failed" == store.get_run("r").info.status
+    with pytest.raises(BranchError) as told:  # whoever waits for it in another process has only its records
+        verbs.run(graph, Cart([*range(5)]), store=store, run_id="r", if_exists="return")
+    assert ("m", 1, ["m/1", "m/3"]) == (told.value.fork, told.value.visit, sorted(told.value.errors))
     log.clear()
     broken.discard(1)
     with pytest.raises(BranchError) as caught:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from milepost.errors import (
+    BranchError,
     CheckpointWriteError,
     MilepostError,
     NodeError,
@@ -27,7 +28,14 @@ from milepost.executor.effects import Routine
 from milepost.executor.journal import ask, take
 from milepost.executor.resume import await_change, make_ready, resume
 from milepost.executor.run import Run
-from milepost.model.failure import describe, place, recorded_error, recorded_step_error
+from milepost.model.failure import (
+    describe,
+    place,
+    recorded_branch_error,
+    recorded_error,
+    recorded_step_error,
+    type_name,
+)
 from milepost.model.record import FAILURE, FINISH, START, Record, make_record
 from milepost.store import ENDED, Latest, NewRun, RunRow, Token
 
@@ -181,7 +189,7 @@ def attach(run: Run) -> Routine[Any]:
         if info.status == "finished":
             return (yield from run.stored((yield from run.find(Wish(), latest))))
         if info.status == "failed":
-            error = _recorded_end(run, latest)
+            error = yield from _recorded_end(run, latest)
             with contextlib.suppress(MilepostError):
                 # A last good state that cannot be had must not hide why the run failed.
                 error.state = (yield from run.find(Wish(), latest)).state
@@ -193,7 +201,7 @@ def attach(run: Run) -> Routine[Any]:
         yield from await_change(run)
 
 
-def _recorded_end(run: Run, latest: Latest) -> MilepostError:
+def _recorded_end(run: Run, latest: Latest) -> Routine[MilepostError]:
     told = [record for record in latest.tail if record.kind in {FAILURE, FINISH}]
     failure = next((record for record in reversed(told) if record.kind == FAILURE), told[-1] if told else None)
     if failure is None:
@@ -205,6 +213,15 @@ def _recorded_end(run: Run, latest: Latest) -> MilepostError:
         )
     if run.flow.front == "workflow":
         return recorded_step_error(run.run_id, failure.fields(), failure.node_id)
+    end = told[-1].fields()
+    if end.get("error_type") == type_name(BranchError()):
+        # One branch may have failed before others were recorded, and what an earlier owner met does not count.
+        assert run.store is not None
+        read: Sequence[Record] = yield from ask(run.store, "read", run.run_id, kinds=(FAILURE,))
+        failures = [record for record in read if record.fields().get("epoch") == end.get("epoch")]
+        return recorded_branch_error(
+            run.run_id, end, [record for record in failures if record.fields().get("given_up")]
+        )
     error = recorded_error(run.run_id, failure.fields(), failure.node_id)
     if isinstance(error, NodeError):
         error.visit = failure.visit

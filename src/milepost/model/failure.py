@@ -7,11 +7,12 @@ reader can show: the type's name, the message, the traceback.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from milepost.errors import (
     AttemptTimedOut,
+    BranchError,
     DuplicateStepNameError,
     MilepostError,
     NoBranchMatchedError,
@@ -23,6 +24,10 @@ from milepost.errors import (
     StepError,
     WorkflowError,
 )
+from milepost.model.branch_path import Turning, turnings
+
+if TYPE_CHECKING:
+    from milepost.model.record import Record
 
 __all__ = [
     "describe",
@@ -30,6 +35,7 @@ __all__ = [
     "first_line",
     "message_of",
     "place",
+    "recorded_branch_error",
     "recorded_error",
     "recorded_step_error",
     "shown",
@@ -102,6 +108,34 @@ def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> Mile
         op=fields.get("op", "execute"),
         attempt=fields.get("attempt", 1),
     )
+
+
+def recorded_branch_error(run_id: str, fields: Mapping[str, Any], failures: Sequence[Record]) -> BranchError:
+    """`recorded_error` of a graph whose branches or items failed, from its finish record and their failure records."""
+    text = f"run {run_id!r} failed: {_told(fields)}, then resume or retry it{_traced(fields)}"
+    found = [(turnings(record.fields().get("branch") or ""), record) for record in failures]
+    return _branch_error(run_id, text, [(way, record) for way, record in found if way], 0)
+
+
+def _branch_error(
+    run_id: str, text: str, failures: Sequence[tuple[Sequence[Turning], Record]], depth: int
+) -> BranchError:
+    branches: dict[str, list[tuple[Sequence[Turning], Record]]] = {}
+    for way, record in failures:
+        turning = way[depth]
+        item = f"{turning.fork}/{turning.branch}"
+        is_item = f"{record.node_id}/".startswith(f"{item}/")
+        branches.setdefault(item if is_item else turning.branch, []).append((way, record))
+    errors: dict[str, BaseException] = {}
+    for name, inside in branches.items():
+        ends = [record for way, record in inside if len(way) == depth + 1]
+        if ends:
+            errors[name] = recorded_error(run_id, ends[-1].fields(), ends[-1].node_id)
+            errors[name].visit = ends[-1].visit  # type: ignore[attr-defined]
+        else:
+            errors[name] = _branch_error(run_id, f"branch {name!r} of run {run_id!r} failed", inside, depth + 1)
+    fork, visit = (failures[0][0][depth].fork, failures[0][0][depth].visit) if failures else ("", 1)
+    return BranchError(text, run_id=run_id, node_id=fork or None, visit=visit, fork=fork, errors=errors)
 
 
 def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, step_type: str = "") -> MilepostError:
