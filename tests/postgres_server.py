@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,6 +119,13 @@ class Database:
             self._connection = psycopg.connect(self.dsn, autocommit=True)
         cursor = self._connection.execute(text, values or None)
         return cursor.fetchall() if cursor.description else []
+
+    def await_lock(self) -> None:
+        """Block until somebody waits for a lock that somebody else holds."""
+        while not self.query(
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        ):
+            time.sleep(0.005)
 
     def clear(self) -> None:
         """Delete all runs."""

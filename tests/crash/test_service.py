@@ -114,8 +114,9 @@ def test_another_service_takes_over_what_a_killed_one_had(serve):
     first = serve(pace=30)
     for number in range(40):  # each takes some of them; those of the slow one stand still
         first.post(f"/orders/o-{number}", items=["pen"])
-    time.sleep(0.5)
-    stuck = [n for n in range(40) if first.get(f"/orders/o-{n}").json()["status"] != "finished"]
+    while "ready" in (statuses := [first.get(f"/orders/o-{n}").json()["status"] for n in range(40)]):
+        time.sleep(0.01)
+    stuck = [n for n, status in enumerate(statuses) if status != "finished"]
     assert stuck
     first.end(signal.SIGKILL)
     # Its leases are good for seconds yet: that its process is gone is noticed before.

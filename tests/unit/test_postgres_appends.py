@@ -255,26 +255,30 @@ def test_a_leader_that_is_stopped_leaves_the_others_going(
 # -- the fence under way -----------------------------------------------------------------------------------
 
 
-def test_an_append_waits_for_a_claim_that_has_begun_and_is_lost(store: PostgresStore, postgres: str) -> None:
+def test_an_append_waits_for_a_claim_that_has_begun_and_is_lost(
+    store: PostgresStore, postgres: str, database: Database
+) -> None:
     token = begin(store, "r")
     told: list[str] = []
     with psycopg.connect(postgres) as connection:
         connection.execute("UPDATE milepost.runs SET epoch = 2, nonce = 'of another'")
         (thread,) = in_threads([lambda: told.append(write(store, token, checkpoint("r", 1)).outcome)])
-        thread.join(0.1)
+        database.await_lock()
         assert thread.is_alive()
     thread.join()
     assert ["lost"] == told
     assert [0] == [record.sequence for record in store.read("r")]
 
 
-def test_an_append_waits_for_a_claim_that_is_undone_and_is_written(store: PostgresStore, postgres: str) -> None:
+def test_an_append_waits_for_a_claim_that_is_undone_and_is_written(
+    store: PostgresStore, postgres: str, database: Database
+) -> None:
     token = begin(store, "r")
     told: list[str] = []
     with psycopg.connect(postgres) as connection:
         connection.execute("UPDATE milepost.runs SET epoch = 2, nonce = 'of another'")
         (thread,) = in_threads([lambda: told.append(write(store, token, checkpoint("r", 1)).outcome)])
-        thread.join(0.1)
+        database.await_lock()
         connection.rollback()
     thread.join()
     assert ["written"] == told
