@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from milepost.errors import OptionError, StoreError, StoreVersionError
 from milepost.stores.postgres.driver import psycopg, sql
 from milepost.stores.postgres.pool import open_connection
+from milepost.stores.postgres_timing import CallTimer
 
 __all__ = ["SCHEMA", "VERSION", "Status", "check_schema", "migrate", "prepare", "statements", "status"]
 
@@ -45,7 +46,11 @@ def check_schema(schema: Any) -> str:
 
 def status(dsn: str, *, schema: str = SCHEMA) -> Status:
     """The version of a database's tables. Changes nothing. StoreError if it can't be asked."""
-    with _connected(dsn, schema) as connection, _told_as_ours(schema, "look at the tables"):
+    with (
+        _connected(dsn, schema) as connection,
+        _told_as_ours(schema, "look at the tables"),
+        CallTimer(connection.pgconn.socket, _PATIENCE),
+    ):
         return Status(_version(connection, schema))
 
 
