@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from milepost import END, Context, Graph, SQLiteStore, current
+from milepost import END, BranchError, Context, Graph, NodeError, SQLiteStore, current
 
 
 @dataclass
@@ -138,6 +138,11 @@ def wrong(what: str) -> object:
 
 def given(value: object) -> object:
     return "given"
+
+
+def raises_ours(job: Job) -> Job:
+    error = BranchError("ours", fork="f", errors={"b": NodeError("its own", attempt=2)}, state=threading.Lock())
+    raise error
 
 
 def exits_politely(job: Job) -> Job:

@@ -27,6 +27,7 @@ from executed import Job
 
 from milepost import (
     END,
+    BranchError,
     Engine,
     Graph,
     NodeError,
@@ -445,6 +446,15 @@ def test_what_cannot_be_made_again_fails_its_own_call_and_no_other_one(verbs, fa
     for value in (executed.Unloadable(), executed.Homesick()):
         with pytest.raises(StepError, match=r"1 of its 3 items failed .'1': what 'given' is given or gives cannot"):
             verbs.run(pair, fn="given", items=[1, value, 2])
+
+
+def test_an_error_of_the_library_comes_with_all_its_facts_that_can_be_sent(job):
+    with pytest.raises(NodeError) as caught:
+        one(executed.raises_ours, executor=processes).run(job)
+    error = caught.value.__cause__
+    assert isinstance(error, BranchError)
+    assert ("ours", "f", None) == (str(error), error.fork, error.state)
+    assert [("b", "its own", 2)] == [(name, str(inner), inner.attempt) for name, inner in error.errors.items()]
 
 
 @both

@@ -13,6 +13,7 @@ No thread waits for a call that is elsewhere: the future's callback settles the 
 from __future__ import annotations
 
 import contextvars
+import copy
 import itertools
 import pickle
 import sys
@@ -20,12 +21,14 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from milepost.drivers.pools import Taken, is_broken, pools
 from milepost.drivers.threads import Promise, threads
+from milepost.errors import MilepostError
 from milepost.executor.context import Context, ContextElsewhere, current_context, run_within
 from milepost.executor.effects import Call
 from milepost.model.failure import describe, message_of, type_name
@@ -149,12 +152,27 @@ def _sent(value: Any, fn: Callable[..., Any]) -> Sent:
 
 
 def _sent_error(error: BaseException) -> Sent:
-    try:
-        data = _pickled(error)
-    except Exception:
-        data = b""
+    data = b""
+    with suppress(Exception):
+        try:
+            data = _pickled(error)
+        except Exception:
+            data = _pickled(_with_what_can_go(error))
     text = "".join(traceback.format_exception(error))
     return Sent(data, f"{type_name(error)}: {message_of(error)}", text)
+
+
+def _with_what_can_go(error: BaseException) -> BaseException:
+    """An error of this library without the attributes that can't be sent, such as a state with a client in it."""
+    if not isinstance(error, MilepostError):
+        return error
+    kept = copy.copy(error)
+    for name, value in vars(error).items():
+        try:
+            _pickled(value)
+        except Exception:
+            delattr(kept, name)
+    return kept
 
 
 def _pickled(value: Any) -> bytes:
