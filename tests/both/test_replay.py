@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -426,9 +427,38 @@ def test_another_argument_is_refused_beside_one_that_cannot_be_compared(verbs, s
     before = untouched(store)
     with pytest.raises(NonDeterminismError, match="'fetch'") as caught:
         verbs.resume(made("us"), store, "r1")
-    assert ("python step 'fetch' with […,\"eu\"]", before) == (caught.value.recorded, untouched(store))
+    assert ("python step 'fetch' with […object,\"eu\"]", before) == (caught.value.recorded, untouched(store))
     assert "eu" == verbs.resume(made("eu"), store, "r1")
     assert ["eu"] == log
+
+
+def test_every_step_that_is_made_of_others_and_a_partial_function_compare_what_stands_beside_a_client(verbs, store):
+    def fetch(*given: Any) -> str:
+        return "done"
+
+    def asked(kind: str, given: Any) -> Any:
+        if kind == "partial":
+            return step("s").python(partial(fetch, given))
+        if kind == "parallel":
+            return parallel("s", step("fetch").python(fetch, args=(given,)))
+        if kind == "branch":
+            return branch("s", (lambda ctx: True, step("fetch").python(fetch, args=({1: given},))))
+        return step("s").map(partial(fetch, given), [1, 2])
+
+    def made(kind: str, region: str) -> Any:
+        @workflow("fetching")
+        def flow() -> Steps[Any]:
+            yield asked(kind, (object(), region))
+            yield step("next").python(plus, args=(1,))
+
+        return flow
+
+    for kind in ("partial", "parallel", "branch", "map"):
+        with pytest.raises(RunStopped):
+            verbs.run(made(kind, "eu"), store=store, run_id=kind, stop_after="s")
+        with pytest.raises(NonDeterminismError, match="us"):
+            verbs.resume(made(kind, "us"), store, kind)
+        verbs.resume(made(kind, "eu"), store, kind)
 
 
 def test_arguments_are_not_compared_where_a_step_says_so(verbs, store, row, log):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import ChainMap, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 
+import attrs
+import msgspec
+import pydantic
 import pytest
 
 from milepost import NonDeterminismError, SerializeStateError
@@ -16,6 +23,7 @@ from milepost.workflows.matching import (
     described,
     differs,
     hash_of,
+    how_to_agree,
     non_determinism,
     plain_arguments,
 )
@@ -47,7 +55,7 @@ def test_equal_arguments_are_equal_and_others_are_not():
 def test_plain_arguments_are_told_alike_whoever_asks():
     told = {args: plain_arguments(args) for args in [(), (1,), (True, None), ("1", 2**40), ("x" * 300,)]}
     assert told == {args: arguments_of(args, {}) for args in told}
-    assert [None] * 4 == [plain_arguments(args) for args in [(1.0,), ([1],), (1, Point()), ("a\ud800",)]]
+    assert [None] * 5 == [plain_arguments(args) for args in [(1.0,), ([1],), (1, Point()), ("a\ud800",), (10**6000,)]]
 
 
 def test_keywords_count_by_name_and_not_by_order():
@@ -98,6 +106,128 @@ def test_what_the_codec_cannot_carry_is_not_compared_and_what_stands_beside_it_i
     assert differs(arguments_of((), {"client": value, "n": [1]}), arguments_of((), {"client": value, "n": [2]}))
     assert not differs({}, arguments_of((1,), {}))
     assert not differs(None, arguments_of((1,), {}))
+
+
+class Client:
+    """An object that equals only itself."""
+
+
+class Amount:
+    """An object with an equality of its own that no codec knows."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Amount) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Region(str):
+    """A text that is more than a text."""
+
+    __slots__ = ()
+
+
+class Regions(list[Any]):
+    """A list that is more than a list."""
+
+
+class Pair(NamedTuple):
+    client: Any
+    region: Any
+
+
+@dataclass(eq=False)
+class Request:
+    client: Any
+    region: Any
+
+
+@attrs.define
+class AttrsRequest:
+    client: Any
+    region: Any
+
+
+class Model(pydantic.BaseModel):
+    client: Any
+    region: Any
+
+
+class Struct(msgspec.Struct):
+    client: Any
+    region: Any
+
+
+def lists(value: Any, depth: int) -> Any:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "tuple": lambda region: (Client(), region),
+    "a set": lambda region: {Client(), region},
+    "keys that are no texts": lambda region: {1: Client(), 2: region},
+    "a key": lambda region: {(region, 1): Client()},
+    "an ordered dict": lambda region: OrderedDict(client=Client(), region=region),
+    "a read-only mapping": lambda region: MappingProxyType({"client": Client(), "region": region}),
+    "a mapping that is no dict": lambda region: ChainMap({"region": region}, {"client": Client()}),
+    "a view": lambda region: {1: region}.values(),
+    "a dataclass": lambda region: Request(Client(), region),
+    "an attrs class": lambda region: AttrsRequest(Client(), region),
+    "a pydantic model": lambda region: Model(client=Client(), region=region),
+    "a msgspec struct": lambda region: Struct(Client(), region),
+    "a named tuple": lambda region: Pair(Client(), region),
+    "a subclass of list": lambda region: Regions([Client(), region]),
+    "a subclass of str": lambda region: Region(region),
+    "an equality of its own": lambda region: Amount(region),
+    "a namespace": lambda region: SimpleNamespace(client=Client(), region=region),
+    "a partial function": lambda region: partial(print, Client(), region),
+    "an error": lambda region: ValueError(region),
+    "many elements": lambda region: [Client(), *range(300), region],
+    "great depth": lambda region: lists((Client(), region), 100),
+    "itself": lambda region: [nested(), region],
+    "a text that is none": lambda region: "\ud800" + region,
+    "a huge number": lambda region: 10**6000 + len(region) + (region == "us"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_data_are_compared_wherever_they_stand(holder: str):
+    make = HOLDERS[holder]
+    for wrap in (lambda value: ((value, 1), {}), lambda value: ((), {"deep": {"er": [value]}})):
+        told = arguments_of(*wrap(make("eu")))
+        assert not differs(told, arguments_of(*wrap(make("eu"))))
+        assert differs(told, arguments_of(*wrap(make("us"))))
+
+
+@pytest.mark.parametrize(
+    "value", [lists("eu", 5000), (region for region in "eu"), memoryview(b"eu"), [Amount(memoryview(b"eu"))]],
+    ids=["a depth beyond reason", "a generator", "what cannot be copied", "an object with that inside"],
+)  # fmt: skip
+def test_data_that_cannot_be_read_equal_nothing_and_the_refusal_says_what_to_do(value: Any):
+    told = arguments_of((value,), {})
+    assert differs(told, arguments_of((value,), {}))
+    assert f"a {told['unlike']} among its arguments equals no other" in how_to_agree(told, arguments_of((1,), {}))
+
+
+def test_clients_of_one_class_are_one_and_those_of_two_are_two():
+    assert not differs(arguments_of((Client(),), {}), arguments_of((Client(),), {}))
+    assert differs(arguments_of((Client(),), {}), arguments_of((object(),), {}))
+    assert differs(arguments_of((print,), {}), arguments_of((nested,), {}))
+
+
+def test_what_is_no_plain_data_is_shown_by_its_class_and_a_digest_alone():
+    told = arguments_of((Request(Client(), "secret"), {"r": Amount("secret")}), {})
+    assert "…Request:" in told["text"]
+    assert "secret" not in told["text"]
+    assert not differs(
+        arguments_of((Model(client=1, region=pydantic.SecretStr("a")),), {}),
+        arguments_of((Model(client=1, region=pydantic.SecretStr("b")),), {}),
+    )
 
 
 def test_objects_are_compared_whether_their_classes_are_named_anywhere_or_not():

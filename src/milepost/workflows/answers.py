@@ -31,7 +31,7 @@ from milepost.model.results import (
     step_result,
 )
 from milepost.workflows.groups import graph_invoked, invoked, item_ids
-from milepost.workflows.matching import described, differs, non_determinism
+from milepost.workflows.matching import described, differs, how_to_agree, non_determinism
 from milepost.workflows.rollback import register
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Spreads, Step, is_async
 from milepost.workflows.visiting import StepFailed, answer_of, asked_with, refuse_async
@@ -53,7 +53,7 @@ def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepR
     told = entry.told
     if type(told) is not StepHead or told.outcome != "succeeded" or told.step_type != work.step_type:
         return None
-    if told.args and step.modifiers.compare_args is not False and told.args != asked_with(run, step):
+    if told.args and step.modifiers.compare_args is not False and differs(told.args, asked_with(run, step)):
         return None
     made = entry.made()
     if made is None:
@@ -88,7 +88,7 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: F
                 frame.position - 1,
                 described(step_id, kind, fields.get("args")),
                 described(step_id, kind, now),
-                "call it as before, branch on ctx.version, or leave its arguments out of it with .compare_args(False)",
+                how_to_agree(fields.get("args"), now),
             )
     output: Any = None
     if kept.outcome == "skipped":

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from contextlib import suppress
 from enum import Enum
-from itertools import islice
+from types import BuiltinFunctionType, MappingProxyType, MethodType, MethodWrapperType
 from typing import Any
 
 import msgspec
 
 from milepost.codec import canonical
 from milepost.codec.families import family_of
-from milepost.errors import NonDeterminismError, SerializeStateError, StateTypeError
+from milepost.codec.plan import MAX_DEPTH
+from milepost.errors import NonDeterminismError
 from milepost.model.failure import shown
 
-__all__ = ["Arguments", "arguments_of", "described", "differs", "hash_of", "non_determinism", "plain_arguments"]
+__all__ = [
+    "Arguments",
+    "arguments_of",
+    "described",
+    "differs",
+    "hash_of",
+    "how_to_agree",
+    "non_determinism",
+    "plain_arguments",
+]
 
 Arguments = dict[str, str]
-"""A digest and a text of at most 200 characters, as records keep them; {} for what is not compared."""
+"""A text of at most 200 characters and, of a longer one, a digest, as records keep them; {} for what is not compared.
+
+`unlike` names the type of a value in it that equals no other, since nobody can tell.
+"""
 
 LONGEST = 200
-FEW = 100
-"""Of so many elements it is told which of them cannot be carried,"""
-DEEP = 8
-"""and within so many containers."""
 _PLAIN = frozenset({str, int, bool, type(None)})
+_UNORDERED = (set, frozenset, KeysView, ItemsView)
+_SEVERAL = (list, tuple, deque, *_UNORDERED, ValuesView)
 _encode = msgspec.json.Encoder().encode
-_NOT_CARRIED = (SerializeStateError, StateTypeError, UnicodeEncodeError, msgspec.MsgspecError, OverflowError)
+
+
+class _Incomparable(Exception):
+    """A value that can't be compared with any other; the text names its type."""
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], types: Iterable[type] = ()) -> Arguments:
     """What a step is called with, to be compared: equal for equal values of equal types, in every process.
 
-    What the codec cannot carry, a client say, is left out of it, and what stands beside that is not.
+    Of an object that the codec cannot carry and that equals only itself, a client say, the class alone counts. What stands
+    beside it is compared however it is nested.
     """
     plain = None if kwargs else plain_arguments(args)
     if plain is not None:
@@ -41,9 +61,12 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], types: Iterab
     known: tuple[Any, ...] = tuple(types)
     try:
         return _told(_together(canonical, args, kwargs, known))
-    except _NOT_CARRIED:
-        known = (*known, *dict.fromkeys(_classes([*args, *kwargs.values()], DEEP)))
+    except Exception:  # objects of users may raise anything where they are read
+        known = (*known, *dict.fromkeys(_classes([*args, *kwargs.values()])))
+    try:
         return _told(_together(_as_far_as_carried, args, kwargs, known))
+    except (_Incomparable, RecursionError) as exc:
+        return {"text": "…", "unlike": str(exc)}
 
 
 def plain_arguments(args: tuple[Any, ...]) -> Arguments | None:
@@ -52,7 +75,7 @@ def plain_arguments(args: tuple[Any, ...]) -> Arguments | None:
         return None
     try:
         return _told(_encode(args))  # these can't be mistaken for each other
-    except _NOT_CARRIED:
+    except (ValueError, OverflowError, msgspec.MsgspecError):  # a lone surrogate, a number of thousands of digits
         return None
 
 
@@ -74,39 +97,130 @@ def _together(
     return data + write(dict(kwargs), known) if kwargs else data
 
 
-def _as_far_as_carried(value: Any, known: tuple[Any, ...], depth: int = DEEP) -> bytes:
-    """A value as `canonical` writes it, with a mark, which no JSON has, for whatever in it the codec cannot carry."""
+def _as_far_as_carried(
+    value: Any, known: tuple[Any, ...], above: tuple[int, ...] = (), *, is_state: bool = False
+) -> bytes:
+    """A value as `canonical` writes it, with a mark, which no JSON has, before whatever in it the codec cannot carry.
+
+    `above` are the objects that the value stands in, `is_state`: one of them has an equality of its own. Raises
+    _Incomparable for data that can't be read.
+    """
     try:
         return canonical(value, known)
     except Exception:  # objects of users may raise anything where they are read
-        if depth and type(value) is list and len(value) <= FEW:
-            return b"[" + b",".join(_as_far_as_carried(item, known, depth - 1) for item in value) + b"]"
-        if (
-            depth
-            and type(value) is dict
-            and len(value) <= FEW
-            and all(type(key) is str and key.isprintable() for key in value)
-        ):
-            items = (canonical(key) + b":" + _as_far_as_carried(value[key], known, depth - 1) for key in sorted(value))
-            return b"{" + b",".join(items) + b"}"
-        return "…".encode()
-
-
-def _classes(value: Any, depth: int) -> Iterator[type]:
-    """The classes of the records and enums in a value: what is only compared has no need to be read again by a name."""
+        if id(value) in above:
+            return _mark(f"^{above[::-1].index(id(value))}")
+    if len(above) > MAX_DEPTH:
+        raise _Incomparable("value that is nested too deep")
+    above = (*above, id(value))
+    write = functools.partial(_as_far_as_carried, known=known, above=above, is_state=is_state)
     cls = type(value)
-    if issubclass(cls, dict):
-        value = [*value.keys(), *value.values()]
-    if depth and issubclass(cls, (dict, list, tuple, set, frozenset)):
-        for item in islice(value, FEW):
-            yield from _classes(item, depth - 1)
-    if issubclass(cls, Enum) or family_of(cls) is not None:
-        yield cls
+    if cls is str:
+        return _mark(json.dumps(value))
+    if cls is int:
+        return _mark(hex(value))
+    if cls is dict and all(type(key) is str for key in value):
+        return b"{" + b",".join(write(key) + b":" + write(value[key]) for key in sorted(value)) + b"}"
+    if cls in {dict, OrderedDict, MappingProxyType}:
+        pairs = [write(key) + b":" + write(item) for key, item in value.items()]
+        return _mark(cls.__name__) + b"{" + b",".join(pairs if cls is OrderedDict else sorted(pairs)) + b"}"
+    if isinstance(value, _UNORDERED) or cls in _SEVERAL or isinstance(value, ValuesView):
+        items = [write(item) for item in value]
+        data = b"[" + b",".join(sorted(items) if isinstance(value, _UNORDERED) else items) + b"]"
+        if cls is list:
+            return data
+        return _mark(cls.__qualname__) + data + (write(vars(value)) if getattr(value, "__dict__", None) else b"")
+    if isinstance(value, Enum):
+        return _mark(f"{cls.__qualname__}.{value.name}")
+    if _is_service(value, is_state=is_state):
+        return _mark(getattr(value, "__qualname__", None) or cls.__qualname__)
+    is_state = is_state or not (isinstance(value, (*_SEVERAL, dict)) or family_of(cls) is not None)
+    data = _as_far_as_carried(_parts(value), known, above, is_state=is_state)
+    # It is shown by its class alone: what is no plain data may hold what nobody should read.
+    return _mark(f"{cls.__qualname__}:{hashlib.sha256(data).hexdigest()[:32]}")
+
+
+def _mark(text: str) -> bytes:
+    return b"\xe2\x80\xa6" + (text if text.isascii() else json.dumps(text)).encode()
+
+
+def _is_service(value: Any, *, is_state: bool) -> bool:
+    """Whether an object stands for something outside, as a client does, so that its class alone counts.
+
+    That is one without an equality of its own. In the state of one that has it, those are data that say how they are copied.
+    """
+    cls = type(value)
+    if isinstance(value, (functools.partial, MethodType, BaseException)) or family_of(cls) is not None:
+        return False
+    if isinstance(value, Iterator) and cls.__module__ in {"builtins", "itertools"}:
+        return False  # it stands for its elements
+    if any(base.__module__ == "unittest.mock" or _is_secret(base) for base in cls.__mro__):
+        return True
+    if not _inherits(cls, "__eq__") and not isinstance(value, (BuiltinFunctionType, MethodWrapperType)):
+        return False
+    return not is_state or _inherits(cls, "__reduce__", "__reduce_ex__", "__getstate__")
+
+
+def _inherits(cls: type, *names: str) -> bool:
+    """Whether a class has from `object` what has these names."""
+    return all(getattr(cls, name, None) is getattr(object, name, None) for name in names)
+
+
+def _is_secret(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "pydantic" and cls.__name__.startswith("Secret")
+
+
+def _parts(value: Any) -> list[Any]:
+    """Take a value apart as `copy.copy` does, an error as far as its arguments."""
+    if isinstance(value, BaseException):
+        return [value.args]
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(2) if reduce is None else reduce(value)
+        if isinstance(reduced, str):
+            return [reduced]
+        make, args, state, items, pairs = (*reduced, None, None, None)[:5]
+        return [make, args, state, None if items is None else [*items], None if pairs is None else dict(pairs)]
+    except Exception as exc:
+        raise _Incomparable(type(value).__qualname__) from exc
+
+
+def _classes(value: Any) -> Iterator[type]:
+    """The classes of the records and enums in a value: what is only compared has no need to be read again by a name."""
+    seen: dict[int, Any] = {}
+    left = [value]
+    while left:
+        value = left.pop()
+        cls = type(value)
+        if cls in _PLAIN or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        family = family_of(cls)
+        if isinstance(value, Enum) or family is not None:
+            yield cls
+        with suppress(Exception):  # objects of users may raise anything where they are read
+            if isinstance(value, Mapping):
+                left += [*value.keys(), *value.values()]
+            elif isinstance(value, _SEVERAL):
+                left += value
+            elif family is not None:
+                left += [getattr(value, name, None) for name in family.names]
 
 
 def differs(recorded: Mapping[str, Any] | None, now: Arguments) -> bool:
     """Whether a step is called with something else than recorded; what was not recorded does not differ."""
-    return bool(recorded) and recorded != now
+    return bool(recorded) and (recorded != now or "unlike" in now)
+
+
+def how_to_agree(recorded: Mapping[str, Any] | None, now: Arguments) -> str:
+    """What to do about arguments that differ."""
+    unlike = now.get("unlike") or (recorded or {}).get("unlike")
+    if unlike:
+        return (
+            f"a {unlike} among its arguments equals no other, since it can be neither carried nor copied: call codec.register "
+            f"for its class, give plain values, or leave its arguments out of it with .compare_args(False)"
+        )
+    return "call it as before, branch on ctx.version, or leave its arguments out of it with .compare_args(False)"
 
 
 def hash_of(values: Mapping[str, Any], types: Iterable[type] = ()) -> tuple[str, dict[str, str]]:

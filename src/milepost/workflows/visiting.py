@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -70,16 +71,23 @@ def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
     """What the step is called with, to be compared with what it was called with."""
     work = step.work
     if isinstance(work, Calls):
-        plain = None if work.kwargs else plain_arguments(work.args)
-        return arguments_of(work.args, work.kwargs, run.flow.argument_types_of(work.fn)) if plain is None else plain
+        plain = None if work.kwargs or type(work.fn) is partial else plain_arguments(work.args)
+        return _arguments_for(run, work.fn, work.args, work.kwargs) if plain is None else plain
     if isinstance(work, Maps):
-        return arguments_of(work.items, {}, run.flow.argument_types_of(work.fn))
+        return _arguments_for(run, work.fn, work.items, {})
     if isinstance(work, Invokes):
         types = (*run.flow.known_types, *getattr(work.flow, "known_types", ()))
         return arguments_of((), {"inputs": work.given}, types)
     if isinstance(work, Waits):
         return arguments_of((work.signal,), {})
     return {}
+
+
+def _arguments_for(run: StepRun, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """What a function is called with, beginning with what a partial one was given already."""
+    if isinstance(fn, partial):
+        args, kwargs = (*fn.args, *args), {**fn.keywords, **kwargs}
+    return arguments_of(args, kwargs, run.flow.argument_types_of(fn))
 
 
 def check_begun(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
