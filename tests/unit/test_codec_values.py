@@ -424,6 +424,14 @@ def test_a_lone_surrogate_is_refused_by_path_wherever_it_stands(text: str) -> No
             Codec(type_).encode(value)
 
 
+def test_a_refusal_says_where_though_a_huge_number_cannot_be_shown() -> None:
+    with pytest.raises(SerializeStateError) as refused:
+        Codec(dict[Any, Any]).encode({(10**6000, 1): "\ud800"})
+    assert "state[<tuple>]" == refused.value.path
+    with pytest.raises(StateTypeError, match="state is int where"):
+        Codec(Literal[1, 2]).encode(10**6000)
+
+
 def test_a_text_of_two_surrogates_is_not_silently_joined() -> None:
     with pytest.raises(SerializeStateError):
         Codec(list[str]).encode(["\ud83d", "\ude00"])

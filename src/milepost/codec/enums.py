@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from .containers import encode_sorted
-from .plan import MARK, NotCarried, Plan, Refusal, describe, json_kind, qualified, read_mark
-from .scalars import SCALARS
+from .plan import MARK, NotCarried, Plan, Refusal, json_kind, qualified, read_mark
+from .scalars import MAX_INT, MIN_INT, SCALARS
 
 __all__ = ["EnumPlan", "LiteralPlan"]
 
@@ -136,7 +136,8 @@ class LiteralPlan(Plan):
     def dump(self, value: Any, depth: int) -> Any:
         if not self._is_listed(value):
             refusal = self.contradicted(value)
-            refusal.found = repr(value) if type(value) in (int, str, bool) else describe(value)
+            if type(value) in (str, bool) or (type(value) is int and MIN_INT <= value <= MAX_INT):
+                refusal.found = repr(value)
             raise refusal
         return self._untyped.wrap(value, depth)
 

@@ -23,6 +23,7 @@ it also carries its row. Plans hold no state of a call and may be used by severa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -263,7 +264,8 @@ def key_step(key: Any) -> str:
         return f'["{quoted}"]' if quoted.isprintable() else f"[{key!a}]"
     module = type(key).__module__
     if module in ("builtins", "datetime", "decimal", "uuid", "fractions"):
-        return f"[{key!r}]"[:100]
+        with suppress(Exception):  # of a number of thousands of digits, and of objects of users inside
+            return f"[{key!r}]"[:100]
     return f"[<{type(key).__qualname__}>]"
 
 
