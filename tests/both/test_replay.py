@@ -461,6 +461,60 @@ def test_every_step_that_is_made_of_others_and_a_partial_function_compare_what_s
         verbs.resume(made(kind, "eu"), store, kind)
 
 
+@pytest.mark.parametrize("is_compared", [None, False])
+def test_a_map_without_a_key_goes_on_over_the_items_that_it_began_with(verbs, store, log, is_compared):
+    broken = {"b"}
+
+    def work(item: str) -> str:
+        log.append(item)
+        if item in broken:
+            raise ValueError(item)
+        return f"done {item}"
+
+    def made(*items: str) -> Any:
+        @workflow("row")
+        def flow() -> Steps[Any]:
+            asked = step("m").map(work, items)
+            return (yield from asked if is_compared is None else asked.compare_args(is_compared))
+
+        return flow
+
+    with pytest.raises(StepError):
+        verbs.run(made(*"abc"), store=store, run_id="r1")
+    broken.clear()
+    for other in ("zabc", "bac", "ab"):
+        before = untouched(store)
+        hint = "key=" if is_compared is False else "compare_args"
+        with pytest.raises(NonDeterminismError, match=f"of 3 items.*of {len(other)} items.*{hint}"):
+            verbs.retry(made(*other), store, "r1")
+        assert before == untouched(store)
+    assert ["done a", "done b", "done c"] == verbs.retry(made(*"abc"), store, "r1")
+    assert ["a", "b", "b", "c"] == sorted(log)
+
+
+def test_a_map_that_is_done_has_neither_more_nor_fewer_items_than_recorded(verbs, store):
+    def made(*items: str, **key: Any) -> Any:
+        @workflow("row")
+        def flow() -> Steps[Any]:
+            found = yield step("m").map(str.upper, items, **key).compare_args(False)
+            yield step("next").python(plus, args=(1,))
+            return found
+
+        return flow
+
+    for run_id, key in (("r1", {}), ("r2", {"key": str})):
+        with pytest.raises(RunStopped):
+            verbs.run(made(*"abc", **key), store=store, run_id=run_id, stop_after="m")
+        with pytest.raises(
+            NonDeterminismError, match=r"map step 'm' of 3 items, .* of 4 items \('m/[d3]' among them\)"
+        ):
+            verbs.resume(made(*"abcd", **key), store, run_id)
+    with pytest.raises(NonDeterminismError, match=r"map step 'm' of 3 items, .* of 2 items"):
+        verbs.resume(made(*"bc"), store, "r1")
+    assert ["C", "B"] == verbs.resume(made(*"cb", key=str), store, "r2")
+    assert ["A", "B", "C"] == verbs.resume(made(*"xyz"), store, "r1")
+
+
 def test_arguments_are_not_compared_where_a_step_says_so(verbs, store, row, log):
     def lenient(asked: Any) -> Any:
         return asked.compare_args(False)

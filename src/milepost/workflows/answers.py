@@ -30,7 +30,7 @@ from milepost.model.results import (
     StepResult,
     step_result,
 )
-from milepost.workflows.groups import graph_invoked, invoked, item_ids
+from milepost.workflows.groups import check_items, graph_invoked, invoked, item_ids
 from milepost.workflows.matching import described, differs, how_to_agree, non_determinism
 from milepost.workflows.rollback import register
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Spreads, Step, is_async
@@ -82,6 +82,9 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: F
         )
     if mods.compare_args is not False:
         now = asked_with(run, step)
+        if isinstance(work, Maps) and kept.success and fields.get("args"):
+            begun = {"args": fields.get("args"), "count": _count_of(kept)}
+            check_items(run, step, step_id, frame, begun, now)
         if differs(fields.get("args"), now):
             raise non_determinism(
                 run.run_id,
@@ -134,6 +137,16 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: Kept, fr
         if isinstance(work, Maps):
             codec = run.flow.codec_of(work.fn)
             ids = item_ids(run, step, step_id)
+            other = [item_id for item_id in ids if item_id not in run.recorded.done]
+            if other or (work.key is None and _count_of(kept) != len(ids)):
+                named = f" ({', '.join(map(repr, other[:5]))} among them)" if other else ""
+                raise non_determinism(
+                    run.run_id,
+                    frame.position - 1,
+                    described(step_id, step.step_type.value, count=_count_of(kept)),
+                    described(step_id, step.step_type.value, count=len(ids)) + named,
+                    "map over the items that it began with, or branch on ctx.version",
+                )
             return [codec.decode(bytes(run.recorded.done[item_id].kept().output), root="output") for item_id in ids]
         if isinstance(work, Chooses):
             index = int(msgspec.json.decode(kept.output)["selected_index"])
@@ -164,6 +177,11 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: Kept, fr
             )
             raise
         raise non_determinism(run.run_id, frame.position - 1, f"another step {step_id!r}", repr(step)) from exc
+
+
+def _count_of(kept: Kept) -> int:
+    """How many items a map that succeeded had."""
+    return int(msgspec.json.decode(kept.output)["count"])
 
 
 def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routine[StepResult]:

@@ -6,7 +6,7 @@ them are done, how many at once, and what becomes of their failures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,7 +40,7 @@ from milepost.model.results import (
     SubWorkflowInvocationResult,
     WorkflowResult,
 )
-from milepost.workflows.matching import Arguments, described, differs, non_determinism
+from milepost.workflows.matching import Arguments, described, differs, how_to_agree, non_determinism
 from milepost.workflows.rollback import roll_back
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step, is_async
 from milepost.workflows.visiting import (
@@ -56,7 +56,7 @@ from milepost.workflows.visiting import (
 if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = ["Composing", "graph_invoked", "invoked", "item_ids"]
+__all__ = ["Composing", "check_items", "graph_invoked", "invoked", "item_ids"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -207,16 +207,8 @@ class Composing:
             data = _items_json(run, work)
             fields = {"count": len(ids), "args": self.arguments or None}
             yield from run.record((Draft(ITEMS, step_id, self.spent.visit, fields, data),))
-        elif begun is not None and self.mods.compare_args is not False:
-            now = self.arguments
-            if begun.fields.get("count") != len(ids) or differs(begun.fields.get("args"), now):
-                kind = self.step.step_type.value
-                raise non_determinism(
-                    run.run_id,
-                    self.frame.position - 1,
-                    described(step_id, kind, begun.fields.get("args")),
-                    described(step_id, kind, now),
-                )
+        elif begun is not None and (work.key is None or self.mods.compare_args is not False):
+            check_items(run, self.step, step_id, self.frame, begun.fields, self.arguments)
         frame, floor = self._child_frame(), self._floor()
         if run.options.stop_before:
             run.later.update({*ids} - (run.recorded.begun_with(ids, floor) if begun is not None else set()))
@@ -310,6 +302,23 @@ def _at_once(run: StepRun, routines: dict[str, Routine[Any]], max_parallel: int 
     if waits:
         raise parking.Parked(tuple(waits))
     return {name: outcome.value for name, outcome in outcomes.items()}
+
+
+def check_items(
+    run: StepRun, step: Step[Any], step_id: str, frame: Frame, begun: Mapping[str, Any], now: Arguments
+) -> None:
+    """Refuse to go on with a map over other items than it began with, where only their order tells which item is which."""
+    work, count, before = step.work, begun.get("count"), begun.get("args")
+    assert isinstance(work, Maps)
+    if count == len(work.items) and not differs(before, now):
+        return
+    hint = "map over the same items, or give the map a key= that tells them apart"
+    kind = step.step_type.value
+    raise non_determinism(
+        run.run_id, frame.position - 1, described(step_id, kind, before, count=count),
+        described(step_id, kind, now, count=len(work.items)),
+        hint if step.modifiers.compare_args is False else how_to_agree(before, now),
+    )  # fmt: skip
 
 
 def item_ids(run: StepRun, step: Step[Any], step_id: str) -> list[str]:

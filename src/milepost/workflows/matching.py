@@ -246,7 +246,11 @@ def non_determinism(run_id: str, index: int, recorded: str, found: str, hint: st
     )
 
 
-def described(step_id: str, kind: str, arguments: Mapping[str, Any] | None = None) -> str:
-    """A step in words: id, kind and, where they are known, its arguments."""
-    text = (arguments or {}).get("text")
-    return f"{kind} step {step_id!r}" + (f" with {shown(text)[1:-1]}" if text is not None else "")
+def described(step_id: str, kind: str, arguments: Mapping[str, Any] | None = None, *, count: int | None = None) -> str:
+    """A step in words: id, kind and, where they are known, how many items a map has and the arguments."""
+    told, text = arguments or {}, (arguments or {}).get("text")
+    words = f"{kind} step {step_id!r}" + (f" of {count} items" if count is not None else "")
+    if text is None:
+        return words
+    # Long arguments may begin alike.
+    return f"{words} with {shown(text)[1:-1]}" + (f"… (digest {told['digest'][:8]})" if "digest" in told else "")
