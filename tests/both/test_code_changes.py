@@ -16,7 +16,9 @@ from milepost import (
     Retry,
     RunNotResumableError,
     RunStopped,
+    RunSuspended,
     StepError,
+    Steps,
     WrongFlowError,
     step,
     workflow,
@@ -253,3 +255,121 @@ def test_a_limit_or_a_policy_given_now_counts_and_not_the_one_of_then(verbs, sto
     assert "refuse" == verbs.plan(graph, store, "r1", retry=Retry(2)).verdict
     assert "continue" == verbs.plan(graph, store, "r1", retry=Retry(3)).verdict
     assert "continue" == verbs.plan(graph, store, "r1").verdict
+
+
+@dataclass
+class Part:
+    a: int
+
+
+def changed_part() -> Any:
+    """The class `Part` as it is later: with one field more, which has no default."""
+
+    @dataclass
+    class Part:
+        a: int
+        b: float
+
+    return Part
+
+
+class Parts:
+    """Flows in which things of a class are recorded and something fails after that: `broken` until it is mended."""
+
+    def __init__(self, verbs: Any) -> None:
+        self.verbs = verbs
+        self.broken = True
+
+    def each(self, kind: Any) -> Any:
+        """A function of an item; that of number 1 fails."""
+
+        def make(n: int) -> Any:
+            self.check(n)
+            return kind(n)
+
+        make.__annotations__ = {"n": int, "return": kind}
+        return self.verbs.node(make)
+
+    def check(self, n: int) -> None:
+        if self.broken and n == 1:
+            raise ValueError("broken")
+
+    def results(self, kind: Any) -> Any:
+        graph = Graph(dict).add_map("m", lambda state: [1, 0], self.each(kind), merge=lambda state, found: state)
+        return graph.add_edge("m", END).set_entry("m").compile("parts")
+
+    def inputs(self, kind: Any) -> Any:
+        def take(part: Any) -> int:
+            self.check(part.a)
+            return int(part.a)
+
+        take.__annotations__ = {"part": kind, "return": int}
+        graph = Graph(dict).add_map("m", lambda s: [Part(1), Part(0)], self.verbs.node(take), merge=lambda s, found: s)
+        return graph.add_edge("m", END).set_entry("m").compile("parts")
+
+    def branch(self, kind: Any) -> Any:
+        inner = Graph(dict).add_subgraph("sub", self.results(kind)).add_edge("sub", "j")
+        for node_id, merge in (("f", None), ("a", None), ("j", lambda before, ends: before)):
+            inner.add_node(node_id, self.verbs.node(lambda state: state), merge=merge)
+        inner.add_edge("f", "a").add_edge("f", "sub").add_edge("a", "j").add_edge("j", END)
+        return inner.set_entry("f").compile("branch")
+
+    def reply(self, kind: Any) -> Any:
+        def apply(state: dict[str, Any], reply: Any) -> dict[str, Any]:
+            self.check(1)
+            return state
+
+        graph = Graph(dict).add_wait("m", "go", apply=apply, payload=kind)
+        return graph.add_edge("m", END).set_entry("m").compile("reply")
+
+    def step_of_items(self, kind: Any) -> Any:
+        @workflow("items")
+        def flow() -> Steps[Any]:
+            yield step("m").map(self.each(kind), [1, 0], max_parallel=1)
+
+        return flow
+
+    def step_of_graph(self, kind: Any) -> Any:
+        @workflow("graphs")
+        def flow() -> Steps[Any]:
+            yield step("g").subworkflow(self.results(kind), {})
+
+        return flow
+
+
+@pytest.mark.parametrize(
+    ("kind", "node_id", "field_name"),
+    [
+        ("results", "m/1", "output.b"),
+        ("inputs", "m/0", "item.b"),
+        ("branch", "sub/m/1", "output.b"),
+        ("reply", "m", "payload.b"),
+        ("step_of_items", "m/1", "output.b"),
+        ("step_of_graph", "g/m/1", "output.b"),
+    ],
+)
+def test_what_a_resume_could_not_decode_is_refused_by_its_plan_and_leaves_the_run_alone(
+    verbs, store, kind, node_id, field_name
+):
+    parts = Parts(verbs)
+    build = getattr(parts, kind)
+    began, changed = build(Part), build(changed_part())
+    arguments = () if began.front == "workflow" else ({},)
+    if kind == "reply":
+        with pytest.raises(RunSuspended):
+            verbs.run(began, *arguments, store=store, run_id="r1")
+        began.signal(store, "r1", "go", Part(1))
+        with pytest.raises(NodeError):
+            verbs.resume(began, store, "r1")
+    else:
+        with pytest.raises((NodeError, StepError)):
+            verbs.run(began, *arguments, store=store, run_id="r1")
+    before = untouched(store)
+    parts.broken = False
+    plan = verbs.plan(changed, store, "r1")
+    assert ("refuse", DeserializeStateError) == (plan.verdict, type(plan.error))
+    with pytest.raises(DeserializeStateError, match=f"'{node_id}'.*{field_name}") as caught:
+        verbs.resume(changed, store, "r1")
+    assert ("r1", node_id, before) == (caught.value.run_id, caught.value.node_id, untouched(store))
+    verbs.retry(began, store, "r1")
+    assert "finished" == store.get_run("r1").info.status

@@ -556,13 +556,24 @@ def check_inside(run: NodeRun, spot: Spot, next_node: str | None, differences: t
             exc.run_id, exc.node_id = run.run_id, node_id
             place(
                 exc,
-                f"what record {record.sequence} of run {run.run_id!r} holds is no state of its graph as it is now",
+                f"what record {record.sequence} of run {run.run_id!r} holds of {node_id!r} is no state of its graph now",
                 "lift old states with Graph(..., upgrade=)",
             )
             raise
         if spot.at is not None and spot.at.sequence == record.sequence:
             seen = state
+        else:
+            _keep_newest(spot, entry, node_id, state)
     return seen
+
+
+def _keep_newest(spot: Spot, entry: Entry, node_id: str, state: Any) -> None:
+    """Keep the state with which a branch, or a graph inside, will be gone on with."""
+    assert spot.since is not None
+    assert spot.point is not None
+    prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
+    if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
+        spot.since.keep(entry.sequence, state)
 
 
 def _has_begun(run: NodeRun, spot: Spot, node_id: str | None) -> bool:

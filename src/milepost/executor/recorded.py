@@ -7,7 +7,7 @@ somebody asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -140,6 +140,11 @@ def _around(step_id: str) -> Iterator[str]:
         yield step_id
 
 
+def _with_around(step_id: str) -> Iterator[str]:
+    yield step_id
+    yield from _around(step_id)
+
+
 class Recorded:
     """The records of one run, by step."""
 
@@ -178,6 +183,8 @@ class Recorded:
         self.reroute_at = -1
         """The checkpoint whose router is asked again, whatever it answered."""
         self._overrides: dict[int, bytes] = {}
+        self._decoded: dict[int, Any] = {}
+        """What was decoded before anything went on, by the number of its record."""
         self._trails: dict[tuple[str, str], list[Entry]] = {}
         """The checkpoints of each branch, by its label and what its nodes are part of."""
         self._children: dict[str, dict[str, None]] = {}
@@ -387,6 +394,20 @@ class Recorded:
     def override(self, sequence: int, data: bytes) -> None:
         """Have a checkpoint stand for another state."""
         self._overrides[sequence] = data
+        self._decoded.pop(sequence, None)
+
+    def keep(self, sequence: int, value: Any) -> None:
+        """Keep what a record holds, decoded, for whoever asks for it first."""
+        self._decoded[sequence] = value
+
+    def take(self, sequence: int, decode: Callable[[], Any]) -> Any:
+        """What was kept of a record, which is the caller's then; else what `decode` gives."""
+        return self._decoded.pop(sequence) if sequence in self._decoded else decode()
+
+    def is_over(self, node_id: str, entry: Entry) -> bool:
+        """Whether what a record is part of was completed after it, so that nothing asks for it any more."""
+        around = (self.done[outer] for outer in _with_around(node_id) if outer in self.done)
+        return any(done.sequence > entry.sequence and done.fields.get("outcome") != "failed" for done in around)
 
     def renamed(self, node_id: str) -> str:
         """The id that a node has now."""
@@ -401,16 +422,20 @@ class Recorded:
         begun = {item for item in ids if any(number > after for number in self._numbers(item))}
         return begun.union([item for item in ids if item not in begun][:1])
 
+    def updates_in(self, entry: Entry) -> list[bytes]:
+        """What one checkpoint tells of what nodes returned for fields with a reducer."""
+        told = entry.fields.get("updates")
+        several = told if isinstance(told, list) else [] if told is None else [told]
+        return [msgspec.json.encode(update) for update in several]
+
     def updates(self, label: str, parent: str = "") -> list[bytes]:
         """What the nodes of a branch, those of finished forks in it included, returned for fields with a reducer."""
         trail = self._trails.get((label, parent), [])
         found: list[bytes] = []
         for number, entry in enumerate(trail):
-            told = entry.fields.get("updates")
-            if isinstance(told, list):  # all until then, instead of what was told before
-                found = [msgspec.json.encode(update) for update in told]
-            elif told is not None:
-                found.append(msgspec.json.encode(told))
+            if isinstance(entry.fields.get("updates"), list):  # all until then, instead of what was told before
+                found = []
+            found += self.updates_in(entry)
             if "fork" in entry.fields and number + 1 < len(trail):
                 # From what was recorded: names are mapped once, whatever they are mapped to.
                 outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit

@@ -27,7 +27,7 @@ from milepost.errors import (
     StateTypeError,
 )
 from milepost.executor.effects import Emit, Routine, Sleep, Write
-from milepost.executor.flow import Flow
+from milepost.executor.flow import Flow, WaitWork
 from milepost.executor.journal import Journal, ask
 from milepost.executor.recorded import Draft, Recorded, parent_of
 from milepost.model.events import RunWaiting
@@ -53,6 +53,7 @@ __all__ = [
     "suspended",
     "unanswered",
     "wait",
+    "waits_of",
 ]
 
 _encode = msgspec.json.Encoder().encode
@@ -180,7 +181,16 @@ def wait(
     told = run.recorded.replies.get(step_id)
     if told is not None and told.record.visit == visit:
         data = told.record.state() or b"{}"
-        return reply_of(work, data), data
+        try:
+            return reply_of(work, data), data
+        except DeserializeStateError as exc:
+            exc.run_id, exc.node_id = run.run_id, step_id
+            say_where(
+                exc,
+                f"the recorded reply of {_named(run, step_id)} of run {run.run_id!r} cannot be read",
+                "bring the payload's type back that it was recorded with",
+            )
+            raise
     yield from run.live()
     at = dict(place or {})
     mine = yield from _opened(run, work, step_id, visit, at)
@@ -442,6 +452,13 @@ def reply_of(work: Waits, data: bytes) -> Reply[Any]:
     is_empty = told.timed_out or work.signal is None
     payload = None if is_empty else codec.decode(bytes(told.payload), root="payload")
     return Reply(payload, None if told.sent_at is None else parse_time(told.sent_at), told.timed_out)
+
+
+def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) -> Waits:
+    """The work of a step that waits as a node does; `until` and `prompt` as they were asked for."""
+    from milepost.workflows.steps import Waits
+
+    return Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
 
 
 # -- parking the run -------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from milepost.decoding import recorded_items
+from milepost.errors import SerializeStateError, StateTypeError
 from milepost.executor import waits as parking
 from milepost.executor.attempt import Spent
 from milepost.executor.bounded_gather import in_lanes
@@ -140,10 +141,7 @@ def _recorded_items(walker: Walker, node_id: str, visit: int) -> list[bytes] | N
     entry = walker.since.items.get(node_id)
     if entry is None or entry.record.visit != visit:
         return None
-    try:
-        return [bytes(raw) for raw in msgspec.json.decode(entry.record.state() or b"", type=list[msgspec.Raw])]
-    except msgspec.MsgspecError as exc:
-        raise DeserializeStateError(f"the items of map {node_id!r} are damaged: {exc}", path="items") from exc
+    return recorded_items(node_id, entry)
 
 
 def _listing(over: Function) -> Function:
@@ -262,6 +260,8 @@ class _Mapping:
             inner = self._inner(index, self.flow, f"{self.node_id}/", self.tally)
             return inner.do_item(cast("Unit", _ItemUnit(index, each)), self.visit, item, self.work.items)
         inner = self._inner(index, each, f"{self.node_id}/{index}/", walker.item_tally())
+        if inner.has_begun():
+            return inner.go(None, None, each.entry)
         state = item if walker.store is None else each.codec.decode(item, root="item")
         return inner.go(state, item if walker.store is not None else None, each.entry)
 
@@ -320,8 +320,9 @@ def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: Spent, state: Any
             prompt = yield from _asked(walker, unit, spent, state, prompt)
         if work.until is not None:
             until = yield from _asked(walker, unit, spent, state, work.until, _time)
-    waits = parking.Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
-    reply, _ = yield from parking.wait(waiting, waits, node_id, spent.visit, walker.place())
+    reply, _ = yield from parking.wait(
+        waiting, parking.waits_of(work, until, prompt), node_id, spent.visit, walker.place()
+    )
     if is_woken:
         # What a run does between two waits has a limit, not how long it lives. What it need not wait for ends no turn.
         walker.tally.iteration = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from milepost.decoding import decode_inside
 from milepost.errors import (
     CheckpointCorruptError,
     InvalidResumeNodeError,
@@ -71,7 +72,10 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
         try:
             whole = yield from _from_trunk(run, latest, spot, is_cut=bool(passed_over))
             told = (*remarks, *passed_over)
-            return examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
+            found = examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
+            if wish.verb != CONTINUE and (latest.row.cancel is None or run.options.reopen):
+                decode_inside(run, run.flow, found.since)
+            return found
         except CheckpointCorruptError as exc:
             if not is_lenient or newest is None:
                 raise

@@ -68,7 +68,10 @@ class Walker(Visits):
         if self.is_resuming and self.since is not None:
             entry = self.since.done.get(node_id)
             if entry is not None and entry.record.visit == visit:
-                return self.flow.codec.decode(entry.record.state() or b"", root="output")
+                kept = entry.record
+                return self.since.take(
+                    entry.sequence, lambda: self.flow.codec.decode(kept.state() or b"", root="output")
+                )
             self._raise_standing(node_id)
             self.spent = self.since.spent(node_id, self.sequence, self.options.clock.time())
         if self.spent is None:
@@ -125,7 +128,7 @@ class Walker(Visits):
         if self.updates is not None and codec is not None:
             told = self.since.updates(self.label, self.prefix[:-1])
             self.updates += [codec.decode(update, root="updates") for update in told]
-        return self.flow.codec.decode(data), next_node
+        return self.since.take(entry.sequence, lambda: self.flow.codec.decode(data)), next_node
 
     def _is_split_at(self, node_id: str, next_node: str | None) -> bool:
         """Whether a node that is recorded is a fork whose branches are open."""

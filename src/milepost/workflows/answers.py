@@ -147,7 +147,10 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: Kept, fr
                     described(step_id, step.step_type.value, count=len(ids)) + named,
                     "map over the items that it began with, or branch on ctx.version",
                 )
-            return [codec.decode(bytes(run.recorded.done[item_id].kept().output), root="output") for item_id in ids]
+            return [
+                codec.decode(bytes(run.recorded.done[item_id].kept().output), root=f"output[{index}]")
+                for index, item_id in enumerate(ids)
+            ]
         if isinstance(work, Chooses):
             index = int(msgspec.json.decode(kept.output)["selected_index"])
             chosen = work.options[index][1]

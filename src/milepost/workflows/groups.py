@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from milepost.decoding import decode_inside
 from milepost.errors import (
     AsyncNodeError,
     AttemptTimedOut,
@@ -134,7 +135,7 @@ class Composing:
             for child in work.children
         }
         self.parts = [f"{self.step_id}/{name}" for name in routines]
-        outcomes = yield from _at_once(run, routines, work.max_parallel)
+        outcomes = yield from _at_once(run, routines, work.max_parallel, routines)
         results = ParallelResult(tuple(outcomes[child.name] for child in work.children))
         failed = [result for result in results if not result.success]
         if self.mods.must_succeed and failed:
@@ -219,7 +220,8 @@ class Composing:
             child: Step[Any] = Step(name, Calls(work.fn, (item,), {}, work.executor), own)
             routines[item_id] = run.do(child, item_id, frame, is_child=True, floor=floor)
         self.parts = ids
-        outcomes = yield from _at_once(run, routines, work.max_parallel)
+        recorded = [item_id for item_id in ids if item_id in run.recorded.done]
+        outcomes = yield from _at_once(run, routines, work.max_parallel, recorded)
         results = [outcomes[item_id] for item_id in ids]
         failed = [result for result in results if not result.success]
         if failed:
@@ -266,6 +268,8 @@ class Composing:
         refuse_async_nodes(run, graph, step_id)
         recorded = run.recorded
         self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]
+        if not run.is_live:
+            decode_inside(run, graph, recorded, f"{step_id}/")
         walker = Walker(run, graph, f"{step_id}/")
         walker.since = recorded
         walker.is_resuming = bool(recorded.children(step_id))
@@ -285,10 +289,21 @@ class Composing:
         return graph_invoked(run, state, walker.iteration), told
 
 
-def _at_once(run: StepRun, routines: dict[str, Routine[Any]], max_parallel: int | None) -> Routine[dict[str, Any]]:
-    """Do several at once, at most so many: what each gave. What is no failure of a step is raised when all have ended."""
+def _at_once(
+    run: StepRun, routines: dict[str, Routine[Any]], max_parallel: int | None, recorded: Iterable[str]
+) -> Routine[dict[str, Any]]:
+    """Do several at once, at most so many: what each gave. What is no failure of a step is raised when all have ended.
+
+    Those that may be `recorded` are answered before anything new begins.
+    """
     limits = [limit for limit in (max_parallel, run.options.max_parallel) if limit is not None]
-    outcomes = yield from in_lanes(run, routines, min(limits, default=None))
+    known = {} if run.is_live else {name: routines[name] for name in recorded}
+    answers, begun = yield from run.answered(known)
+    still = {name: begun.get(name, routine) for name, routine in routines.items() if name not in answers}
+    if still:
+        yield from run.live()
+        answers = answers | (yield from in_lanes(run, still, min(limits, default=None)))
+    outcomes = {name: answers[name] for name in routines if name in answers}
     waits: list[Any] = []
     errors: list[BaseException] = []
     for outcome in outcomes.values():

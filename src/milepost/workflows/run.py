@@ -440,25 +440,30 @@ class StepRun(Run):
         is_stopped: Callable[[], bool] | None = None,
     ) -> Routine[dict[str, Outcome]]:
         """Do several things at once: an outcome for each, in order. What can be answered from the record is so first."""
-        outcomes: dict[str, Outcome] = {}
-        still: dict[str, Routine[Any]] = dict(routines)
-        if not self.is_live:
-            for name, routine in routines.items():
-                try:
-                    is_over, value = yield from primed_or_over(routine)
-                except Exception as exc:
-                    if self._is_refusal(exc):
-                        raise
-                    outcomes[name] = Outcome(error=exc)
-                else:
-                    if is_over:
-                        outcomes[name] = Outcome(value)
-            still = {name: routine for name, routine in routines.items() if name not in outcomes}
-            if still:
-                yield from self.live()
+        outcomes, still = yield from self.answered(routines)
         if still:
+            yield from self.live()
             outcomes.update((yield Gather(still, max_parallel, is_stopped)))
         return {name: outcomes[name] for name in routines}
+
+    def answered(
+        self, routines: Mapping[str, Routine[Any]]
+    ) -> Routine[tuple[dict[str, Outcome], Mapping[str, Routine[Any]]]]:
+        """Answer from the record what can be answered: the outcomes of that, and the others, where they begin anew."""
+        if self.is_live:
+            return {}, routines
+        outcomes: dict[str, Outcome] = {}
+        for name, routine in routines.items():
+            try:
+                is_over, value = yield from primed_or_over(routine)
+            except Exception as exc:
+                if self._is_refusal(exc):
+                    raise
+                outcomes[name] = Outcome(error=exc)
+            else:
+                if is_over:
+                    outcomes[name] = Outcome(value)
+        return outcomes, {name: routine for name, routine in routines.items() if name not in outcomes}
 
     # -- recording -------------------------------------------------------------------------------------
 
