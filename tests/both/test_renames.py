@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from milepost import END, Graph, MaxIterationsError, NodeError, OptionError, Retry, RunStopped
+from milepost import (
+    END,
+    Engine,
+    Graph,
+    MaxIterationsError,
+    NodeError,
+    OptionError,
+    Retry,
+    RunStopped,
+    RunSuspended,
+    Steps,
+    parallel,
+    step,
+    workflow,
+)
 
 
 @dataclass
@@ -135,3 +150,87 @@ def test_a_policy_counts_failures_under_the_old_name(verbs, store, row, seen):
 def test_a_mapping_of_names_is_asked_for(verbs, store, row, names):
     with pytest.raises(OptionError, match="rename"):
         verbs.resume(row("ab"), store, "r1", rename=names)
+
+
+def untouched(store):
+    return store.read("r1"), store.get_run("r1").info
+
+
+def test_later_resumes_know_a_mapping_by_themselves_and_it_may_be_given_again(verbs, store, loop, seen):
+    with pytest.raises(RunStopped):
+        verbs.run(loop("a"), Count(), store=store, run_id="r1", stop_after="a")
+    for options in ({"rename": {"a": "b"}}, {}, {"rename": {"a": "b"}}):
+        with pytest.raises(RunStopped):
+            verbs.resume(loop("b"), store, "r1", stop_after="b", **options)
+    assert Count(5) == verbs.resume_from(loop("b"), store, "r1", "b", visit=1)
+    assert [("a", 1, 1), *[("b", visit, 1) for visit in (2, 3, 4, 6, 7, 8, 9)]] == seen
+    assert Count(5) == verbs.resume(loop("c"), store, "r1", rename={"b": "c"})
+
+
+def test_two_nodes_may_swap_their_names(verbs, store, row, seen):
+    with pytest.raises(RunStopped):
+        verbs.run(row("abcd"), Count(), store=store, run_id="r1", stop_after="b")
+    with pytest.raises(RunStopped):
+        verbs.resume(row("bacd"), store, "r1", rename={"a": "b", "b": "a"}, stop_after="c")
+    seen.clear()
+    for options in ({}, {"rename": {"a": "b", "b": "a"}}):
+        with pytest.raises(RunStopped):
+            verbs.resume_from(row("bacd"), store, "r1", "b", stop_after="c", **options)
+        assert ["a", "c"] == [node_id for node_id, _, _ in seen]
+        seen.clear()
+    assert Count(4) == verbs.resume(row("bacd"), store, "r1")
+
+
+@pytest.mark.parametrize("rename", [{"a": "b"}, {"a": "x", "b": "x"}, {"c": "b"}])
+def test_two_recorded_nodes_are_never_made_one(verbs, store, row, rename):
+    with pytest.raises(RunStopped):
+        verbs.run(row("abc"), Count(), store=store, run_id="r1", stop_after="b")
+    before = untouched(store)
+    with pytest.raises(OptionError, match="rename would make") as caught:
+        verbs.resume(row("xbc"), store, "r1", rename=rename)
+    assert "refuse" == verbs.plan(row("xbc"), store, "r1", rename=rename).verdict
+    assert ("r1", before) == (caught.value.run_id, untouched(store))
+
+
+def steps_row(names: str) -> Any:
+    """A workflow of a group of two steps, then two waits."""
+
+    @workflow("row")
+    def flow() -> Steps[list[str]]:
+        group, *inside = names
+        found = yield parallel(group, *(step(name).python(str, args=(n,)) for n, name in enumerate(inside)))
+        for wait in "12":
+            yield step(f"wait-{wait}").wait_for(wait)
+        return [result.output for result in found]
+
+    return flow
+
+
+def test_later_resumes_of_a_workflow_know_a_mapping_by_themselves(verbs, store):
+    names = {"p": "q", "p/a": "q/b", "p/b": "q/a"}
+    with pytest.raises(RunSuspended):
+        verbs.run(steps_row("pab"), store=store, run_id="r1")
+    steps_row("pab").signal(store, "r1", "1")
+    before = untouched(store)
+    for clash in ({"p/a": "p/b"}, {"p/a": "p/c", "p/b": "p/c"}):
+        with pytest.raises(OptionError, match="'p/a' and 'p/b'"):
+            verbs.resume(steps_row("pcb"), store, "r1", rename=clash)
+        assert before == untouched(store)
+    with pytest.raises(RunSuspended):
+        verbs.resume(steps_row("qba"), store, "r1", rename=names)
+    steps_row("qba").signal(store, "r1", "2")
+    assert ["continue"] * 2 == [
+        verbs.plan(steps_row("qba"), store, "r1", **more).verdict for more in ({}, {"rename": names})
+    ]
+    assert ["0", "1"] == verbs.resume(steps_row("qba"), store, "r1")
+
+
+def test_a_worker_records_the_mapping_of_its_engine(verbs, store):
+    with pytest.raises(RunSuspended):
+        verbs.run(steps_row("pab"), store=store, run_id="r1")
+    with Engine(store, flows=[steps_row("qab")], rename={"p": "q"}) as engine:
+        for signal in "12":
+            engine.signal("r1", signal)
+            engine.worker().run(until_idle=True)
+        assert ["0", "1"] == engine.handle("r1").result()
+    assert ["0", "1"] == verbs.resume(steps_row("qab"), store, "r1")

@@ -24,6 +24,7 @@ from milepost.model.record import (
     make_record,
     step_head,
 )
+from milepost.renames import Renames
 
 
 class Journal:
@@ -45,7 +46,7 @@ class Journal:
         return self
 
     def read(self, live: Any = (), rename: dict[str, str] | None = None) -> Recorded:
-        return Recorded(self.records, live, rename)
+        return Recorded(self.records, live, Renames((), rename))
 
 
 def test_children_come_in_the_order_in_which_they_appeared():
@@ -135,7 +136,8 @@ def test_heads_of_completions_are_as_good_as_their_fields():
     heads = {r.sequence: head for r in journal.records if r.header and (head := step_head(r.header)) is not None}
     assert [1, 2, 3, 4, 6, 7] == [*heads]
     for rename, live in (({}, ()), ({"a": "d"}, ()), ({}, [("", 0, 4)])):
-        usual, short = Recorded(journal.records, live, rename), Recorded(journal.records, live, rename, heads)
+        names = Renames((), rename)
+        usual, short = Recorded(journal.records, live, names), Recorded(journal.records, live, names, heads)
         for name in ("done", "undone"):
             told = [
                 {key: (entry.sequence, entry.fields) for key, entry in getattr(r, name).items()} for r in (usual, short)

@@ -26,7 +26,7 @@ from milepost.graph.resume import newest_live
 from milepost.model.record import CHECKPOINT, START, Record
 from milepost.model.results import StepResult
 from milepost.store import ENDED, Latest
-from milepost.workflows.replay import inputs_of, primed_or_over, read
+from milepost.workflows.replay import inputs_of, know_renames, primed_or_over, read
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.step import do
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step
@@ -241,7 +241,8 @@ def _looked(run: StepRun) -> Routine[Look]:
     check_flow(run, latest.row)
     look = Look(run)
     _, records, parsed = yield from read(look, latest, [])
-    recorded = Recorded(records, latest.row.live, run.options.rename, parsed)
+    know_renames(run, records)
+    recorded = Recorded(records, latest.row.live, run.renames, parsed)
     if recorded.start is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     yield from look.play_over(recorded)

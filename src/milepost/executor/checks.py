@@ -7,7 +7,7 @@ runs user code or touches the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -59,6 +59,7 @@ __all__ = [
     "Spot",
     "Wish",
     "check_flow",
+    "check_renames",
     "check_seal",
     "content_of",
     "examine",
@@ -228,9 +229,26 @@ def _used_up(run: NodeRun, since: Recorded) -> Iterator[tuple[str, int]]:
 
 def recorded_ids(run: Run, node_id: str) -> tuple[str, ...]:
     """The ids under which a node's records stand: its own, and those that it was renamed from."""
-    renames = run.options.rename or {}
-    own = () if node_id in renames else (node_id,)
-    return (*own, *(old for old, new in renames.items() if new == node_id))
+    return tuple({name: None for name, _, _ in run.renames.sources(node_id)}) if run.renames else (node_id,)
+
+
+def check_renames(run: Run, recorded: Recorded, names: Iterable[str] = ()) -> None:
+    """Raise `OptionError` where the names that are given now make one of two recorded ids, `names` among them."""
+    if not run.renames.given:
+        return
+    for name in names:
+        before = run.renames.before(name, 0)
+        recorded.call(before, run.renames.becoming(before))
+    if recorded.clash is None:
+        return
+    one, other, both = recorded.clash
+    raise OptionError(
+        f"rename would make {both!r} of both {one!r} and {other!r}, which are recorded in run {run.run_id!r}: give each a name "
+        f"of its own",
+        option="rename",
+        run_id=run.run_id,
+        node_id=both,
+    )
 
 
 def check_flow(run: Run, row: RunRow) -> None:
@@ -337,23 +355,26 @@ def examine(
     are_proven = [check_seal(run, record) for record in (point, *tail)]
     fields, data = content_of(point)
     next_node, iteration = _recorded_route(run, point, fields)
+    told_at = point.sequence
     turn, tail = newest_turn(tail)
     if turn is not None:
         begun_with = turn.fields()
         fields = {**fields, "timestamp": begun_with.get("timestamp")}
-        next_node, iteration = str(begun_with.get("entry") or run.flow.entry), 0
+        next_node, iteration, told_at = str(begun_with.get("entry") or run.flow.entry), 0, turn.sequence
     for record in tail:
         if record.kind == ROUTE and record.node_id == point.node_id:
-            next_node = record.fields().get("next_node")
+            next_node, told_at = record.fields().get("next_node"), record.sequence
         elif record.kind == OWNER and record.payload is not None and record.fields().get("overrides") is None:
             data = record.state() or b""
-        elif record.kind == CHECKPOINT and not is_of_item(run.flow, spot.since.renamed(record.node_id)):
+        elif record.kind == CHECKPOINT and not is_of_item(
+            run.flow, spot.since.renamed(record.node_id, record.sequence)
+        ):
             iteration = int(record.fields().get("iteration", iteration))
     state = decoded(run, point, data)
-    renames = run.options.rename or {}
     if next_node is not None:
-        next_node = renames.get(next_node, next_node)
-    node_id = renames.get(point.node_id, point.node_id)
+        before, next_node = run.renames.before(next_node, told_at), run.renames.now(next_node, told_at)
+        spot.since.call(before, next_node)
+    node_id = run.renames.now(point.node_id, point.sequence)
     differences = (*remarks, *_differences(run, point if point.kind == START else begun))
     is_split = turn is None and check_fork(run, point, fields, node_id, next_node, differences)
     if wish.rerun and spot.live is None:
@@ -465,8 +486,8 @@ def check_fork(
             told = differences or (f"node {next_node!r} is inside the fork after {around[0].node_id!r} now",)
             raise _changed(run, f"would go on at node {next_node!r}, which is inside a fork now", next_node, told)
         return False
-    renames = run.options.rename or {}
-    _check_same_fork(run, fork, node_id, next_node, [renames.get(name, name) for name in recorded], differences)
+    names = [run.renames.now(name, point.sequence) for name in recorded]
+    _check_same_fork(run, fork, node_id, next_node, names, differences)
     return True
 
 
@@ -507,7 +528,9 @@ def _check_standing(
         return
     local = node_id[len(prefix) :]
     if "fork" in entry.fields:
-        names = [since.renamed(prefix + name)[len(prefix) :] for name in entry.fields["fork"]]
+        recorded = entry.record.node_id
+        above = recorded[: len(recorded) - len(recorded.rpartition("/")[2])]
+        names = [since.renamed(above + name, entry.sequence).rpartition("/")[2] for name in entry.fields["fork"]]
         _check_same_fork(run, flow.splits.get(local), node_id, leads_to, names, differences)
     around = since.open_fork(label, prefix, spot.point)
     if around is None or leads_to is None:
@@ -582,7 +605,7 @@ def _has_begun(run: NodeRun, spot: Spot, node_id: str | None) -> bool:
     unit = run.flow.units.get(str(node_id))
     if unit is None or not isinstance(unit.work, (MapWork, GraphWork)):
         return False
-    found = ((record.kind, spot.since.renamed(record.node_id)) for record in spot.tail)
+    found = ((record.kind, spot.since.renamed(record.node_id, record.sequence)) for record in spot.tail)
     return any(
         (kind == ITEMS and at == node_id) or (kind == CHECKPOINT and at.startswith(f"{node_id}/")) for kind, at in found
     )
@@ -616,7 +639,7 @@ def _next_in(flow: GraphFlow, since: Recorded, fork: Fork, way: str, label: str,
         if entry is None:
             found += [branch] if branch != fork.join else []
             continue
-        leads_to, node_id = since.content(entry)[1], since.renamed(entry.record.node_id)
+        leads_to, node_id = since.content(entry)[1], since.renamed(entry.record.node_id, entry.sequence)
         inner = flow.splits.get(node_id)
         if inner is not None and leads_to == inner.join:
             way_on = f"{node_id}#{entry.record.visit}"
@@ -670,7 +693,7 @@ def _recorded_route(run: NodeRun, point: Record, fields: Mapping[str, Any]) -> t
 
 def _successor(run: NodeRun, point: Record) -> str | None:
     """Where an old record without `next_node` leads: along the only edge, or, if so asked, where the router says."""
-    unit = run.flow.units.get((run.options.rename or {}).get(point.node_id, point.node_id))
+    unit = run.flow.units.get(run.renames.now(point.node_id, point.sequence))
     if unit is None or unit.next_node is not None:
         return unit.next_node if unit is not None else point.node_id
     if run.options.reroute:
@@ -712,10 +735,10 @@ def _spent(run: Run, tail: tuple[Record, ...], next_node: str | None, is_continu
     spent = Spent(visit=0)
     if not is_continued:
         return spent
-    ids = recorded_ids(run, str(next_node))
     for record in tail:
         fields = record.fields()
-        if record.kind == FAILURE and fields.get("op") != "route" and record.node_id in ids:
+        is_its = run.renames.now(record.node_id, record.sequence) == next_node
+        if record.kind == FAILURE and fields.get("op") != "route" and is_its:
             spent.failures += fields.get("op") in COUNTED_FAILURES
             spent.attempts += 1
             spent.visit = record.visit

@@ -52,6 +52,7 @@ def take(
             "crashed": crashed or None,
             "live": None if live is None else [list(r) for r in live],
             "reason": "the owner before it was gone" if crashed else None,
+            "renames": run.renames.told(sequence),
         },
         compressing=bool(options.compress),
     )
@@ -79,6 +80,8 @@ def take(
         return False
     run.journal.token = claimed.token
     run.journal.epoch, run.journal.sequence = epoch, sequence
+    if run.renames:
+        run.renamed_at = sequence
     if wish.verb == CONTINUE:
         # What the first visit of the turn follows, here and after a crash, is this record.
         found.fields = {**found.fields, "timestamp": now}

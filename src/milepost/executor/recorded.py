@@ -30,6 +30,7 @@ from milepost.model.record import (
     Record,
     StepHead,
 )
+from milepost.renames import Renames
 from milepost.store import Ranges
 
 if TYPE_CHECKING:
@@ -152,10 +153,14 @@ class Recorded:
         self,
         records: Iterable[Record] = (),
         live: Ranges = (),
-        rename: Mapping[str, str] | None = None,
+        renames: Renames | None = None,
         parsed: Mapping[int, Mapping[str, Any] | StepHead] | None = None,
     ) -> None:
-        self._rename = rename or {}
+        self._renames = renames or Renames()
+        self._earlier: dict[str, str] = {}
+        """What each id was before the map of names that is given now."""
+        self.clash: tuple[str, str, str] | None = None
+        """Two recorded ids, as they are called before that, and what both would be called."""
         self.start: Entry | None = None
         self.done: dict[str, Entry] = {}
         """The newest completion of each step."""
@@ -199,7 +204,7 @@ class Recorded:
 
     def _complete(self, record: Record, head: StepHead) -> None:
         """`add` for the one kind of which there are many."""
-        step_id = self._renamed(record.node_id) if self._rename else record.node_id
+        step_id = self._called(record) if self._renames else record.node_id
         self.newest = record.sequence
         visits = self.visits
         if step_id not in visits or visits[step_id] < record.visit:
@@ -212,7 +217,7 @@ class Recorded:
         if self.undone:
             self.undone.pop(step_id, None)
         if branch:
-            place = self._renamed_label(branch), parent_of(step_id)
+            place = self._renamed_label(branch, entry.sequence), parent_of(step_id)
             self._trails.setdefault(place, []).append(entry)
 
     def add(self, record: Record, is_standing: bool = True, fields: Mapping[str, Any] | None = None) -> None:
@@ -225,8 +230,8 @@ class Recorded:
             if is_standing:
                 raise
             fields = {}
-        if self._rename:
-            step_id = self._renamed(step_id)
+        if self._renames and step_id:
+            step_id = self._called(record, is_standing=is_standing)
         if step_id and kind != ROLLBACK:
             # An owner record tells of visits that were deleted.
             self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
@@ -268,21 +273,27 @@ class Recorded:
         if step_id and kind not in {ROLLBACK, OWNER}:
             self._place(step_id)
 
-    def _renamed(self, step_id: str) -> str:
-        """The id that a step has now: it, or what it is part of, may have been given another name."""
-        for old, new in self._rename.items():
-            if step_id == old or step_id.startswith(f"{old}/"):
-                return new + step_id[len(old) :]
-        return step_id
+    def _called(self, record: Record, *, is_standing: bool = True) -> str:
+        """The id of what a record is of, as it is called now; notes where two become one by that."""
+        node_id = self._renames.now(record.node_id, record.sequence)
+        if is_standing and self._renames.given:
+            self.call(self._renames.before(record.node_id, record.sequence), node_id)
+        return node_id
 
-    def _renamed_label(self, label: str) -> str:
+    def call(self, before: str, node_id: str) -> None:
+        """Note what a recorded id is called now."""
+        other = self._earlier.setdefault(node_id, before)
+        if other != before and self.clash is None:
+            self.clash = (other, before, node_id)
+
+    def _renamed_label(self, label: str, sequence: int) -> str:
         """The label of a branch as it is now: a fork, or the first node of a branch, may have been given another name."""
-        if not self._rename:
+        if not self._renames:
             return label
         way = ""
         for fork, visit, branch, _ in turnings(label):
-            first = self._renamed(f"{parent_of(fork)}/{branch}".lstrip("/"))
-            way = way_to(way, self._renamed(fork), visit, first.rpartition("/")[2])
+            first = self._renames.now(f"{parent_of(fork)}/{branch}".lstrip("/"), sequence)
+            way = way_to(way, self._renames.now(fork, sequence), visit, first.rpartition("/")[2])
         return way
 
     def _claimed(self, fields: Mapping[str, Any], sequence: int) -> None:
@@ -360,7 +371,7 @@ class Recorded:
 
     def label_of(self, entry: Entry) -> str:
         """The way to the branch that a checkpoint is in, as it is now; "" for none."""
-        return self._renamed_label(str(entry.fields.get("branch") or ""))
+        return self._renamed_label(str(entry.fields.get("branch") or ""), entry.sequence)
 
     def open_fork(self, label: str, prefix: str, point: Record) -> tuple[str, str] | None:
         """The fork right below `prefix` and the branch of it that `label` ends with; None unless the run stands in that."""
@@ -372,24 +383,25 @@ class Recorded:
             return None
         entry = self.newest_in(prefix, outer, point.sequence)
         stood = point if entry is None and not prefix and not outer else None if entry is None else entry.record
-        if stood is None or self._renamed(stood.node_id) != fork_id or stood.visit != visit:
+        if stood is None or self.renamed(stood.node_id, stood.sequence) != fork_id or stood.visit != visit:
             return None
         return fork_id, branch
 
     def content(self, entry: Entry) -> tuple[bytes, str | None]:
         """The state that a checkpoint stands for, and the node to go on at (None: its router is asked)."""
-        node_id = self._renamed(entry.record.node_id)
+        node_id = self.renamed(entry.record.node_id, entry.sequence)
         data = self._overrides.get(entry.sequence)
         if data is None:
             data = entry.record.state() or b""
-        next_node = entry.fields.get("next_node")
+        next_node, told_at = entry.fields.get("next_node"), entry.sequence
         route = self.choices.get(node_id)
         if route is not None and route.sequence > entry.sequence and route.record.visit == entry.record.visit:
-            next_node = route.fields.get("next_node")
+            next_node, told_at = route.fields.get("next_node"), route.sequence
         if next_node is None or entry.sequence == self.reroute_at:
             return data, None
-        prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
-        return data, self._renamed(prefix + str(next_node))[len(prefix) :]
+        name = entry.record.node_id
+        prefix = name[: len(name) - len(name.rpartition("/")[2])]
+        return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
 
     def override(self, sequence: int, data: bytes) -> None:
         """Have a checkpoint stand for another state."""
@@ -409,9 +421,9 @@ class Recorded:
         around = (self.done[outer] for outer in _with_around(node_id) if outer in self.done)
         return any(done.sequence > entry.sequence and done.fields.get("outcome") != "failed" for done in around)
 
-    def renamed(self, node_id: str) -> str:
-        """The id that a node has now."""
-        return self._renamed(node_id) if self._rename else node_id
+    def renamed(self, node_id: str, sequence: int) -> str:
+        """The id that a node has now, of which a record with that number tells."""
+        return self._renames.now(node_id, sequence) if self._renames else node_id
 
     def knows(self, node_id: str) -> bool:
         """Whether any record tells of a visit of a node."""
@@ -440,7 +452,9 @@ class Recorded:
                 # From what was recorded: names are mapped once, whatever they are mapped to.
                 outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit
                 for branch in entry.fields["fork"]:
-                    found += self.updates(self._renamed_label(way_to(outer, fork, visit, branch)), parent)
+                    found += self.updates(
+                        self._renamed_label(way_to(outer, fork, visit, branch), entry.sequence), parent
+                    )
         return found
 
     # -- what is in flight -----------------------------------------------------------------------------

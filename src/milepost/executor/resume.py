@@ -109,7 +109,17 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
                 run, token, latest, f"refused: {exc}" if is_refusal else "the worker that had it was stopped"
             )
         raise
+    if run.renames.given and not is_ending:
+        yield from _record_renames(run)
     return (yield from _go(run, wish, found, None, is_ending=is_ending))
+
+
+def _record_renames(run: Run) -> Routine[None]:
+    """Record the map of names of a run that a worker has claimed: the claim was written before anybody knew of it."""
+    journal = run.journal
+    record = journal.make(OWNER, "", 1, verb="rename", renames=run.renames.told(journal.sequence + 1))
+    yield from journal.write((record,))
+    run.renamed_at = record.sequence
 
 
 def give_back(run: Run, token: Token, reason: str) -> Routine[None]:

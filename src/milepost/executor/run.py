@@ -32,6 +32,7 @@ from milepost.model.origin import Origin
 from milepost.model.record import FINISH, Record, format_time
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
+from milepost.renames import Renames
 from milepost.store import ENDED, Latest, Release, RunRow, Store
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Run:
         "journal",
         "options",
         "origins",
+        "renamed_at",
+        "renames",
         "run_id",
         "scope",
         "started_at",
@@ -86,6 +89,10 @@ class Run:
         self.info: ResumeInfo | None = None
         self.origins: tuple[Origin, ...] = ()
         """The runs that this one was forked from."""
+        self.renames = Renames()
+        """What recorded ids are called now, as far as that is known."""
+        self.renamed_at: int | None = None
+        """The number of the owner record that tells of that; None where nothing was renamed."""
         self.status = "running"
 
     # -- what a front end does -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from milepost.executor.checks import (
     Spot,
     Wish,
     check_flow,
+    check_renames,
     check_seal,
     examine,
     is_live,
@@ -31,6 +32,7 @@ from milepost.executor.run import Run
 from milepost.model.branch_path import turnings
 from milepost.model.origin import origins_of
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record
+from milepost.renames import Renames
 from milepost.store import Latest, Ranges
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
     """Examine the point that the verb goes on from: the newest, the wished one, or the newest that is whole."""
     assert run.store is not None
     check_flow(run, latest.row)
+    yield from _know_renames(run, latest)
     spot = Spot(latest.point, latest.tail)
     if wish.verb == "resume_from":
         spot = yield from _wished(run, wish, latest)
@@ -73,6 +76,7 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
             whole = yield from _from_trunk(run, latest, spot, is_cut=bool(passed_over))
             told = (*remarks, *passed_over)
             found = examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
+            check_renames(run, found.since, nodes)
             if wish.verb != CONTINUE and (latest.row.cancel is None or run.options.reopen):
                 decode_inside(run, run.flow, found.since)
             return found
@@ -93,6 +97,22 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
             spot = Spot(older.point, older.tail)
 
 
+def _know_renames(run: NodeRun, latest: Latest) -> Routine[None]:
+    """Learn what recorded ids are called now: the newest owner record that tells of it tells all."""
+    assert run.store is not None
+    told = [record for record in latest.tail if record.kind == OWNER and record.fields().get("renames")]
+    point = latest.point
+    if not told and point is not None and point.kind == CHECKPOINT:
+        after = -1 if point.is_foreign else point.fields().get("renamed")
+        if after is not None:
+            owners: list[Record] = yield from ask(
+                run.store, "read", run.run_id, kinds=(OWNER,), after=max(-1, after - 1), before=point.sequence
+            )
+            told = [record for record in owners if record.fields().get("renames")]
+    run.renamed_at = told[-1].sequence if told else None
+    run.renames = Renames.told_by(told[-1].fields() if told else None, run.options.rename)
+
+
 def _from_trunk(run: NodeRun, latest: Latest, spot: Spot, *, is_cut: bool) -> Routine[Spot]:
     """What a run that stood inside something goes on from: the point of its own graph, and all that is recorded since."""
     point = spot.point
@@ -100,7 +120,7 @@ def _from_trunk(run: NodeRun, latest: Latest, spot: Spot, *, is_cut: bool) -> Ro
         return spot
     trunk = None if point.is_foreign else point.fields().get("trunk")
     if trunk is None:
-        return spot._replace(since=Recorded(spot.tail, (), run.options.rename))
+        return spot._replace(since=Recorded(spot.tail, (), run.renames))
     upto = max((record.sequence for record in (point, *spot.tail)), default=0) + 1 if is_cut else None
     return (yield from _since(run, int(trunk), latest.row.live, upto))
 
@@ -118,7 +138,7 @@ def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> R
         )
     point, after = records[0], records[1:]
     tail = tuple(record for record in after if is_live(record.sequence, live))
-    return Spot(point, tail, Recorded(after, live, run.options.rename))
+    return Spot(point, tail, Recorded(after, live, run.renames))
 
 
 def cut_short(run: Run, latest: Latest) -> CheckpointCorruptError:
@@ -180,8 +200,8 @@ def _wished(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Spot]:
             known=tuple(run.flow.units),
         )
     record: Record | None = None
-    for recorded in recorded_ids(run, node_id):
-        found = yield from newest_live(run, CHECKPOINT, recorded, wish.visit, latest.row.live)
+    for recorded, after, upto in run.renames.sources(node_id):
+        found = yield from newest_live(run, CHECKPOINT, recorded, wish.visit, latest.row.live, after, upto)
         if found is not None and (record is None or found.sequence > record.sequence):
             record = found
     if record is None:
@@ -240,7 +260,7 @@ def _narrowed(run: NodeRun, latest: Latest, spot: Spot, stays: Callable[[Record]
     tail = tuple(other for other in spot.tail if stays(other))
     live = _with_gaps(latest.row.live, spot._replace(tail=tail))
     records: list[Record] = yield from ask(run.store, "read", run.run_id, after=spot.point.sequence)
-    return Spot(spot.point, tail, Recorded(records, live, run.options.rename), live)
+    return Spot(spot.point, tail, Recorded(records, live, run.renames), live)
 
 
 def _redone(record: Record, spot: Spot) -> Callable[[Record], bool]:
@@ -303,11 +323,10 @@ def _led_to(point: Record, tail: tuple[Record, ...], record: Record) -> bool:
 
 
 def newest_live(
-    run: Run, kind: str, node_id: str, visit: int | None, live: Ranges, after: int = -1
+    run: Run, kind: str, node_id: str, visit: int | None, live: Ranges, after: int = -1, before: int | None = None
 ) -> Routine[Record | None]:
     """The newest record of that kind, node and visit (None: any) within the ranges `live` (none: all that there are)."""
     assert run.store is not None
-    before: int | None = None
     while True:
         found: list[Record] = yield from ask(
             run.store,
@@ -396,7 +415,7 @@ def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | 
     walker.sequence = found.point.sequence
     walker.iteration = found.iteration
     walker.prev_node_id = "" if found.is_turn else found.point.node_id
-    walker.at = (recorded.renamed(found.point.node_id), found.point.visit)
+    walker.at = (recorded.renamed(found.point.node_id, found.point.sequence), found.point.visit)
     walker.followed_at = str(found.fields.get("timestamp") or run.followed_at)
     # Where all that follows the start is claims, no node was ever entered, and nobody has to be asked about one.
     walker.tally.knows_visits = found.point.sequence == 0 and found.newest == run.claims
@@ -405,7 +424,7 @@ def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | 
     if wish.verb == "retry":
         found.spent.failures = 0
         found.spent.pause = 0.0
-    for node_id in set((run.options.rename or {}).values()):
+    for node_id in run.renames.targets:
         # The core counts the visits of a node under the id that it has now.
         walker.tally.visits[node_id] = yield from last_visit(run, node_id)
     next_node = found.next_node

@@ -368,6 +368,7 @@ class Visits:
             self.trunk,
             told,
             digest,
+            self.run.renamed_at,
         )
 
     def place(self) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Walker(Visits):
         assert self.since is not None
         data, next_node = self.since.content(entry)
         self.given, self.sequence = data, entry.sequence
-        self.prev_node_id = self.since.renamed(entry.record.node_id)[len(self.prefix) :]
+        self.prev_node_id = self.since.renamed(entry.record.node_id, entry.sequence)[len(self.prefix) :]
         self.at = (self.prev_node_id, entry.record.visit)
         self.followed_at = str(entry.fields.get("timestamp"))
         if self.is_root or self.run.is_replayed or self.tally.is_of_item:

@@ -278,6 +278,7 @@ class _CheckpointHeader(msgspec.Struct):
     compressed: bool | msgspec.UnsetType
     encoding: str
     size: int | msgspec.UnsetType
+    renamed: int | msgspec.UnsetType
 
 
 def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
@@ -330,11 +331,12 @@ def make_checkpoint(
     trunk: int | None = None,
     updates: bytes | None = None,
     digest: str | None = None,
+    renamed: int | None = None,
 ) -> Record:
     """`make_record` for the one kind that is written after every node, and therefore the fast one.
 
     `fork` are the branches that follow; `branch` and `trunk` say of a node inside something else where that is. `digest` may
-    be given where it is known already.
+    be given where it is known already, `renamed` is the number of the owner record that tells of other names.
     """
     size = len(state)
     payload, packing, encoding, compressed = _packed(state, size, compressing)
@@ -361,6 +363,7 @@ def make_checkpoint(
         compressed,
         encoding,
         size if packing else msgspec.UNSET,
+        msgspec.UNSET if renamed is None else renamed,
     )
     return new_record((sequence, CHECKPOINT, node_id, visit, size, _encode_json(header)[:-1], payload, packing))
 

@@ -19,7 +19,15 @@ from milepost.errors import (
     RunNotResumableError,
 )
 from milepost.executor.attempt import Spent
-from milepost.executor.checks import Wish, check_flow, input_mismatch, is_live, not_resumable, ranges_upto
+from milepost.executor.checks import (
+    Wish,
+    check_flow,
+    check_renames,
+    input_mismatch,
+    is_live,
+    not_resumable,
+    ranges_upto,
+)
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Entry, Recorded
@@ -27,13 +35,14 @@ from milepost.graph.resume import check_live, cut_short
 from milepost.model.failure import place
 from milepost.model.record import OWNER, ROLLBACK, START, Record, StepHead
 from milepost.model.reports import ResumeInfo
+from milepost.renames import Renames
 from milepost.store import Latest, Ranges, RunRow
 from milepost.workflows.imported import as_recorded
 
 if TYPE_CHECKING:
     from milepost.workflows.run import StepRun
 
-__all__ = ["Found", "find", "inputs_of", "primed", "primed_or_over", "read", "refusal"]
+__all__ = ["Found", "find", "inputs_of", "know_renames", "primed", "primed_or_over", "read", "refusal"]
 
 
 class Found:
@@ -72,7 +81,9 @@ def find(run: StepRun, wish: Wish, latest: Latest) -> Routine[Found]:
     everything, records, parsed = yield from read(run, latest, remarks)
     live = _live_ranges(run, wish, latest, records)
     standing = latest.row.live if live is None else live
-    run.recorded = Recorded(everything, standing, run.options.rename, parsed)
+    know_renames(run, everything)
+    run.recorded = Recorded(everything, standing, run.renames, parsed)
+    check_renames(run, run.recorded)
     recorded = run.recorded
     if recorded.start is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
@@ -190,6 +201,13 @@ def read(
     return made, made, parsed if made is records else {}
 
 
+def know_renames(run: StepRun, records: list[Record]) -> None:
+    """Learn what recorded ids are called now: the newest owner record that tells of it tells all."""
+    told = next((r for r in reversed(records) if r.kind == OWNER and r.fields().get("renames")), None)
+    run.renamed_at = None if told is None else told.sequence
+    run.renames = Renames.told_by(None if told is None else told.fields(), run.options.rename)
+
+
 def _live_ranges(run: StepRun, wish: Wish, latest: Latest, records: list[Record]) -> Ranges | None:
     """New live ranges up to the claim, where something recorded is to count no more; None: as they are."""
     live = latest.row.live
@@ -215,7 +233,8 @@ def _may_cut(run: StepRun, wish: Wish, latest: Latest) -> bool:
 
 def _wished(run: StepRun, wish: Wish, live: Ranges, records: list[Record]) -> int:
     """The number of the last record that still counts for `resume_from`."""
-    standing = Recorded(records, live, run.options.rename)
+    know_renames(run, records)
+    standing = Recorded(records, live, run.renames)
     entry = standing.done.get(wish.node_id or "")
     if entry is None or wish.visit not in {None, entry.record.visit}:
         raise NoCheckpointFoundError(

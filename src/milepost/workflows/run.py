@@ -54,7 +54,7 @@ from milepost.workflows.answers import matching
 from milepost.workflows.context import WorkflowContext
 from milepost.workflows.imported import as_recorded
 from milepost.workflows.matching import described, non_determinism
-from milepost.workflows.replay import Found, inputs_of, primed, primed_or_over
+from milepost.workflows.replay import Found, inputs_of, know_renames, primed, primed_or_over
 from milepost.workflows.steps import Named, Step
 from milepost.workflows.visiting import StepFailed, answer_of
 
@@ -247,7 +247,8 @@ class StepRun(Run):
             self.forget()
             self.unsaved = unsaved
             records = as_recorded(self, records, row.live, self.given)
-            self.recorded = Recorded(records, row.live, self.options.rename)
+            know_renames(self, records)
+            self.recorded = Recorded(records, row.live, self.renames)
             assert self.recorded.start is not None
             self.is_live = False
             self.main = main = self.whole(inputs_of(self, self.recorded.start))
