@@ -30,6 +30,7 @@ from milepost import (
     RunSuspended,
     SerializeStateError,
     StateTypeError,
+    current,
     reducers,
 )
 from milepost.executor.context import Context
@@ -127,6 +128,25 @@ def test_after_a_crash_only_the_missing_items_run(verbs, timed, clock, log):
     log.clear()
     assert [0, 10, 20, 30, 40] == verbs.resume(graph, timed, "r", clock=clock).out
     assert ["i3", "i4"] == log
+
+
+def test_after_a_crash_an_item_that_had_not_begun_is_at_its_first_attempt(verbs, medium, timed, clock, log):
+    deadly = {1, 2}
+
+    def work(item: int) -> int:
+        log.append(f"i{item} {current().attempt}")
+        if item in deadly:
+            raise verbs.Killed
+        return item
+
+    graph = mapped(verbs, work, max_parallel=1)
+    crash(verbs, graph, timed, "r", Cart([0, 1, 2, 3]), clock=clock)
+    deadly.remove(1)
+    crash(verbs, graph, timed, "r", clock=clock)
+    deadly.clear()
+    assert [0, 1, 2, 3] == verbs.resume(graph, timed, "r", clock=clock).out
+    second = 2 if medium.has_lease_end else 1  # what was abandoned has not crashed
+    assert ["i0 1", "i1 1", f"i1 {second}", "i2 1", f"i2 {second}", "i3 1"] == log
 
 
 def test_a_loop_over_a_map_has_its_own_items_each_time(verbs, timed, clock, log):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from dying import crash
 
 from milepost import (
     Engine,
@@ -379,6 +380,32 @@ def test_another_kind_of_step_is_refused(verbs, store, halted):
     with pytest.raises(NonDeterminismError, match=r"python step 'a'.*map step 'a'") as caught:
         verbs.resume(flow, store, "r1")
     assert ("python step 'a'", before) == (caught.value.recorded, untouched(store))
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_after_a_crash_a_part_that_had_not_begun_is_at_its_first_attempt(verbs, medium, timed, log, is_group):
+    deadly = {"1"}
+
+    def work(item: str) -> str:
+        log.append(f"{item} {current().attempt}")
+        if item in deadly:
+            raise verbs.Killed
+        return item
+
+    fn = verbs.node(work)
+
+    @workflow("row")
+    def flow() -> Steps[Any]:
+        if not is_group:
+            yield step("m").map(fn, [*"0123"], max_parallel=1)
+        else:
+            yield parallel("m", *(step(item).python(fn, args=(item,)) for item in "0123"), max_parallel=1)
+
+    crash(verbs, flow, timed, "r1", {})
+    deadly.clear()
+    verbs.resume(flow, timed, "r1")
+    second = 2 if medium.has_lease_end else 1  # what was abandoned has not crashed
+    assert ["0 1", "1 1", f"1 {second}", "2 1", "3 1"] == log
 
 
 @pytest.mark.parametrize(

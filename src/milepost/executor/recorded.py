@@ -8,6 +8,7 @@ somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from milepost.errors import CheckpointCorruptError
 from milepost.executor.attempt import Spent
 from milepost.executor.checks import COUNTED_FAILURES, is_live, left_of_pause
+from milepost.executor.flow import END
 from milepost.model.branch_path import turnings, way_to
 from milepost.model.record import (
     CHECKPOINT,
@@ -146,6 +148,17 @@ def _with_around(step_id: str) -> Iterator[str]:
     yield from _around(step_id)
 
 
+class Part(NamedTuple):
+    """One of several things that are done at once, but only so many of them: a branch, an item, a step of a group."""
+
+    node_id: str
+    """What is next in it."""
+    numbers: tuple[int, ...]
+    """Of the records in it."""
+    ended: int | None
+    """The number of the record that ended it."""
+
+
 class Recorded:
     """The records of one run, by step."""
 
@@ -180,6 +193,8 @@ class Recorded:
         self.finish: Entry | None = None
         self.visits: dict[str, int] = {}
         self.crashes: list[int] = []
+        self._idle: dict[str, set[int]] = {}
+        """The crashes at which something stood in a queue, and had not begun."""
         self.retried: int = -1
         """The sequence of the newest `retry`: what failed before it is run again."""
         self._renewed = -1
@@ -465,7 +480,10 @@ class Recorded:
             return Spent(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
         done, failures = self.done.get(step_id), self.failures.get(step_id, ())
         after = -1 if done is None else done.sequence
-        crashes = sum(sequence > max(followed, after) for sequence in self.crashes) if self.crashes else 0
+        crashes = 0
+        if self.crashes:
+            idle = {crash for outer in _with_around(step_id) for crash in self._idle.get(outer, ())}
+            crashes = sum(sequence > max(followed, after) and sequence not in idle for sequence in self.crashes)
         if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
             return Spent(self.visits.get(step_id, 0) + 1, 0, crashes)  # nothing of it is in flight
         held = [found for kind in (self.choices, self.items, self.waits) if (found := kind.get(step_id))]
@@ -485,6 +503,33 @@ class Recorded:
                 spent.pause = left_of_pause(entry.fields, now)
         spent.attempts += crashes
         return spent
+
+    def queue(self, ids: Sequence[str], limit: int | None, after: int) -> None:
+        """Note which of several parts had not begun at a crash: `limit` of them are open at once, in their order.
+
+        Those that began, with records after `after`, stay open until they end.
+        """
+        if limit is None or not self.crashes or limit >= len(ids):
+            return
+        parts = [self._part(part_id, after) for part_id in ids]
+        for crash in self.crashes:
+            still = [part for part in parts if part.ended is None or part.ended > crash]
+            still.sort(key=lambda part: not any(number < crash for number in part.numbers))
+            for part in still[limit:]:
+                self._idle.setdefault(part.node_id, set()).add(crash)
+
+    def _part(self, part_id: str, after: int) -> Part:
+        numbers = tuple(number for number in self._numbers(part_id) if number > after)
+        done, failures = self.done.get(part_id), self.failures.get(part_id)
+        inside = (self.done[child] for child in self.children(part_id) if child in self.done)
+        newest = max(inside, key=attrgetter("sequence"), default=None)
+        ends = [done] if done is not None else []
+        if failures and failures[-1].fields.get("given_up"):
+            ends.append(failures[-1])
+        if newest is not None and newest.fields.get("next_node") == END:
+            ends.append(newest)
+        ended = min((entry.sequence for entry in ends if entry.sequence > after), default=None)
+        return Part(part_id, numbers, ended)
 
     def _tried_again_at(self, step_id: str) -> int:
         """Where the newest attempt of what a step is part of began: what failed before that used up none of its tries."""

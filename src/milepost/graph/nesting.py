@@ -124,6 +124,9 @@ def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any)
     limits = [limit for limit in (work.max_parallel, walker.options.max_parallel) if limit is not None]
     needs_threads = not run.is_awaited and _executor_of(walker, work) is None
     limit = min(limits, default=SYNC_LANES if needs_threads else None)
+    if has_begun and walker.since is not None:
+        begun = walker.since.items[node_id].sequence
+        walker.since.queue([*routines], limit, begun)
     outcomes = yield from in_lanes(run, routines, limit)
     raise_of(walker, node_id, visit, ("item", "items"), f"of map {node_id!r}", outcomes)
     return [outcome.value for outcome in outcomes.values()]

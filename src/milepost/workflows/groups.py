@@ -135,7 +135,7 @@ class Composing:
             for child in work.children
         }
         self.parts = [f"{self.step_id}/{name}" for name in routines]
-        outcomes = yield from _at_once(run, routines, work.max_parallel, routines)
+        outcomes = yield from _at_once(run, routines, work.max_parallel, routines, f"{self.step_id}/")
         results = ParallelResult(tuple(outcomes[child.name] for child in work.children))
         failed = [result for result in results if not result.success]
         if self.mods.must_succeed and failed:
@@ -290,11 +290,15 @@ class Composing:
 
 
 def _at_once(
-    run: StepRun, routines: dict[str, Routine[Any]], max_parallel: int | None, recorded: Iterable[str]
+    run: StepRun,
+    routines: dict[str, Routine[Any]],
+    max_parallel: int | None,
+    recorded: Iterable[str],
+    prefix: str = "",
 ) -> Routine[dict[str, Any]]:
     """Do several at once, at most so many: what each gave. What is no failure of a step is raised when all have ended.
 
-    Those that may be `recorded` are answered before anything new begins.
+    Those that may be `recorded` are answered before anything new begins. `prefix` makes ids of their names.
     """
     limits = [limit for limit in (max_parallel, run.options.max_parallel) if limit is not None]
     known = {} if run.is_live else {name: routines[name] for name in recorded}
@@ -302,7 +306,9 @@ def _at_once(
     still = {name: begun.get(name, routine) for name, routine in routines.items() if name not in answers}
     if still:
         yield from run.live()
-        answers = answers | (yield from in_lanes(run, still, min(limits, default=None)))
+        limit = min(limits, default=None)
+        run.recorded.queue([prefix + name for name in routines], limit, -1)
+        answers = answers | (yield from in_lanes(run, still, limit))
     outcomes = {name: answers[name] for name in routines if name in answers}
     waits: list[Any] = []
     errors: list[BaseException] = []
