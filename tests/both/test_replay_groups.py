@@ -69,6 +69,45 @@ def group(work: Work, policy: Retry | None = None) -> Any:
     return flow
 
 
+@pytest.mark.parametrize("kind", ["group", "map", "row", "inside"])
+def test_a_step_that_failed_keeps_its_visit_and_key_and_one_that_was_undone_counts_on(verbs, store, kind):
+    seen: dict[str, list[tuple[int, int, str]]] = {}
+    broken = {1}
+
+    def do(n: int) -> int:
+        ctx = current()
+        seen.setdefault(ctx.node_id, []).append((ctx.visit, ctx.attempt, ctx.idempotency_key))
+        if n in broken:
+            raise ValueError("broken")
+        return n
+
+    fn = verbs.node(do)
+
+    @workflow("row")
+    def row() -> Steps[None]:
+        for n in range(2):
+            yield step(str(n)).python(fn, args=(n,)).with_rollback(lambda ctx: None)
+
+    @workflow("kinds")
+    def flow() -> Steps[None]:
+        if kind == "group":
+            yield parallel("p", *(step(str(n)).python(fn, args=(n,)) for n in range(2))).must_succeed()
+        elif kind == "map":
+            yield step("p").map(fn, [0, 1])
+        else:
+            yield step("p").subworkflow(row.bind())
+
+    used, prefix = (row, "") if kind == "row" else (flow, "p/")
+    with pytest.raises(StepError):
+        verbs.run(used, store=store, run_id="r1")
+    broken.clear()
+    verbs.retry(used, store, "r1")
+    first, second = seen[f"{prefix}1"]
+    assert [(1, 1), (1, 2), first[2]] == [first[:2], second[:2], second[2]]
+    visits = [visit for visit, _, _ in seen[f"{prefix}0"]]
+    assert ([1, 2] if kind in {"row", "inside"} else [1]) == visits
+
+
 @pytest.mark.every_store
 def test_retry_does_only_the_failed_steps_of_a_group_again(verbs, store, work):
     flow = group(work)

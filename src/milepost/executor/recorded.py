@@ -193,6 +193,10 @@ class Recorded:
         self.finish: Entry | None = None
         self.visits: dict[str, int] = {}
         self.crashes: list[int] = []
+        self._failed: dict[tuple[str, int], int] = {}
+        """How many attempts of a step's visit failed that are superseded."""
+        self._succeeded: set[tuple[str, int]] = set()
+        """The visits of steps that succeeded and are superseded."""
         self._idle: dict[str, set[int]] = {}
         """The crashes at which something stood in a queue, and had not begun."""
         self.retried: int = -1
@@ -256,6 +260,8 @@ class Recorded:
             # A step was deleted, with the replies that it had got.
             self.used_signals.update(fields.get("used") or ())
         if not is_standing and kind != START:
+            if self.start is not None:
+                self._supersede(step_id, kind, record.visit, fields)
             return
         entry = Entry(record.sequence, fields, record)
         if kind == CHECKPOINT:
@@ -287,6 +293,13 @@ class Recorded:
                 self.override(int(fields.get("overrides", fields.get("from", -1))), record.state() or b"")
         if step_id and kind not in {ROLLBACK, OWNER}:
             self._place(step_id)
+
+    def _supersede(self, step_id: str, kind: str, visit: int, fields: Mapping[str, Any]) -> None:
+        """Note how a visit of a step ended that counts no more: one that only failed is tried again under its number."""
+        if kind == FAILURE:
+            self._failed[step_id, visit] = self._failed.get((step_id, visit), 0) + 1
+        elif kind == CHECKPOINT and fields.get("outcome") != "failed":
+            self._succeeded.add((step_id, visit))
 
     def _called(self, record: Record, *, is_standing: bool = True) -> str:
         """The id of what a record is of, as it is called now; notes where two become one by that."""
@@ -476,20 +489,26 @@ class Recorded:
 
     def spent(self, step_id: str, followed: int, now: float) -> Spent:
         """What the visit of a step or node that is in flight has used up; `followed` is the record that it follows."""
-        if not (self.failures or self.crashes or self.choices or self.items or self.waits):
+        if not (self.failures or self.crashes or self.choices or self.items or self.waits or self._failed):
             return Spent(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
         done, failures = self.done.get(step_id), self.failures.get(step_id, ())
+        if done is not None and done.fields.get("outcome") == "failed":
+            done = None
+        last = self.visits.get(step_id, 0)
+        is_superseded = (step_id, last) in self._succeeded or (done is not None and done.record.visit == last)
+        tried = 0 if is_superseded else self._failed.get((step_id, last), 0)
+        next_visit = last if tried else last + 1
         after = -1 if done is None else done.sequence
         crashes = 0
         if self.crashes:
             idle = {crash for outer in _with_around(step_id) for crash in self._idle.get(outer, ())}
             crashes = sum(sequence > max(followed, after) and sequence not in idle for sequence in self.crashes)
         if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
-            return Spent(self.visits.get(step_id, 0) + 1, 0, crashes)  # nothing of it is in flight
+            return Spent(next_visit, 0, crashes + tried)  # nothing of it is in flight
         held = [found for kind in (self.choices, self.items, self.waits) if (found := kind.get(step_id))]
         begun = [entry for entry in (*failures, *held) if entry.sequence > after]
-        visit = max((entry.record.visit for entry in begun), default=self.visits.get(step_id, 0) + 1)
-        spent = Spent(visit)
+        visit = max((entry.record.visit for entry in begun), default=next_visit)
+        spent = Spent(visit, 0, tried if visit == last else 0)
         over = max(self.retried, self._tried_again_at(step_id))
         for entry in failures:
             if entry.sequence <= after or entry.record.visit != visit:
