@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from milepost.decoding import decode_inside
@@ -98,19 +98,31 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
 
 
 def _know_renames(run: NodeRun, latest: Latest) -> Routine[None]:
-    """Learn what recorded ids are called now: the newest owner record that tells of it tells all."""
+    """Learn what recorded ids are called now: the newest owner record that tells of it tells all.
+
+    What is damaged tells nothing here; it is refused, or passed over, when the point is examined.
+    """
     assert run.store is not None
-    told = [record for record in latest.tail if record.kind == OWNER and record.fields().get("renames")]
+    told = [record for record in latest.tail if record.kind == OWNER and _fields_of(record).get("renames")]
     point = latest.point
     if not told and point is not None and point.kind == CHECKPOINT:
-        after = -1 if point.is_foreign else point.fields().get("renamed")
+        after = -1 if point.is_foreign else _fields_of(point).get("renamed")
         if after is not None:
             owners: list[Record] = yield from ask(
                 run.store, "read", run.run_id, kinds=(OWNER,), after=max(-1, after - 1), before=point.sequence
             )
+            for record in owners:
+                check_seal(run, record)
             told = [record for record in owners if record.fields().get("renames")]
     run.renamed_at = told[-1].sequence if told else None
     run.renames = Renames.told_by(told[-1].fields() if told else None, run.options.rename)
+
+
+def _fields_of(record: Record) -> Mapping[str, Any]:
+    try:
+        return record.fields()
+    except CheckpointCorruptError:
+        return {}
 
 
 def _from_trunk(run: NodeRun, latest: Latest, spot: Spot, *, is_cut: bool) -> Routine[Spot]:
