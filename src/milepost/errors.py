@@ -422,6 +422,8 @@ class StoreError(MilepostError, OSError):
 
     store: str = ""
     op: str = ""
+    is_of_one_run: bool = False
+    """Whether the store is well, and one of its runs is not."""
 
     def __str__(self) -> str:
         # OSError formats its arguments as errno and strerror; this one has a message.

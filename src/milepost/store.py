@@ -23,7 +23,7 @@ import builtins
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypedDict
 
 import msgspec
 
@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENDED",
+    "MOST",
     "Append",
     "Claim",
     "Claimed",
+    "Count",
     "Latest",
     "LeaseState",
     "NewRun",
@@ -65,7 +67,13 @@ MAX_ID_BYTES = 512
 
 Records = list[Record]
 
-Ranges = tuple[tuple[str, int, int | None], ...]
+MOST = 2**62
+"""Above all numbers of a run. Half of what a column of a database holds: whatever is there, the next ones fit too."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
+"""A number in a run's row."""
+
+Ranges = tuple[tuple[str, Count, Count | None], ...]
 """Live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all is live."""
 
 
@@ -503,7 +511,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
-        """Delete everything of a run; absent: no error. `RunLockedError` while a lease is live, unless `force`."""
+        """Delete everything of a run; absent: no error. `RunLockedError` while a lease is live, unless `force`.
+
+        `force` deletes a run that can't be read as well. Without it that is a `StoreError`: nobody can tell who owns it.
+        """
 
     @abc.abstractmethod
     def list_runs(
@@ -538,11 +549,12 @@ class Store(abc.ABC):
     ) -> Pruned:
         """Forget runs, and visits of runs, that nobody needs any more. Nothing is forgotten unasked.
 
-        Only runs with one of `statuses` (`dead` included), and never one with a live owner. `older_than`: a run whose
-        last activity is that long ago, in seconds or a timedelta, is deleted with all that belongs to it. `keep_last`:
-        of every other run each node keeps that many visits, the newest, superseded ones only where there are too few
-        others; the records of a visit go with it. The start, the end, changes of owner and replies stay, as does the
-        newest record of a node, which tells how visits go on counting, and what a visit that stays can't be resumed
+        Only runs with one of `statuses` (`dead` included), and never one with a live owner. A run that can't be read has the
+        status `blocked`, as `list_runs` shows it, or the one that is left of it, and is only ever deleted as a whole.
+        `older_than`: a run whose last activity is that long ago, in seconds or a timedelta, is deleted with all that belongs
+        to it. `keep_last`: of every other run each node keeps that many visits, the newest, superseded ones only where there
+        are too few others; the records of a visit go with it. The start, the end, changes of owner and replies stay, as does
+        the newest record of a node, which tells how visits go on counting, and what a visit that stays can't be resumed
         without: its fork with all of its branches, the state around its sub-graph. The row counts what has gone
         (`verify` knows), and takes a new epoch, so that a verb that has read what is gone begins anew; the time of the
         last activity stays.

@@ -316,11 +316,12 @@ def test_a_damaged_row_keeps_no_other_run_from_being_pruned(tmp_path: Path, capl
             connection.execute("UPDATE runs SET tags = 'no json' WHERE run_id = 'bad'")
         with caplog.at_level(logging.WARNING, "milepost"):
             assert ("a", "c") == store.prune(keep_last=1).thinned
-            assert ("a", "c") == store.prune(older_than=0).deleted
         assert {"bad"} == {record.run_id for record in caplog.records}  # type: ignore[attr-defined]
         assert 5 == len(store.read("bad"))
         with pytest.raises(StoreError, match="damaged"):
             store.get_run("bad")
+        assert ("a", "bad", "c") == store.prune(older_than=0).deleted
+        assert [] == store.list_runs()
 
 
 def test_runs_that_go_while_others_are_looked_at_hide_none():

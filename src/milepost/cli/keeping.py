@@ -17,7 +17,7 @@ from milepost.cli.looking import STATUSES
 from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.tables import print_facts, print_table
 from milepost.cli.text import ago, clean, iso, plural, size, to_json
-from milepost.errors import CheckpointNotFoundError, RunNotFoundError
+from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
 from milepost.model.info import Pruned, VerifyReport
 from milepost.store import Store
 
@@ -124,19 +124,25 @@ def _verify_all(store: Store) -> dict[str, VerifyReport]:
     "delete",
     click.argument("run_id", metavar="RUN"),
     click.option("--node", "node_id", metavar="NODE", help="Only the visits of this node."),
-    click.option("--force", is_flag=True, help="Even while somebody executes the run."),
+    click.option("--force", is_flag=True, help="Even while somebody executes the run, or if it can't be read."),
     click.option("--yes", "-y", is_flag=True, help="Do not ask."),
 )
 def delete(invocation: Invocation, run_id: str, node_id: str | None, force: bool, yes: bool) -> int:
     """Delete a run, or one node of it, for good."""
     what = f"run {clean(run_id)!r}" + (f", node {clean(node_id)!r}" if node_id else "")
     with open_existing(invocation) as store:
-        info = store.get_run(run_id).info
+        try:
+            info = store.get_run(run_id).info
+            size = f"{info.status}, {info.sequence + 1} records"
+        except StoreError:
+            if not force or node_id is not None:
+                raise
+            size = "which can't be read"
         if node_id is not None and all(found.node_id != node_id for found in store.history(run_id)):
             raise CheckpointNotFoundError(run_id, node_id, f"there is none in {store.place}")
         if not yes:
             _check_that_somebody_can_be_asked(f"delete {what}")
-            if not _is_agreed(f"delete {what} ({info.status}, {info.sequence + 1} records) for good?"):
+            if not _is_agreed(f"delete {what} ({size}) for good?"):
                 return FAILED
         if node_id is None:
             store.delete_run(run_id, force=force)

@@ -105,12 +105,16 @@ class Lane:
     def _perform(self, requests: list[Request]) -> None:
         writes = [request for request in requests if type(request[0]) is Write]
         answers: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
-        for together in _batches(writes):
+        batches = _batches(writes)
+        for together in batches:
             store = together[0][0].store  # type: ignore[attr-defined]
             self._busy_since = time.monotonic()
             try:
                 verdicts: list[Any] = store.append([write.append for write, _, _ in together])  # type: ignore[attr-defined]
             except BaseException as exc:
+                if len(together) > 1 and isinstance(exc, StoreError) and exc.is_of_one_run:
+                    batches += [[write] for write in together]  # nothing was written: the others are, without that one
+                    continue
                 for _, loop, future in together:
                     answers.setdefault(loop, []).append((future, None, exc))
             else:

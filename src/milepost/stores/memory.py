@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import builtins
 import itertools
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,7 +155,7 @@ class _Memory(Transaction):
             size = sum(len(r.header or b"") + len(r.payload or b"") for r in run.records)
             _, runs, records, total, oldest = tallies.get(row.status, Tally(row.status, 0, 0, 0, row.updated_at))
             tallies[row.status] = Tally(
-                row.status, runs + 1, records + len(run.records), total + size, min(oldest, row.updated_at)
+                row.status, runs + 1, records + len(run.records), total + size, min(oldest or math.inf, row.updated_at)
             )
         return [tallies[status] for status in sorted(tallies)]
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from milepost.errors import StoreError
 from milepost.model.record import Record, new_record, parse_time
-from milepost.store import Ranges
+from milepost.store import MOST, Count, Ranges
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Entry, Note
+from milepost.stores.base.transaction import DamagedRow, Entry, Note
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
 
-__all__ = ["damaged_row", "entry_of", "json_text", "record_of", "record_values", "row_of", "row_values"]
+__all__ = ["damaged_row", "entry_of", "json_text", "record_of", "record_values", "row_of", "row_to_show", "row_values"]
 
 _encode = msgspec.json.Encoder().encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -47,7 +46,7 @@ class _RowColumns(msgspec.Struct, array_like=True):
     status: Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked"]
     created_at: _Time
     updated_at: _Time
-    epoch: int
+    epoch: Count
     nonce: str
     owner: str
     lease: float
@@ -55,17 +54,17 @@ class _RowColumns(msgspec.Struct, array_like=True):
     reason: str
     wake_at: _Time | None
     waiting: str
-    crash_count: int
-    crashed_at: int
-    signals: int
+    crash_count: Count
+    crashed_at: Annotated[int, msgspec.Meta(ge=-1, lt=MOST)]
+    signals: Count
     cancel: str | None
     degraded: int
     missed: str
     tags: str
     live: str
     worked: int
-    sequence: int
-    pruned: int
+    sequence: Count
+    pruned: Count
     id: int
 
 
@@ -125,7 +124,7 @@ def json_text(value: Any) -> str:
 
 
 def row_of(values: Sequence[Any]) -> Row:
-    """The row that columns hold. Raises StoreError if they hold none."""
+    """The row that columns hold. Raises `DamagedRow` if they hold none."""
     try:
         msgspec.convert(values, _RowColumns)
         columns: tuple[Any, ...] = (
@@ -144,13 +143,26 @@ def row_of(values: Sequence[Any]) -> Row:
         raise damaged_row(values[0], exc) from exc
 
 
-def damaged_row(run_id: Any, exc: Exception) -> StoreError:
+def damaged_row(run_id: Any, exc: Exception) -> DamagedRow:
     """The error of a row that can't be read."""
-    return StoreError(
-        f"the row of run {run_id!r} is damaged ({exc}): export what is left of the other runs, and restore the store from "
-        f"a copy",
+    return DamagedRow(
+        f"the row of run {run_id!r} is damaged ({exc}): restore the store from a copy, or delete the run with force=True",
         op="read",
     )
+
+
+def row_to_show(values: Sequence[Any], damage: DamagedRow) -> Row:
+    """What is left of a row that can't be read."""
+    created_at, updated_at = (_time_of(value) for value in values[3:5])
+    run_id, flow = str(values[0]), str(values[1])
+    return Row(run_id, flow, "blocked", created_at=created_at, updated_at=updated_at, epoch=0, reason=str(damage))
+
+
+def _time_of(value: Any) -> float:
+    try:
+        return msgspec.convert(value, _Time)
+    except msgspec.ValidationError:
+        return 0.0
 
 
 def _damaged(values: Sequence[Any]) -> Record:

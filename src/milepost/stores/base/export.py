@@ -27,7 +27,7 @@ from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, Record, format_time, parse_time
 from milepost.model.seal import KEYED, Seals
-from milepost.store import Ranges, Signal, check_id, check_run_id, check_tag
+from milepost.store import MOST, Count, Ranges, Signal, check_id, check_run_id, check_tag
 from milepost.stores.base.fence import Row
 from milepost.stores.base.gaps import Gaps
 from milepost.stores.base.transaction import Note, note_of, seal_of
@@ -38,8 +38,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 T = TypeVar("T")
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Number = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_Number = Annotated[int, msgspec.Meta(ge=1, lt=MOST)]
 _Moment = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
 
 
@@ -59,24 +58,24 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
     status: Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked"]
     created_at: _Moment
     updated_at: _Moment
-    epoch: _Count
+    epoch: Count
     owner: str = ""
     lease: float = 0.0
     lease_until: float | None = None
     reason: str = ""
     wake_at: _Moment | None = None
     waiting: tuple[Wait, ...] = ()
-    crash_count: _Count = 0
-    crashed_at: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = -1
-    signals: _Count = 0
+    crash_count: Count = 0
+    crashed_at: Annotated[int, msgspec.Meta(ge=-1, lt=MOST)] = -1
+    signals: Count = 0
     cancel: str | None = None
     degraded: bool = False
     missed: tuple[str, ...] = ()
     tags: dict[str, str] = {}
     live: Ranges = ()
     worked: bool = False
-    sequence: _Count = 0
-    pruned: _Count = 0
+    sequence: Count = 0
+    pruned: Count = 0
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
@@ -296,6 +295,8 @@ class _Reader:
             raise CheckpointCorruptError(f"it is of run {run_id!r}, not of {run.run_id!r}")
         if record.node_id or record.kind == CHECKPOINT:
             check_id(record.node_id)
+        if not (0 <= record.sequence < MOST and 1 <= record.visit < MOST):
+            raise CheckpointCorruptError(f"it has number {record.sequence} and visit {record.visit}: no run gets there")
         if self._records and record.sequence < self._gaps.next:
             raise CheckpointCorruptError(f"record {record.sequence} follows record {self._gaps.next - 1}")
         self._gaps.pass_over(record.sequence)

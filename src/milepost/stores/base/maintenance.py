@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from milepost.errors import DeserializeStateError, RunExistsError, StoreError
+from milepost.errors import DeserializeStateError, RunExistsError
 from milepost.model.checkpoint import flaw_of_state
 from milepost.model.process import is_gone
 from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record
@@ -23,7 +23,7 @@ from milepost.stores.base.deltas import Base, chained
 from milepost.stores.base.fence import Row
 from milepost.stores.base.gaps import Gaps
 from milepost.stores.base.prune import Pruning
-from milepost.stores.base.transaction import Note, Transaction, seal_of
+from milepost.stores.base.transaction import DamagedRow, Note, Transaction, seal_of
 
 if TYPE_CHECKING:
     from milepost.model.info import Stats, VerifyReport
@@ -69,7 +69,7 @@ class Keeping(Pruning):
             {status: runs[status] for status in sorted(runs) if runs[status]},
             sum(tally.records for tally in tallies),
             sum(tally.size for tally in tallies),
-            min((datetime.fromtimestamp(tally.oldest, UTC) for tally in tallies), default=None),
+            min((datetime.fromtimestamp(t.oldest, UTC) for t in tallies if t.oldest is not None), default=None),
         )
 
     def verify(self, run_id: str) -> VerifyReport:
@@ -77,7 +77,7 @@ class Keeping(Pruning):
         problems: builtins.list[str] = []
         before = self._row_to_verify(run_id, problems)
         gaps = Gaps(has_start=before is None or bool(before.flow))
-        for record in self._all(run_id):
+        for record in self._all(run_id, problems):
             gaps.pass_over(record.sequence)
             try:
                 self.seals.check(run_id, record)
@@ -98,7 +98,7 @@ class Keeping(Pruning):
                 )
         try:
             self.signals(run_id)
-        except DeserializeStateError as exc:
+        except (DamagedRow, DeserializeStateError) as exc:
             problems.append(str(exc))
         # What was pruned while the records were read is counted in the row as it is now.
         row = before and self._row_to_verify(run_id, problems)
@@ -107,13 +107,13 @@ class Keeping(Pruning):
         problems += gaps.problems(pruned=pruned, newest=newest, status=status)
         from milepost.model.info import VerifyReport
 
-        return VerifyReport(not problems, tuple(problems))
+        return VerifyReport(not problems, tuple(dict.fromkeys(problems)))
 
     def _row_to_verify(self, run_id: str, problems: builtins.list[str]) -> Row | None:
         with self._reading("verify") as tx:
             try:
                 return self._row(tx, run_id)
-            except StoreError as exc:  # the row is damaged: the records may be whole all the same
+            except DamagedRow as exc:  # the records may be whole all the same
                 problems.append(str(exc))
                 return None
 
@@ -122,12 +122,16 @@ class Keeping(Pruning):
             entry = tx.newest_checkpoint(run_id, after=sequence - 1, before=sequence + 1)
         return None if entry is None else entry.note
 
-    def _all(self, run_id: str) -> Iterator[Record]:
+    def _all(self, run_id: str, problems: builtins.list[str]) -> Iterator[Record]:
         """All records in order, a page at a time, so that memory stays small and nobody waits for long."""
         after = -1
         while True:
-            with self._reading("verify") as tx:
-                page = tx.records(run_id, after=after, limit=_PAGE)
+            try:
+                with self._reading("verify") as tx:
+                    page = tx.records(run_id, after=after, limit=_PAGE)
+            except DamagedRow as exc:  # nobody can tell where the records are
+                problems.append(str(exc))
+                return
             yield from page
             if len(page) < _PAGE:
                 return

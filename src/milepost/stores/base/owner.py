@@ -9,9 +9,10 @@ from __future__ import annotations
 import abc
 import builtins
 import functools
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar, Unpack
 
@@ -49,15 +50,27 @@ from milepost.stores.base.fence import Held, Row
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.reasons import why
 from milepost.stores.base.record_cipher import keeper_of
-from milepost.stores.base.transaction import Entry, Overtaken, Transaction, seal_of
+from milepost.stores.base.transaction import DamagedRow, Entry, Overtaken, Transaction, seal_of
 
 __all__ = ["Journal", "has_statements"]
 
 IsGone = Callable[[str], bool]
 T = TypeVar("T")
 
+_logger = logging.getLogger("milepost")
+
+_PASSED_OVER = 60.0
+"""Seconds for which a run that could not be claimed is left alone."""
 _TRIES = 20
 """How often a write is begun anew because somebody else was faster."""
+
+
+class _Unclaimable(Exception):
+    """A run that could not be claimed; the cause is why. Ends a write, which is begun anew without that run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
 
 
 class Journal(Store):
@@ -66,6 +79,8 @@ class Journal(Store):
     can_encrypt = True
     keeps_differences = False
     """Whether the medium takes what changed in place of a state: one that keeps no more than what it is given need not."""
+    errors_of_one_run: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError, DamagedRow)
+    """What goes wrong with one run, by what its row or its records say, while the medium is well."""
     has_one_writer = True
     """Whether a write keeps all others waiting, and not only those of the same runs."""
 
@@ -76,6 +91,8 @@ class Journal(Store):
         )
         self._bases = Bases() if self.keeps_differences else None
         self._held: dict[str, Held] = {}
+        self._unclaimable: dict[str, float] = {}
+        """By run, until when it is left alone, by the monotonic clock."""
         self._is_closed = False
         watch(self)
 
@@ -227,25 +244,45 @@ class Journal(Store):
         if limit < 1 or not flows:
             return []
         gone = functools.cache(is_gone)
-        if self.has_one_writer:  # most polls find nothing: look first, without keeping others from writing
-            with self._reading("claim_due") as tx:
-                if not self._due(tx, flows, 1, skip, gone):
-                    return []
 
         def body(tx: Transaction) -> builtins.list[tuple[Token, RunRow]]:
             taken = []
-            for row in self._due(tx, flows, limit, skip, gone):
-                newest = tx.newest(row.run_id)
-                wish = self._worker_claim(row, newest, lease, max_crashes, gone)
-                claimed = self._claim(tx, row, wish, worked=True, gone=gone)
+            for row in self._due(tx, flows, limit, passed, gone):
+                try:
+                    wish = self._worker_claim(row, tx.newest(row.run_id), lease, max_crashes, gone)
+                    claimed = self._claim(tx, row, wish, worked=True, gone=gone)
+                except self.errors_of_one_run as exc:
+                    raise _Unclaimable(row.run_id) from exc
                 if claimed.token is not None:
                     taken.append((claimed.token, claimed.row))
             return taken
 
-        taken = self._change("claim_due", body)
+        while True:
+            passed = {*skip, *self._passed_over()}
+            if self.has_one_writer:  # most polls find nothing: look first, without keeping others from writing
+                with self._reading("claim_due") as tx:
+                    if not self._due(tx, flows, 1, passed, gone):
+                        return []
+            try:
+                taken = self._change("claim_due", body)
+                break
+            except _Unclaimable as exc:
+                self._pass_over(exc.run_id, exc.__cause__)
         for token, _ in taken:
             self._held[token.run_id] = Held(token)
         return taken
+
+    def _pass_over(self, run_id: str, cause: BaseException | None) -> None:
+        """Leave a run that could not be claimed alone for a while, so that it keeps no other from being claimed."""
+        self._unclaimable[run_id] = self.clock.monotonic() + _PASSED_OVER
+        _logger.warning("run %r can't be claimed, and others go on: %s", run_id, cause, extra={"run_id": run_id})
+
+    def _passed_over(self) -> builtins.list[str]:
+        """The runs that are left alone now."""
+        now = self.clock.monotonic()
+        for run_id in [run_id for run_id, until in [*self._unclaimable.items()] if until <= now]:
+            self._unclaimable.pop(run_id, None)
+        return [*self._unclaimable]
 
     def _due(
         self, tx: Transaction, flows: Collection[str], limit: int, skip: Collection[str], gone: IsGone
@@ -352,7 +389,11 @@ class Journal(Store):
             renewals = []
             now = self.clock.time()
             for token in tokens:
-                row = tx.row(token.run_id)
+                try:
+                    row = tx.row(token.run_id)
+                except DamagedRow:  # it keeps no other from being renewed
+                    renewals.append(Renewal("unknown"))
+                    continue
                 if row is None or not fence.is_current(row, token):
                     renewals.append(Renewal("lost", None if row is None else row.cancel))
                     continue
@@ -445,9 +486,14 @@ class Journal(Store):
             return self._view(tx, self._row(tx, run_id), held=held)
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
         with self._reading("cancels") as tx:
-            rows = [tx.row(run_id) for run_id in run_ids]
-        return {row.run_id: row.cancel for row in rows if row is not None and row.cancel is not None}
+            for run_id in run_ids:
+                with suppress(DamagedRow):  # it hides no other's; its owner is told when it writes
+                    row = tx.row(run_id)
+                    if row is not None and row.cancel is not None:
+                        found[run_id] = row.cancel
+        return found
 
     def _shown_cancel(self, run_id: str, cancel: str | None) -> str | None:
         """The reason of a cancel as it was given, for a medium that reads it without its row."""

@@ -12,12 +12,12 @@ import math
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 from msgspec.structs import replace
 
-from milepost.errors import CheckpointIntegrityError, OptionError, StoreError
+from milepost.errors import DeserializeStateError, OptionError
 from milepost.model.record import CHECKPOINT, Record
 from milepost.model.retry import as_seconds
 from milepost.store import Append, Status, StoreOptions, Token, Verdict
@@ -25,7 +25,7 @@ from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
 from milepost.stores.base.owner import Journal
 from milepost.stores.base.retention import CONSIDERED, surplus, trace_of
-from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.base.transaction import DamagedRow, Overtaken, Transaction
 
 if TYPE_CHECKING:
     from milepost.model.info import Pruned, Retention
@@ -171,14 +171,17 @@ class Pruning(Journal):
         for updated_at, run_id in self._candidates(wish, after):
             if len(deleted) + len(thinned) >= most:
                 break
-            if wish.is_old(updated_at):
-                if self._forget(run_id, wish):
-                    deleted.append(run_id)
-            elif wish.keep_last is not None:
-                removed = self._thin(run_id, wish)
-                if removed:
-                    thinned.append(run_id)
-                    records += removed
+            try:
+                if wish.is_old(updated_at):
+                    if self._forget(run_id, wish):
+                        deleted.append(run_id)
+                elif wish.keep_last is not None:
+                    removed = self._thin(run_id, wish)
+                    if removed:
+                        thinned.append(run_id)
+                        records += removed
+            except (DamagedRow, DeserializeStateError) as exc:  # the other runs are pruned all the same
+                _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
         from milepost.model.info import Pruned
 
         return Pruned(tuple(deleted), tuple(thinned), records)
@@ -192,7 +195,9 @@ class Pruning(Journal):
         """
         newest = self.clock.time() if wish.before is None or wish.keep_last is not None else wish.before
         until = newest + 1.0  # a medium may round times
-        for status in sorted({"running" if status == "dead" else status for status in wish.statuses}):
+        if "blocked" in wish.statuses:
+            yield from self._blocked()
+        for status in sorted({"running" if status == "dead" else status for status in wish.statuses} - {"blocked"}):
             after = (-math.inf if changed_after is None else changed_after, "")
             while True:
                 with self._reading("prune") as tx:
@@ -202,13 +207,28 @@ class Pruning(Journal):
                 yield from page
                 after = page[-1]
 
+    def _blocked(self) -> Iterator[tuple[float, str]]:
+        """When blocked runs were last changed and their ids. With them are those that can't be read, whatever their status."""
+        after: Any = None
+        while True:
+            with self._reading("prune") as tx:
+                page = tx.page(
+                    flow=None,
+                    statuses=None,
+                    tags={},
+                    updated_before=None,
+                    updated_after=None,
+                    limit=_PAGE,
+                    after=after,
+                )
+            if not page:
+                return
+            yield from ((row.updated_at, row.run_id) for row in page if row.status == "blocked")
+            after = page[-1].run_id
+
     def _row_meant(self, tx: Transaction, run_id: str, wish: Wish) -> Row | None:
-        """The row of a run that has a status that is meant, and no owner who may be alive."""
-        try:
-            row = tx.row(run_id)
-        except StoreError as exc:  # the row is damaged: the other runs are pruned all the same
-            _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
-            return None
+        """The row of a run that has a status that is meant, and no owner who may be alive. Raises `DamagedRow`."""
+        row = tx.row(run_id)
         if row is None:
             return None
         state = self._state(row, self.clock.time())
@@ -219,8 +239,15 @@ class Pruning(Journal):
         """Delete a run if it is still old and meant; whether it was."""
 
         def body(tx: Transaction) -> bool:
-            row = self._row_meant(tx, run_id, wish)
-            if row is None or not wish.is_old(row.updated_at):
+            try:
+                row = self._row_meant(tx, run_id, wish)
+                is_meant = row is not None and wish.is_old(row.updated_at)
+            except DamagedRow:
+                # Of one that is running nobody can tell whether its owner lives.
+                is_meant = "blocked" in wish.statuses or not wish.statuses & {"running", "dead"}
+                if not is_meant:
+                    raise
+            if not is_meant:
                 return False
             if not wish.is_dry:
                 tx.remove_run(run_id)
@@ -244,11 +271,7 @@ class Pruning(Journal):
                 newest = tx.newest(run_id)
             if row is None or not numbers or wish.is_dry:
                 return len(numbers)
-            try:
-                removed = self._change("prune", functools.partial(self._take_out, row, wish, newest, numbers))
-            except CheckpointIntegrityError as exc:  # the other runs are pruned all the same
-                _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
-                return 0
+            removed = self._change("prune", functools.partial(self._take_out, row, wish, newest, numbers))
             if removed is not None:
                 return removed
         return 0  # somebody is at it: there will be another time

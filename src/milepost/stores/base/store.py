@@ -27,7 +27,7 @@ from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
 from milepost.stores.base.maintenance import Keeping
 from milepost.stores.base.owner import check_tags
-from milepost.stores.base.transaction import Transaction, note_of
+from milepost.stores.base.transaction import DamagedRow, Transaction, note_of
 
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, RunInfo
@@ -142,11 +142,16 @@ class Runs(Keeping):
         check_run_id(run_id)
 
         def body(tx: Transaction) -> None:
-            row = tx.row(run_id)
-            if row is None:
-                return
-            if not force:
-                self._refuse_live(row, self._state(row, self.clock.time()), "deleted")
+            try:
+                row = tx.row(run_id)
+            except DamagedRow:
+                if not force:  # nobody can tell whether somebody owns it
+                    raise
+            else:
+                if row is None:
+                    return
+                if not force:
+                    self._refuse_live(row, self._state(row, self.clock.time()), "deleted")
             tx.remove_run(run_id)
 
         self._change("delete_run", body)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from milepost.errors import CheckpointCorruptError, StatementError
+from milepost.errors import CheckpointCorruptError, StatementError, StoreError, StoreVersionError
 from milepost.model.record import END, Record, digest_of, parse_time
 from milepost.store import Ranges, Signal, Statement
 from milepost.stores.base.fence import Row
@@ -22,11 +22,32 @@ from milepost.stores.base.fence import Row
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo
 
-__all__ = ["Entry", "Note", "Overtaken", "Tally", "Transaction", "failed_statement", "note_of", "seal_of"]
+__all__ = [
+    "DamagedRow",
+    "Entry",
+    "NewerRow",
+    "Note",
+    "Overtaken",
+    "Tally",
+    "Transaction",
+    "failed_statement",
+    "note_of",
+    "seal_of",
+]
 
 
 class Overtaken(Exception):
     """Raised by a medium whose write was undone: something that was read in it has changed. It is begun anew."""
+
+
+class DamagedRow(StoreError):
+    """A run that is there and can't be read. The medium is well: its other runs can be."""
+
+    is_of_one_run = True
+
+
+class NewerRow(DamagedRow, StoreVersionError):
+    """A run that a newer release wrote. To this one it is as good as damaged."""
 
 
 class Note(NamedTuple):
@@ -97,8 +118,8 @@ class Tally(NamedTuple):
     records: int
     size: int
     """Bytes of the records as they are kept."""
-    oldest: float
-    """When the run that was changed least recently was changed, in POSIX seconds."""
+    oldest: float | None
+    """When the run that was changed least recently was changed, in POSIX seconds; None where no row tells."""
 
 
 class _Target(msgspec.Struct):
@@ -136,7 +157,7 @@ class Transaction(abc.ABC):
 
     @abc.abstractmethod
     def row(self, run_id: str) -> Row | None:
-        """The run's row, or None. Raises StoreError if the row is damaged."""
+        """The run's row, or None. Raises `DamagedRow` if it can't be read."""
 
     @abc.abstractmethod
     def add_row(self, row: Row) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from milepost.errors import StoreError
-from milepost.stores.file.log import read_pointer
+from milepost.stores.base.transaction import DamagedRow
+from milepost.stores.file.log import JOURNAL, damaged_pointer, read_pointer
+from milepost.stores.file.paths import place_of
 
 __all__ = ["Catalogue", "Listed"]
 
@@ -48,17 +48,22 @@ class Catalogue:
         for entry in folders:
             if entry.name.startswith("."):
                 continue
-            with suppress(FileNotFoundError):
+            try:
                 status = entry.stat()
-                if not stat.S_ISDIR(status.st_mode):
-                    continue
-                state = (status.st_mtime_ns, status.st_ino)
-                remembered = known.get(entry.name)
-                run = remembered[1] if remembered and remembered[0] == state else self._look(entry)
-                if run is not None:
-                    listed.append(run)
-                    if status.st_mtime < settled and not run.damage:
-                        found[entry.name] = (state, run)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:  # a link to itself, say, where a run's folder was
+                listed.append(_damaged(entry, f"{entry.path} can't be read ({exc.strerror})"))
+                continue
+            if not stat.S_ISDIR(status.st_mode):
+                continue
+            state = (status.st_mtime_ns, status.st_ino)
+            remembered = known.get(entry.name)
+            run = remembered[1] if remembered and remembered[0] == state else self._look(entry)
+            if run is not None:
+                listed.append(run)
+                if status.st_mtime < settled and not run.damage:
+                    found[entry.name] = (state, run)
         self._known = found
         listed.sort(reverse=True)
         return listed
@@ -66,6 +71,12 @@ class Catalogue:
     def _look(self, entry: os.DirEntry[str]) -> Listed | None:
         try:
             pointer = read_pointer(entry.path)
-        except StoreError as exc:
-            return Listed(0.0, "", unquote(entry.name.partition("~")[0]), str(exc))
+            if pointer is not None and place_of(pointer.run_id) != entry.name:
+                raise damaged_pointer(f"{entry.path}/{JOURNAL}", f"it is of run {pointer.run_id!r}")
+        except DamagedRow as exc:
+            return _damaged(entry, str(exc))
         return None if pointer is None else Listed(pointer.created_at, pointer.folder, pointer.run_id)
+
+
+def _damaged(entry: os.DirEntry[str], why: str) -> Listed:
+    return Listed(0.0, "", unquote(entry.name.partition("~")[0]), why)

@@ -17,12 +17,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from milepost.errors import StoreVersionError
 from milepost.model.info import Wait
 from milepost.model.record import DIFFERENCE, VERBATIM, Record
-from milepost.store import Ranges, Signal, Status
+from milepost.store import MOST, Count, Ranges, Signal, Status
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Entry, Note
+from milepost.stores.base.transaction import Entry, NewerRow, Note
+from milepost.stores.file.fs import open_to_read
 from milepost.stores.file.sums import is_whole, summed
 
 __all__ = [
@@ -50,7 +50,10 @@ _FIRST_READ = 16 * 1024
 _Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
-ONE_FILE = {errno.EIO, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, getattr(errno, "EUCLEAN", errno.EIO)}
+ONE_FILE = {
+    *(errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
+    *(errno.ENXIO, errno.EAGAIN, getattr(errno, "EUCLEAN", errno.EIO)),
+}
 """What is wrong with a file alone, and not with all there are."""
 
 Depth = Literal["line", "headers", "whole"]
@@ -72,7 +75,7 @@ class RowText(msgspec.Struct, omit_defaults=True):
     status: Status
     created_at: _Time
     updated_at: _Time
-    epoch: int
+    epoch: Count
     nonce: str = ""
     owner: str = ""
     lease: float = 0.0
@@ -80,17 +83,17 @@ class RowText(msgspec.Struct, omit_defaults=True):
     reason: str = ""
     wake_at: _Time | None = None
     waiting: tuple[Wait, ...] = ()
-    crash_count: int = 0
-    crashed_at: int = -1
-    signals: int = 0
+    crash_count: Count = 0
+    crashed_at: Annotated[int, msgspec.Meta(ge=-1, lt=MOST)] = -1
+    signals: Count = 0
     cancel: str | None = None
     degraded: bool = False
     missed: tuple[str, ...] = ()
     tags: dict[str, str] = {}
     live: Ranges = ()
     worked: bool = False
-    sequence: int = 0
-    pruned: int = 0
+    sequence: Count = 0
+    pruned: Count = 0
 
 
 class Placed(msgspec.Struct, omit_defaults=True):
@@ -322,9 +325,9 @@ class Commit:
 
 
 def load(path: str, run_id: str, number: int, depth: Depth = "line") -> Commit:
-    """Read the commit `number` of a run. Raises FileNotFoundError; `Damaged`; StoreVersionError for a newer form."""
+    """Read the commit `number` of a run. Raises FileNotFoundError; `Damaged`; `NewerRow` for a newer form."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_to_read(path)
         try:
             return _read(descriptor, path, run_id, number, depth)
         finally:
@@ -365,7 +368,7 @@ def _header_of(path: str, line: bytes) -> Header:
         if version <= VERSION:
             raise Damaged(path, f"has a first line that is damaged ({exc})") from exc
     if version > VERSION:
-        raise StoreVersionError(
+        raise NewerRow(
             f"{path} has version {version}; this library reads up to {VERSION}: upgrade milepost",
             store=path,
             op="read",

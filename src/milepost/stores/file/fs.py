@@ -22,7 +22,7 @@ from milepost.model.process import Process, is_gone, this_process
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Files", "exists", "lock", "make_folder", "sync_folder", "take_away"]
+__all__ = ["Files", "exists", "lock", "make_folder", "open_to_read", "sync_folder", "take_away"]
 
 _STALE = 3600.0
 """Seconds after which the file of a process of which nothing is known counts as left behind."""
@@ -129,12 +129,17 @@ def _is_known_here(name: str) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a file; OSError where that can't be told."""
+    """Whether that name is taken, be it by a link that leads nowhere; OSError where that can't be told."""
     try:
-        os.stat(path)
+        os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def open_to_read(path: str) -> int:
+    """A descriptor of a file to read from. Never waits, as a named pipe would have it."""
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
 
 
 def make_folder(path: str) -> bool:

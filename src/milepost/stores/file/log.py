@@ -6,6 +6,7 @@ fence. Nothing is ever locked, so a process that is frozen at any point blocks n
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -13,17 +14,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import DamagedRow, NewerRow
 from milepost.stores.file.commit import ONE_FILE, VERSION, Commit, Damaged, Depth, Header, RowText, load, row_of
-from milepost.stores.file.fs import exists
+from milepost.stores.file.fs import exists, open_to_read
 from milepost.stores.file.index import Index
 from milepost.stores.file.paths import below, place_of
 
-__all__ = ["JOURNAL", "Log", "Logs", "Pointer", "Tail", "read_pointer"]
+__all__ = ["JOURNAL", "Log", "Logs", "Pointer", "Tail", "damaged_pointer", "read_pointer"]
 
 JOURNAL = "journal"
 """The file in a run's folder that says which folder in it has the commits."""
+
+_FOLDER = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
 
 _MOST_LOGS = 4096
 """Of how many runs a store remembers where they stood; of others it is found again."""
@@ -172,7 +175,7 @@ class Logs:
             return log
 
     def find(self, run_id: str) -> Log | None:
-        """The run's log, which may have gone if it was remembered. Raises StoreError if `journal` is damaged."""
+        """The run's log, which may have gone if it was remembered. Raises `DamagedRow` if `journal` is damaged."""
         log = self.known(run_id)
         if log is not None:
             return log
@@ -181,11 +184,8 @@ class Logs:
         if pointer is None:
             return None
         if pointer.run_id != run_id:
-            raise StoreError(
-                f"{place}/{JOURNAL} is of run {pointer.run_id!r} and not of {run_id!r}: restore it from a copy",
-                op="read",
-            )
-        return self.add(Log(run_id, place, str(below(Path(place), pointer.folder))))
+            raise damaged_pointer(f"{place}/{JOURNAL}", f"it is of run {pointer.run_id!r}")
+        return self.add(Log(run_id, place, f"{place}/{pointer.folder}"))
 
     def add(self, log: Log) -> Log:
         """Remember a log."""
@@ -202,27 +202,36 @@ class Logs:
                 del self._known[log.run_id]
 
 
+def damaged_pointer(path: str, why: str) -> DamagedRow:
+    """The error of a run whose folder does not say where its commits are."""
+    return DamagedRow(
+        f"{path} is damaged ({why}): restore it from a copy, or delete the run with force=True", store=path, op="read"
+    )
+
+
 _decode_pointer = msgspec.json.Decoder(Pointer).decode
 
 
 def read_pointer(place: str) -> Pointer | None:
-    """What `journal` in a run's folder says; None if it isn't there, StoreError if it can't be read."""
+    """What `journal` in a run's folder says; None if it isn't there. Raises `DamagedRow` if it can't be read."""
     path = f"{place}/{JOURNAL}"
     try:
-        with open(path, "rb") as file:
+        with open(open_to_read(path), "rb") as file:
             pointer = _decode_pointer(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         if isinstance(exc, OSError) and exc.errno not in ONE_FILE:
             raise
-        raise StoreError(f"{path} is damaged ({exc}): restore it from a copy", op="read") from exc
+        raise damaged_pointer(path, str(exc)) from exc
     if pointer.version > VERSION:
-        raise StoreVersionError(
+        raise NewerRow(
             f"{path} has version {pointer.version}; this library reads up to {VERSION}: upgrade milepost",
             store=path,
             op="read",
             found=pointer.version,
             supported=VERSION,
         )
+    if not _FOLDER.fullmatch(pointer.folder):
+        raise damaged_pointer(path, f"it names the folder {pointer.folder[:200]!r}")
     return pointer

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
-from milepost.errors import MilepostError, RunNotFoundError, StoreError, StoreVersionError
+from milepost.errors import MilepostError, RunNotFoundError, StoreClosedError, StoreError, StoreVersionError
 from milepost.model.process import is_gone
 from milepost.model.record import Record
 from milepost.store import Append, Claimed, LeaseState, Renewal, RunRow, Signal, StoreOptions, Token, Verdict
@@ -27,9 +27,9 @@ from milepost.stores.base import fence
 from milepost.stores.base.fence import Held, Row
 from milepost.stores.base.owner import IsGone
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.base.transaction import DamagedRow, Overtaken, Transaction
 from milepost.stores.file.catalogue import Catalogue
-from milepost.stores.file.commit import VERSION
+from milepost.stores.file.commit import ONE_FILE, VERSION
 from milepost.stores.file.due import Due
 from milepost.stores.file.fs import Files, make_folder, sync_folder
 from milepost.stores.file.leases import Leases
@@ -48,6 +48,8 @@ _OWN = ".milepost"
 
 _FAILURES = (OSError, OverflowError, UnicodeEncodeError)
 """What a medium raises: the latter two for what no file can hold."""
+
+_OF_A_RUN: tuple[type[Exception], ...] = (*Runs.errors_of_one_run, StoreError)
 
 _WRITTEN = Verdict("written")
 
@@ -235,19 +237,29 @@ class FileStore(Runs):
         max_crashes: int | None = 5,
     ) -> builtins.list[tuple[Token, RunRow]]:
         taken: builtins.list[tuple[Token, RunRow]] = []
-        seen, gone = set(skip), functools.cache(is_gone)
+        seen, gone = {*skip, *self._passed_over()}, functools.cache(is_gone)
         while flows and len(taken) < limit:
             with self._reading("claim_due") as tx:
                 due = [row.run_id for row in self._due(tx, flows, limit - len(taken), seen, gone)]
             if not due:
                 break
+            seen.update(due)
             for run_id in due:
                 claim = functools.partial(self._claim_if_due, run_id, lease, max_crashes, gone)
-                claimed = self._change("claim_due", claim)
+                try:
+                    claimed = self._change("claim_due", claim)
+                except StoreClosedError:
+                    raise
+                except _OF_A_RUN as exc:
+                    if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno in ONE_FILE:
+                        self._pass_over(run_id, exc)
+                        continue
+                    if taken:  # they are claimed, and somebody must go on with them
+                        return taken
+                    raise
                 if claimed is not None and claimed.token is not None:
                     self._held[run_id] = fence.Held(claimed.token)
                     taken.append((claimed.token, claimed.row))
-            seen.update(due)
         return taken
 
     def _claim_if_due(
@@ -271,7 +283,7 @@ class FileStore(Runs):
     def _renew(self, tx: Transaction, token: Token) -> Renewal:
         try:
             row, log = tx.row(token.run_id), self._medium.logs.find(token.run_id)
-        except StoreError:  # a damaged run: it keeps no other from being renewed
+        except DamagedRow:  # it keeps no other from being renewed
             return Renewal("unknown")
         if row is None or log is None or not fence.is_current(row, token):
             return Renewal("lost", None if row is None else row.cancel)
@@ -323,6 +335,8 @@ class _Use(AbstractContextManager[FileTransaction]):
 
     def take(self, run_id: str) -> None:
         """Wait until nothing else of this process writes to the run."""
+        if run_id in self._locked:
+            return
         self._store._locks.acquire(run_id)
         self._locked.append(run_id)
 

@@ -19,13 +19,14 @@ from milepost.errors import RunNotFoundError, StoreError
 from milepost.model.record import CHECKPOINT, OWNER, Record
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Entry, Note, Overtaken, Tally, Transaction
+from milepost.stores.base.transaction import DamagedRow, Entry, Note, Overtaken, Tally, Transaction
 from milepost.stores.file.catalogue import Listed
+from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import exists, lock
 from milepost.stores.file.history import CHECKPOINTS, Found, History
 from milepost.stores.file.index import Sought
 from milepost.stores.file.log import JOURNAL, Log, Tail
-from milepost.stores.file.write import Change, Medium, Removal, bury, joined, write
+from milepost.stores.file.write import Change, Medium, Removal, bury, joined, raze, write
 
 __all__ = ["FileTransaction"]
 
@@ -37,6 +38,8 @@ class FileTransaction(Transaction):
         self._medium = medium
         self._lock = lock
         self._changes: dict[str, Change] = {}
+        self._unreadable: builtins.list[str] = []
+        """Runs to delete that can't be read."""
         self._histories: dict[str, History] = {}
         self._held: dict[str, int] = {}
         """By run, open files whose locks are held."""
@@ -49,7 +52,10 @@ class FileTransaction(Transaction):
     def commit(self) -> set[str]:
         """Write all changes; the runs that others have changed since they were read, whose changes are not written."""
         changes = [change for change in self._changes.values() if change.is_one]
-        return write(self._medium, changes) if changes else set()
+        overtaken = write(self._medium, changes) if changes else set[str]()
+        for run_id in self._unreadable:
+            raze(self._medium, run_id)
+        return overtaken
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -58,7 +64,8 @@ class FileTransaction(Transaction):
         if change is None:
             if self._lock is not None:
                 self._lock(run_id)
-            log, tail = self._find(run_id)
+            with self._of_one_run(run_id):
+                log, tail = self._find(run_id)
             change = self._changes[run_id] = Change(run_id, log, tail)
         return change
 
@@ -107,6 +114,16 @@ class FileTransaction(Transaction):
                 raise Overtaken from exc
             raise RunNotFoundError(run_id, self._medium.root) from exc
 
+    @contextmanager
+    def _of_one_run(self, run_id: str) -> Iterator[None]:
+        """Tell what is wrong with files of one run as damage of that run, so that it keeps no other from being read."""
+        try:
+            yield
+        except OSError as exc:
+            if isinstance(exc, StoreError) or exc.errno not in ONE_FILE:
+                raise
+            raise self._damaged(run_id, str(exc)) from exc
+
     # -- rows --------------------------------------------------------------------------------------
 
     def row(self, run_id: str) -> Row | None:
@@ -114,19 +131,20 @@ class FileTransaction(Transaction):
         if change.row is not None or change.log is None or change.tail is None:
             return None if change.is_deletion else change.row
         if change.head is None:
-            raise self._damaged(run_id, change.tail)
+            raise self._damaged(run_id, change.tail.damage)
         row = change.log.row(change.head)
         if row.owner and row.lease_until is not None:
             leases = self._medium.leases
-            renewed = leases.renewed_at(leases.path(change.log.folder, row.epoch))
+            with self._of_one_run(run_id):
+                renewed = leases.renewed_at(leases.path(change.log.folder, row.epoch))
             if renewed is not None:
                 row = replace(row, lease_until=renewed + row.lease, updated_at=max(row.updated_at, renewed))
         return row
 
-    def _damaged(self, run_id: str, tail: Tail) -> StoreError:
-        return StoreError(
-            f"the row of run {run_id!r} is damaged: {tail.damage}: restore that file from a copy, or move it away to go on "
-            f"from the commit before it",
+    def _damaged(self, run_id: str, damage: str) -> DamagedRow:
+        return DamagedRow(
+            f"the row of run {run_id!r} is damaged: {damage}: restore that file from a copy, move it away to go on from the "
+            f"commit before it, or delete the run with force=True",
             store=self._medium.root,
             op="read",
         )
@@ -174,10 +192,10 @@ class FileTransaction(Transaction):
         if not reason:
             try:
                 return self.row(run.run_id)
-            except StoreError as exc:
+            except DamagedRow as exc:
                 reason = str(exc)
         known = None
-        with suppress(StoreError, FileNotFoundError):
+        with suppress(DamagedRow, FileNotFoundError):
             history = self._history(run.run_id)
             known = None if history is None else history.row
         if known is None:
@@ -196,7 +214,7 @@ class FileTransaction(Transaction):
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         due, found = self._medium.due, dict[str, tuple[float, str, Row]]()
         for marker in due.markers(flow):
-            with suppress(StoreError):  # a damaged run: the others go on; whoever asks for this one is told
+            with suppress(DamagedRow):  # the others go on; whoever asks for this one is told
                 run_id = due.run_id(marker)
                 row = None if run_id is None else self.row(run_id)
                 if row is None:
@@ -211,14 +229,16 @@ class FileTransaction(Transaction):
     def tally(self) -> builtins.list[Tally]:
         tallies: dict[str, Tally] = {}
         for listed in self._medium.catalogue.runs():
-            with suppress(StoreError):
-                row, head = self.row(listed.run_id), self._run(listed.run_id).head
-                if row is None or head is None:
-                    continue
-                _, runs, records, size, oldest = tallies.get(row.status, Tally(row.status, 0, 0, 0, row.updated_at))
-                tallies[row.status] = Tally(
-                    row.status, runs + 1, records + head.count, size + head.size, min(oldest, row.updated_at)
-                )
+            row = self._row_to_show(listed)
+            if row is None:
+                continue
+            counted = self._changes.get(listed.run_id)
+            head = None if counted is None else counted.head
+            count, length = (0, 0) if head is None else (head.count, head.size)
+            _, runs, records, size, oldest = tallies.get(row.status, Tally(row.status, 0, 0, 0, None))
+            if row.updated_at:  # of some damaged ones it is not known
+                oldest = row.updated_at if oldest is None else min(oldest, row.updated_at)
+            tallies[row.status] = Tally(row.status, runs + 1, records + count, size + length, oldest)
         return [tallies[status] for status in sorted(tallies)]
 
     # -- records -----------------------------------------------------------------------------------
@@ -276,7 +296,7 @@ class FileTransaction(Transaction):
                 return change.head.last
             history = self._history(run_id)
             return 0 if history is None else history.last
-        except (StoreError, FileNotFoundError):  # only a listing gets here: whoever asks for this run has been told
+        except (DamagedRow, FileNotFoundError):  # only a listing gets here: whoever asks for this run has been told
             return 0
 
     def records(
@@ -317,7 +337,7 @@ class FileTransaction(Transaction):
         except FileNotFoundError as exc:
             if self._lock is not None:
                 raise Overtaken from exc
-        except StoreError:
+        except DamagedRow:
             pass  # as in `newest`
         return None
 
@@ -382,7 +402,14 @@ class FileTransaction(Transaction):
         return len(sequences)
 
     def remove_run(self, run_id: str) -> None:
-        self._run(run_id).is_deletion = True
+        try:
+            change = self._run(run_id)
+        except DamagedRow:
+            change = None
+        if change is None or change.head is None:
+            self._unreadable.append(run_id)
+        else:
+            change.is_deletion = True
 
     # -- signals -----------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from milepost.stores.file.fs import Files, make_folder, sync_folder, take_away
 from milepost.stores.file.leases import Leases
 from milepost.stores.file.log import JOURNAL, Log, Logs, Pointer, Tail
 
-__all__ = ["Change", "Medium", "Removal", "bury", "joined", "write"]
+__all__ = ["Change", "Medium", "Removal", "bury", "joined", "raze", "write"]
 
 _logger = logging.getLogger("milepost")
 
@@ -339,3 +339,15 @@ def bury(medium: Medium, log: Log) -> None:
     with suppress(OSError):
         os.rmdir(log.place)
         sync_folder(medium.root)
+
+
+def raze(medium: Medium, run_id: str) -> None:
+    """Take away the folder of a run that can't be read, with whatever is in it."""
+    log = medium.logs.known(run_id)
+    if log is not None:
+        medium.logs.forget(log)
+    taken = medium.files.new_name()
+    with suppress(FileNotFoundError):
+        os.rename(medium.logs.place(run_id), taken)
+    sync_folder(medium.root)
+    medium.files.discard(taken)

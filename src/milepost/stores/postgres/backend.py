@@ -62,6 +62,7 @@ class PostgresMedium(Runs):
 
     runs_statements = True
     keeps_differences = True
+    errors_of_one_run = (*Runs.errors_of_one_run, psycopg.DataError)
     has_one_writer = False
 
     def __init__(self, dsn_or_pool: Any, schema: str, *, is_prepared: bool, **options: Unpack[StoreOptions]) -> None:

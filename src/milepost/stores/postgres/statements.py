@@ -117,7 +117,8 @@ SELECT id FROM nodes WHERE id IS NOT NULL
 """
 
 TALLY = """
-SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint, min(updated_at)
+SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint,
+    min(CASE WHEN updated_at BETWEEN -62135596800 AND 253402300799 THEN updated_at END)
 FROM {runs} LEFT JOIN (
     SELECT run, count(*) AS records, sum(octet_length(coalesce(header, '')) + octet_length(coalesce(payload, ''))) AS bytes
     FROM {records} GROUP BY run

@@ -11,13 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, get_args
 
-from milepost.errors import StoreError
 from milepost.model.process import is_gone, this_process
 from milepost.model.record import CHECKPOINT, Record, format_time
 from milepost.store import Signal, Statement, Status
-from milepost.stores.base.columns import entry_of, json_text, record_of, record_values, row_of
+from milepost.stores.base.columns import entry_of, json_text, record_of, record_values, row_of, row_to_show
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Entry, Note, Overtaken, Tally, Transaction
+from milepost.stores.base.transaction import DamagedRow, Entry, Note, Overtaken, Tally, Transaction
 from milepost.stores.postgres import user_statements as postgres_user_statements
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
 from milepost.stores.postgres.driver import psycopg
@@ -131,8 +130,8 @@ class PostgresTransaction(Transaction):
         """The row, or what is left of a damaged one."""
         try:
             return self._row(values)
-        except StoreError as exc:
-            return Row(values[0], values[1], "blocked", created_at=0.0, updated_at=0.0, epoch=0, reason=str(exc))
+        except DamagedRow as exc:
+            return row_to_show(values, exc)
 
     def _note(self, values: Sequence[Any]) -> None:
         """Remember what came with a row: its `id`, and, in a read, the newest of its records."""
@@ -237,7 +236,7 @@ class PostgresTransaction(Transaction):
         """The row; None if it is damaged: the other runs go on, and whoever asks for this one is told."""
         try:
             return self._row(values)
-        except StoreError:
+        except DamagedRow:
             return None
 
     def tally(self) -> builtins.list[Tally]:
@@ -247,7 +246,7 @@ class PostgresTransaction(Transaction):
 
     def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
         """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
-        return self.number(run_id), min(after, _LAST) + 1, _LAST if before is None else min(before, _LAST) - 1
+        return self.number(run_id), min(after, _LAST - 1) + 1, _LAST if before is None else min(before, _LAST) - 1
 
     def put_payload(self, run_id: str, record: Record) -> None:
         self._execute(PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))

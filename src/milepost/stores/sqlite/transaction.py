@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
-from milepost.errors import StoreError
 from milepost.model.record import Record, format_time
 from milepost.store import Signal, Statement, Status, Token
 from milepost.stores.base.columns import (
@@ -21,10 +20,11 @@ from milepost.stores.base.columns import (
     record_of,
     record_values,
     row_of,
+    row_to_show,
     row_values,
 )
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Entry, Note, Tally, Transaction
+from milepost.stores.base.transaction import DamagedRow, Entry, Note, Tally, Transaction
 
 __all__ = ["SQLTransaction"]
 
@@ -81,7 +81,8 @@ SELECT id FROM nodes WHERE id IS NOT NULL
 
 _TALLY = """
 SELECT status, count(DISTINCT runs.id), count(records.id),
-    coalesce(sum(length(CAST(header AS BLOB))), 0) + coalesce(sum(length(payload)), 0), min(updated_at)
+    coalesce(sum(length(CAST(header AS BLOB))), 0) + coalesce(sum(length(payload)), 0),
+    min(CASE WHEN updated_at BETWEEN -62135596800 AND 253402300799 THEN updated_at END)
 FROM runs LEFT JOIN records ON records.run = runs.id GROUP BY status ORDER BY status
 """
 
@@ -114,10 +115,9 @@ class SQLTransaction(Transaction):
         """The row, or what is left of a damaged one."""
         try:
             return self._row(values)
-        except StoreError as exc:
-            run_id, flow = str(values[0]), str(values[1])
-            self._numbers[run_id] = values[24]
-            return Row(run_id, flow, "blocked", created_at=0.0, updated_at=0.0, epoch=0, reason=str(exc))
+        except DamagedRow as exc:
+            self._numbers[str(values[0])] = values[24]
+            return row_to_show(values, exc)
 
     def _fetch(self, query: str, values: Sequence[Any]) -> builtins.list[Any]:
         """All rows of a query. What is no UTF-8 in a text is replaced, so that it hides no other row."""
@@ -216,23 +216,32 @@ class SQLTransaction(Transaction):
         return self._fetch(query, (status, *after, until, limit))
 
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
-        rows: dict[int, Sequence[Any]] = {}
+        rows: dict[int, Row] = {}
         limit += len(skip)
-        for index, term, values in (
-            ("runs_by_flow_and_status", "status = 'running' LIMIT -1", (flow,)),
-            ("runs_cancel", "cancel IS NOT NULL LIMIT -1", (flow,)),
-            ("runs_ready", "status = 'ready' AND wake_at IS NULL ORDER BY id LIMIT ?", (flow, limit)),
-            ("runs_timed", "status = 'ready' AND wake_at <= ? ORDER BY wake_at LIMIT ?", (flow, now, limit)),
-            ("runs_timed", "status = 'waiting' AND wake_at <= ? ORDER BY wake_at LIMIT ?", (flow, now, limit)),
-            ("runs_drained", "status = 'interrupted' AND worked ORDER BY id LIMIT ?", (flow, limit)),
+        for index, term, values, most in (
+            ("runs_by_flow_and_status", "status = 'running'", (flow,), -1),
+            ("runs_cancel", "cancel IS NOT NULL", (flow,), -1),
+            ("runs_ready", "status = 'ready' AND wake_at IS NULL ORDER BY id", (flow,), limit),
+            ("runs_timed", "status = 'ready' AND wake_at <= ? ORDER BY wake_at", (flow, now), limit),
+            ("runs_timed", "status = 'waiting' AND wake_at <= ? ORDER BY wake_at", (flow, now), limit),
+            ("runs_drained", "status = 'interrupted' AND worked ORDER BY id", (flow,), limit),
         ):
-            for found in self._fetch(f"{_SELECT_ROW} INDEXED BY {index} WHERE flow = ? AND {term}", values):
-                rows[found[-1]] = found
-        whole: builtins.list[Row] = []
-        for number in sorted(rows):
-            with suppress(StoreError):  # a damaged row: the other runs go on; whoever asks for this one is told
-                whole.append(self._row(rows[number]))
-        return whole
+            query = f"{_SELECT_ROW} INDEXED BY {index} WHERE flow = ? AND {term} LIMIT ?"
+            rows |= self._whole_rows(query, values, most)
+        return [rows[number] for number in sorted(rows)]
+
+    def _whole_rows(self, query: str, values: Sequence[Any], wanted: int) -> dict[int, Row]:
+        """The first `wanted` rows that can be read, or some more, by `id`; -1: all of them."""
+        most = wanted
+        while True:
+            rows: dict[int, Row] = {}
+            found = self._fetch(query, (*values, most))
+            for one in found:
+                with suppress(DamagedRow):  # the other runs go on; whoever asks for this one is told
+                    rows[one[-1]] = self._row(one)
+            if len(rows) >= wanted or len(found) < most:
+                return rows
+            most *= 2  # behind damaged ones there may be more
 
     def tally(self) -> builtins.list[Tally]:
         return [Tally(*values) for values in self._fetch(_TALLY, ())]
@@ -241,7 +250,7 @@ class SQLTransaction(Transaction):
 
     def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
         """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
-        return self.number(run_id), min(after, _LAST) + 1, _LAST if before is None else min(before, _LAST) - 1
+        return self.number(run_id), min(after, _LAST - 1) + 1, _LAST if before is None else min(before, _LAST) - 1
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
         number = self.number(run_id)

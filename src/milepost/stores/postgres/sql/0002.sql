@@ -18,16 +18,21 @@ CREATE TABLE run_tags (
     run bigint NOT NULL,
     PRIMARY KEY (tag, run)
 );
+-- What a damaged database has in the place of tags is no tag.
 CREATE FUNCTION note_tags() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     IF TG_OP <> 'INSERT' THEN
         DELETE FROM run_tags WHERE run = OLD.id AND tag IN (
-            SELECT substring(sha256(convert_to(key || '=' || value, 'UTF8')) FOR 8) FROM jsonb_each_text(OLD.tags)
+            SELECT substring(sha256(convert_to(key || '=' || value, 'UTF8')) FOR 8) FROM jsonb_each_text(
+                CASE WHEN jsonb_typeof(OLD.tags) = 'object' THEN OLD.tags ELSE '{}' END
+            )
         );
     END IF;
     IF TG_OP <> 'DELETE' THEN
         INSERT INTO run_tags
-        SELECT substring(sha256(convert_to(key || '=' || value, 'UTF8')) FOR 8), NEW.id FROM jsonb_each_text(NEW.tags)
+        SELECT substring(sha256(convert_to(key || '=' || value, 'UTF8')) FOR 8), NEW.id FROM jsonb_each_text(
+            CASE WHEN jsonb_typeof(NEW.tags) = 'object' THEN NEW.tags ELSE '{}' END
+        )
         WHERE value IS NOT NULL ON CONFLICT DO NOTHING;
     END IF;
     RETURN NULL;

@@ -1,0 +1,256 @@
+"""A run that can't be read, or can't be claimed, on each store: it is named, it can be deleted, and it stops no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost import END, Context, Engine, Graph, SQLiteStore
+from milepost.errors import CheckpointCorruptError, StoreError
+from milepost.model.record import make_record
+from milepost.store import Release, Store
+from milepost.stores.base.transaction import Transaction
+from milepost.stores.file.store import FileStore
+from milepost.stores.memory import MemoryStore
+from milepost.testing.journals import begin, work
+
+TEXT = '{"truncated'
+
+
+def change(column: str, value: Any) -> Callable[[Any, Callable[..., Any]], None]:
+    """Damage a column of the row of `bad`."""
+    return lambda place, query: query(f"UPDATE {place} SET {column} = ? WHERE run_id = 'bad'", value)
+
+
+def commit_of(root: Path) -> Path:
+    return max((root / "bad").rglob("0000*"))
+
+
+def cut(root: Path, query: object) -> None:
+    commit_of(root).write_bytes(commit_of(root).read_bytes()[:50])
+
+
+def link_to_itself(root: Path, query: object) -> None:
+    path = commit_of(root)
+    path.unlink()
+    path.symlink_to(path)
+
+
+def fifo(root: Path, query: object) -> None:
+    path = commit_of(root)
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder_link_to_itself(root: Path, query: object) -> None:
+    (root / "bad").rename(root.parent / "elsewhere")
+    (root / "bad").symlink_to(root / "bad")
+
+
+def journal(content: bytes) -> Callable[[Path, object], None]:
+    return lambda root, query: (root / "bad" / "journal").write_bytes(content) and None
+
+
+def journal_link_to_itself(root: Path, query: object) -> None:
+    (root / "bad" / "journal").unlink()
+    (root / "bad" / "journal").symlink_to(root / "bad" / "journal")
+
+
+def long_name(root: Path, query: object) -> None:
+    told = json.loads((root / "bad" / "journal").read_bytes())
+    (root / "bad" / "journal").write_text(json.dumps({**told, "folder": "x" * 5000}))
+
+
+def other_id(root: Path, query: object) -> None:
+    told = json.loads((root / "bad" / "journal").read_bytes())
+    (root / "bad" / "journal").write_text(json.dumps({**told, "run_id": "another"}))
+
+
+FILES = {
+    function.__name__: function
+    for function in (cut, link_to_itself, fifo, folder_link_to_itself, journal_link_to_itself, long_name, other_id)
+}
+COLUMNS = {
+    "tags": change("tags", "[]"),
+    "waiting": change("waiting", TEXT),
+    "live": change("live", "[[1]]"),
+    "epoch": change("epoch", 2**63 - 2),
+    "signals": change("signals", 2**63 - 1),
+}
+CASES: list[Any] = [
+    *(pytest.param("file", damage, id=f"file {name}") for name, damage in FILES.items()),
+    pytest.param("file", journal(b" "), id="file empty journal"),
+    *(pytest.param("sqlite", damage, id=f"sqlite {name}") for name, damage in COLUMNS.items()),
+    *(pytest.param("postgres", COLUMNS[name], id=f"postgres {name}") for name in ("tags", "waiting", "epoch")),
+]
+
+
+class Place:
+    """A store, and a way to damage what it has."""
+
+    def __init__(self, kind: str, damage: Callable[..., None], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        self.kind, self._damage, self._path = kind, damage, tmp_path
+        if kind == "postgres":
+            self._dsn, self._database = request.getfixturevalue("postgres"), request.getfixturevalue("database")
+
+    def open(self) -> Store:
+        if self.kind == "postgres":
+            from milepost.stores.postgres.store import PostgresStore
+
+            return PostgresStore(self._dsn)
+        return FileStore(self._path / "runs") if self.kind == "file" else SQLiteStore(self._path / "runs.db")
+
+    def damage(self) -> None:
+        if self.kind == "file":
+            self._damage(self._path / "runs", None)
+        else:
+            self._damage("milepost.runs" if self.kind == "postgres" else "runs", self._query)
+
+    def _query(self, text: str, value: Any) -> None:
+        if self.kind == "postgres":
+            self._database.query(text.replace("?", "%s"), value)
+            return
+        with closing(sqlite3.connect(self._path / "runs.db")) as connection, connection:
+            connection.execute(text, (value,))
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(*request.param, tmp_path, request)
+
+
+@pytest.mark.parametrize("place", [pytest.param(case.values, id=case.id) for case in CASES], indirect=True)
+def test_a_run_that_cannot_be_read_is_named_and_deleted_and_stops_no_other(place: Place) -> None:
+    with place.open() as store:
+        for run_id in ("bad", "good 1", "good 2"):
+            begin(store, run_id, status="ready")
+    place.damage()
+    with place.open() as store:
+        shown = {info.run_id: info for info in store.list_runs()}
+        assert {"bad", "good 1", "good 2"} == shown.keys()
+        assert ("blocked", True) == (shown["bad"].status, "bad" in shown["bad"].reason)
+        assert 3 == sum(store.stats().runs.values())
+        assert not store.verify("bad").ok
+        taken = [token.run_id for _ in range(3) for token, _ in store.claim_due(["orders"], 1)]
+        assert ["good 1", "good 2"] == taken
+        with pytest.raises(StoreError, match="bad"):
+            store.delete_run("bad")
+        assert ("bad",) == store.prune(older_than=0, statuses="blocked", dry_run=True).deleted
+        assert "bad" in {info.run_id for info in store.list_runs()}
+        store.delete_run("bad", force=True)
+        assert {"good 1", "good 2"} == {info.run_id for info in store.list_runs()}
+        work(store, begin(store, "bad"), "a", release=Release("finished"))
+        assert "finished" == store.get_run("bad").info.status
+        assert store.verify("bad").ok
+
+
+@pytest.mark.parametrize("place", [pytest.param(case.values, id=case.id) for case in CASES[::3]], indirect=True)
+def test_pruning_deletes_blocked_runs_that_cannot_be_read(place: Place) -> None:
+    with place.open() as store:
+        for run_id in ("bad", "ready", "blocked"):
+            work(store, begin(store, run_id), "a", release=Release("blocked" if run_id == "blocked" else "ready"))
+    place.damage()
+    with place.open() as store:
+        assert {"bad", "blocked"} == set(store.prune(older_than=0, statuses="blocked").deleted)
+        assert ["ready"] == [info.run_id for info in store.list_runs()]
+
+
+class Failing(MemoryStore):
+    """Can't look at the records of `bad`."""
+
+    def _guard(self, tx: Transaction) -> Transaction:
+        newest = tx.newest
+
+        def asked(run_id: str) -> int:
+            if run_id.startswith("bad"):
+                raise OverflowError("a number is too large")
+            return newest(run_id)
+
+        tx.newest = asked  # type: ignore[method-assign]
+        return tx
+
+
+def test_a_run_that_cannot_be_claimed_is_named_once_and_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
+    with Failing() as store, caplog.at_level(logging.WARNING, "milepost"):
+        for run_id in ("bad 1", "good 1", "bad 2", "good 2"):
+            begin(store, run_id, status="ready")
+        taken = [token.run_id for _ in range(3) for token, _ in store.claim_due(["orders"], 1)]
+    assert ["good 1", "good 2"] == taken
+    assert ["bad 1", "bad 2"] == [record.run_id for record in caplog.records]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("field", ["epoch", "sequence", "signals", "crash_count", "crashed_at", "pruned"])
+def test_an_import_takes_no_number_that_a_store_cannot_count_on_from(field: str) -> None:
+    with MemoryStore() as store:
+        begin(store, "r", status="ready")
+        first, *rest = store.export("r").split(b"\n")
+        for number in (2**62, 2**63 - 1, 2**64):
+            told = json.loads(first)
+            told["run"][field] = number
+            with pytest.raises(CheckpointCorruptError, match="line 1"):
+                store.import_run(b"\n".join([json.dumps(told).encode(), *rest]), run_id="s")
+        assert ["r"] == [info.run_id for info in store.list_runs()]
+
+
+def test_an_import_takes_no_record_whose_number_leaves_no_room(tmp_path: Path) -> None:
+    with MemoryStore() as store:
+        begin(store, "r", status="ready")
+        row = json.loads(store.export("r").split(b"\n")[0])
+    fields = {"verb": "delete", "epoch": 1, "removed": 2**63}
+    lines = [
+        make_record("r", 0, "2026-01-01T00:00:00.000000Z", "start", fields={"flow": "orders"}),
+        make_record("r", 1, "2026-01-01T00:00:00.000000Z", "owner", fields=fields),
+        make_record("r", 2**63 - 1, "2026-01-01T00:00:00.000000Z", "checkpoint", "a", state=b"{}"),
+    ]
+    with SQLiteStore(tmp_path / "runs.db") as store, MemoryStore() as sealing:
+        data = [json.dumps(row).encode(), *(sealing._sealed("r", line).envelope() for line in lines)]
+        with pytest.raises(CheckpointCorruptError, match="line 4"):
+            store.import_run(b"\n".join(data))
+
+
+@pytest.mark.parametrize("place", [CASES[9].values], ids=["sqlite"], indirect=True)
+async def test_runs_that_are_written_together_with_one_that_cannot_be_read_go_on(place: Place) -> None:
+    is_damaged = asyncio.Event()
+    runs = ["bad", *(f"good {number}" for number in range(6))]
+    at_work: set[str] = set()
+
+    async def meet(ctx: Context, state: dict[str, int]) -> dict[str, int]:
+        at_work.add(ctx.run_id)
+        if len(at_work) == len(runs):
+            place.damage()
+            is_damaged.set()
+        await is_damaged.wait()
+        return state
+
+    graph = Graph(dict).add_node("a", meet).add_edge("a", END).set_entry("a").compile("g")
+    with place.open() as store:
+        ended = await asyncio.gather(
+            *(graph.arun({"n": 1}, store=store, run_id=run_id) for run_id in runs), return_exceptions=True
+        )
+        assert isinstance(ended[0], StoreError)
+        assert [{"n": 1}] * 6 == ended[1:]
+        assert {"finished"} == {info.status for info in store.list_runs() if info.run_id != "bad"}
+        assert 6 == len(store.list_runs(status="finished"))
+
+
+def test_a_worker_goes_on_with_the_others_beside_a_damaged_row(tmp_path: Path) -> None:
+    graph = Graph(dict).add_node("a", lambda state: state).add_edge("a", END).set_entry("a").compile("g")
+    place = tmp_path / "runs.db"
+    with Engine(SQLiteStore(place), flows=[graph]) as engine:
+        for run_id in ("bad", "good 1", "good 2"):
+            engine.start(graph, {}, run_id=run_id)
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.execute("UPDATE runs SET tags = ? WHERE run_id = 'bad'", (TEXT,))
+    with Engine(SQLiteStore(place), flows=[graph]) as engine:
+        engine.worker(concurrency=1).run(until_idle=True)
+        statuses = {info.run_id: info.status for info in engine.list_runs()}
+    assert {"bad": "blocked", "good 1": "finished", "good 2": "finished"} == statuses
