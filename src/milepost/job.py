@@ -22,7 +22,7 @@ from milepost.model.ids import new_nonce, new_run_id
 from milepost.model.record import format_time
 from milepost.model.reports import ResumePlan
 from milepost.options import Options, merge_options
-from milepost.store import Store, Token, check_run_id
+from milepost.store import Store, Token, check_number, check_run_id
 
 if TYPE_CHECKING:
     from milepost.drivers import AsyncDriver
@@ -65,6 +65,8 @@ class Job:
         known = None if store is None and wish is None else store_of(store)
         if run_id is not None or wish is not None:
             check_run_id(run_id)
+        if wish is not None and wish.visit is not None:
+            check_number(wish.visit, "visit")
         if known is None and "if_exists" in given:
             raise OptionError("if_exists needs a store: give store=", option="if_exists")
         if wish is None and self.options.if_exists == CONTINUE:

@@ -57,6 +57,8 @@ __all__ = [
     "Token",
     "Verdict",
     "check_id",
+    "check_moment",
+    "check_number",
     "check_run_id",
     "check_tag",
 ]
@@ -275,6 +277,24 @@ def check_id(value: Any, what: str = "node id") -> str:
     return value
 
 
+def check_number(value: Any, what: str, *, least: int | None = None) -> int:
+    """The number itself, however large; TypeError if it is no int (a bool is none), ValueError if it is below `least`."""
+    if type(value) is not int:
+        raise TypeError(f"{what} must be an int, not {value!r}")
+    if least is not None and value < least:
+        raise ValueError(f"{what} must be at least {least}, not {value}")
+    return value
+
+
+def check_moment(value: Any, what: str) -> datetime:
+    """The time itself; TypeError if it is no datetime, `OptionError` if it has no zone: it might mean any moment of a day."""
+    if not isinstance(value, datetime):
+        raise TypeError(f"{what} must be a datetime, not {value!r}")
+    if value.utcoffset() is None:
+        raise OptionError(f"{what} must have a zone, as datetime.now(UTC) has, not {value!r}", option=what)
+    return value
+
+
 def check_tag(key: Any, value: Any) -> None:
     """TypeError unless both are str; `OptionError` for what no database keeps exactly: NUL and lone surrogates."""
     if not isinstance(key, str) or not isinstance(value, str):
@@ -426,7 +446,8 @@ class Store(abc.ABC):
     ) -> Records:
         """Records with `after` < sequence < `before` of these kinds and this node, superseded ones included.
 
-        In order, or with `newest` from the newest back; at most `limit`. [] for an unknown run. By index: asking for
+        In order, or with `newest` from the newest back; at most `limit`. [] for an unknown run. TypeError for numbers that
+        are no int, ValueError for a `limit` below 1. By index: asking for
         the newest record of a node costs the same in a long journal. Nothing is checked: `seals.check` does that.
         """
 
@@ -456,7 +477,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def signals(self, run_id: str, *, after: int = 0) -> list[Signal]:
-        """Signals numbered above `after`, in order; [] for an unknown run."""
+        """Signals numbered above `after`, in order; [] for an unknown run. TypeError if `after` is no int."""
 
     @abc.abstractmethod
     def request_cancel(
@@ -489,7 +510,7 @@ class Store(abc.ABC):
     def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
         """The envelope of a node's newest visit that is not superseded, or of `visit`, superseded or not.
 
-        Raises `CheckpointNotFoundError`, which names the store's place.
+        Raises `CheckpointNotFoundError`, which names the store's place; TypeError if `visit` is no int.
         """
 
     @abc.abstractmethod
@@ -530,8 +551,10 @@ class Store(abc.ABC):
     ) -> builtins.list[RunInfo]:
         """A page of runs by creation, newest first; `after` is the run id of the last one seen.
 
-        `status` is one or several, `dead` included; `tags` must all match. [] after an id that is not there. ValueError
-        if `limit` is below 1, TypeError for a value of another type.
+        That run may have been deleted since, if this store object gave the page that it ended. Of another one that is not
+        there nobody knows what comes after it: `RunNotFoundError`.
+        `status` is one or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1, TypeError for
+        a value of another type, `OptionError` for a time without a zone.
         A run whose row is damaged hides no other: it comes with a `reason` that says so. No state is read, and nothing
         stays locked or open on return.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -80,15 +81,13 @@ def _newest(
     if not stores:
         return []
     if len(stores) == 1:
-        if after is not None:
-            stores[0].get_run(after)
         return [(stores[0].place, info) for info in stores[0].list_runs(limit=limit, after=after, **filters)]
     found: Iterator[tuple[str, RunInfo]]
     found = heapq.merge(*(_all_runs(store, filters) for store in stores), key=_created, reverse=True)
     if after is not None:
         last = _find(stores, after)
         found = itertools.dropwhile(lambda run: _created(run) >= last.created_at, found)
-    return list(itertools.islice(found, limit))
+    return list(itertools.islice(found, min(limit, sys.maxsize)))
 
 
 def _all_runs(store: Store, filters: dict[str, Any]) -> Iterator[tuple[str, RunInfo]]:

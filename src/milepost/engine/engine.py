@@ -648,7 +648,7 @@ class Engine:
         at: datetime | None,
         options: Mapping[str, Any],
     ) -> tuple[Job, Any, float]:
-        if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
+        if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
             raise OptionError(f"at must be a datetime with a zone, not {at!r}", option="at")
         job, begin_with = self._start(flow, state, run_id, options)
         job.active = None

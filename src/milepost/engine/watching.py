@@ -25,7 +25,7 @@ from milepost.executor.units import codec_at
 from milepost.graph.resume import newest_live
 from milepost.model.record import CHECKPOINT, START, Record
 from milepost.model.results import StepResult
-from milepost.store import ENDED, Latest
+from milepost.store import ENDED, Latest, check_number
 from milepost.workflows.replay import inputs_of, know_renames, primed_or_over, read
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.step import do
@@ -44,6 +44,8 @@ def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> 
     Raises `CheckpointNotFoundError` where there is none.
     """
     assert run.store is not None
+    if visit is not None:
+        check_number(visit, "visit")
     latest: Latest = yield from ask(run.store, "latest", run.run_id)
     check_flow(run, latest.row)
     if node_id is None:

@@ -130,9 +130,9 @@ class _Memory(Transaction):
         updated_before: float | None,
         updated_after: float | None,
         limit: int,
-        after: str | None,
+        after: str | int | None,
     ) -> builtins.list[Row]:
-        start = None if after is None else self._runs[after].created if after in self._runs else -1
+        start = (self.position(after) or 0) if isinstance(after, str) else after
         found = (
             run.row
             for run in reversed(self._runs.values())
@@ -144,6 +144,10 @@ class _Memory(Transaction):
             and (updated_after is None or run.row.updated_at > updated_after)
         )
         return list(itertools.islice(found, limit))
+
+    def position(self, run_id: str) -> int | None:
+        run = self._runs.get(run_id)
+        return None if run is None else run.created
 
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         return [run.row for run in self._runs.values() if run.row.flow == flow]

@@ -5,12 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from milepost.errors import CheckpointIntegrityError, DeserializeStateError
+from milepost.errors import (
+    CheckpointIntegrityError,
+    CheckpointNotFoundError,
+    DeserializeStateError,
+    OptionError,
+    RunNotFoundError,
+)
 from milepost.model.record import CHECKPOINT, format_time, make_record
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
@@ -53,6 +60,35 @@ class ListingContract(StoreUnderTest):
             page = ids(store, limit=7, after=page[-1])
         assert (25, names) == (len(seen), set(seen))
 
+    def test_a_run_that_is_deleted_at_the_end_of_a_page_hides_none(self, store: Store) -> None:
+        """That run may have been deleted since, if this store object gave the page that it ended."""
+        for n in range(7):
+            store.save(f"r{n}", "a", b"1")
+        seen, page = list[str](), ids(store, limit=2)
+        while page:
+            seen += page
+            store.delete_run(page[-1])
+            if page[-1] == "r3":
+                store.save("r3", "a", b"made again")
+            page = ids(store, limit=2, after=page[-1])
+        assert ["r6", "r5", "r4", "r3", "r2", "r1", "r0"] == seen
+        assert ["r3", "r6", "r4", "r2"] == ids(store)
+
+    def test_a_page_after_a_run_that_was_never_seen_is_refused(self, store: Store) -> None:
+        """Of another one that is not there nobody knows what comes after it: `RunNotFoundError`."""
+        store.save("r", "a", b"1")
+        with pytest.raises(RunNotFoundError, match="never"):
+            store.list_runs(after="never")
+
+    def test_a_clock_that_was_ahead_changes_no_order(self, store: Store, clock: FakeClock) -> None:
+        """A page of runs by creation, newest first, whatever the clock said."""
+        for name, day in (("first", 2), ("second, a week ahead", 9), ("third", 3)):
+            clock.set(clock.now().replace(day=day))
+            begin(store, name, status="ready")
+        assert ["third", "second, a week ahead", "first"] == ids(store)
+        assert ["first"] == ids(store, after="second, a week ahead")
+        assert ["first"] == [token.run_id for token, _ in store.claim_due(["orders"], 1)]
+
     def test_a_page_has_at_most_100_runs_unless_asked(self, store: Store) -> None:
         """`limit`: 100."""
         for n in range(103):
@@ -69,11 +105,14 @@ class ListingContract(StoreUnderTest):
         "wrong",
         [
             {"limit": 1.5},
+            {"limit": True},
             {"limit": "5"},
+            {"flow": 5},
             {"updated_before": 5},
             {"updated_after": "2026"},
             {"after": 5},
             {"tags": {1: "a"}},
+            {"tags": ["a"]},
         ],
         ids=str,
     )
@@ -81,6 +120,51 @@ class ListingContract(StoreUnderTest):
         """TypeError for a value of another type, on every store alike."""
         with pytest.raises(TypeError):
             store.list_runs(**wrong)
+
+    @pytest.mark.parametrize("name", ["updated_before", "updated_after"])
+    def test_a_time_without_a_zone_is_refused(self, store: Store, clock: FakeClock, name: str) -> None:
+        """`OptionError` for a time without a zone."""
+        filters: dict[str, Any] = {name: clock.now().replace(tzinfo=None)}
+        with pytest.raises(OptionError, match=name):
+            store.list_runs(**filters)
+
+    def test_numbers_that_are_none_are_refused(self, store: Store) -> None:
+        """TypeError for numbers that are no int, ValueError for a `limit` below 1."""
+        store.save("r", "a", b"1")
+        for wrong in (True, 1.5, 2.0, "1", b"1", float("nan"), float("inf")):
+            reads: tuple[Callable[[Any], object], ...] = (
+                lambda n: store.read("r", after=n),
+                lambda n: store.read("r", before=n),
+                lambda n: store.read("r", limit=n),
+                lambda n: store.latest("r", before=n),
+                lambda n: store.load("r", "a", n),
+                lambda n: store.signals("r", after=n),
+                lambda n: store.request_cancel("r", sequence=n),
+            )
+            for read in reads:
+                with pytest.raises(TypeError):
+                    read(wrong)
+        for limit in (0, -1):
+            with pytest.raises(ValueError, match="limit"):
+                store.read("r", limit=limit)
+        with pytest.raises(TypeError):
+            store.read("r", kinds="checkpoint")
+        with pytest.raises(TypeError):
+            store.read("r", node_id=5)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("far", [2**31, 2**62, 2**63 - 1, 2**63, 2**64, 10**30], ids=str)
+    def test_numbers_beyond_all_that_there_is_are_numbers(self, store: Store, far: int) -> None:
+        """Nothing is found beyond the end or before the beginning; a bound there leaves nothing out."""
+        store.save("r", "a", b"1")
+        store.put_signal("r", "go", None)
+        for number in (far, -far):
+            with pytest.raises(CheckpointNotFoundError):
+                store.load("r", "a", number)
+        whole, signals = store.read("r"), store.signals("r")
+        assert [] == store.read("r", after=far) == store.read("r", before=-far) == store.signals("r", after=far)
+        assert whole == store.read("r", after=-far) == store.read("r", before=far) == store.read("r", limit=far)
+        assert signals == store.signals("r", after=-far)
+        assert store.latest("r") == store.latest("r", before=far)
 
     def test_a_limit_may_be_any_number_and_a_filter_any_text(self, store: Store) -> None:
         """A limit has no upper bound; text that no store keeps matches nothing."""

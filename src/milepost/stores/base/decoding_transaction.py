@@ -65,7 +65,7 @@ class Guarded(Transaction):
         updated_before: float | None,
         updated_after: float | None,
         limit: int,
-        after: str | None,
+        after: str | int | None,
     ) -> builtins.list[Row]:
         rows = self._tx.page(
             flow=flow,
@@ -77,6 +77,9 @@ class Guarded(Transaction):
             after=after,
         )
         return self._opened_rows(rows)
+
+    def position(self, run_id: str) -> int | None:
+        return self._tx.position(run_id)
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int

@@ -27,6 +27,7 @@ from milepost.errors import (
 from milepost.model.process import describe_owner, is_gone, this_process
 from milepost.model.record import START, Record, format_time, make_record, new_record, packed
 from milepost.store import (
+    MOST,
     Append,
     Claim,
     Claimed,
@@ -40,6 +41,7 @@ from milepost.store import (
     StoreOptions,
     Token,
     Verdict,
+    check_number,
     check_run_id,
     check_tag,
 )
@@ -436,6 +438,13 @@ class Journal(Store):
         limit: int | None = None,
     ) -> builtins.list[Record]:
         check_run_id(run_id)
+        after = min(max(check_number(after, "after"), -1), MOST)
+        before = None if before is None else min(max(check_number(before, "before"), -1), MOST)
+        limit = None if limit is None else min(check_number(limit, "limit", least=1), MOST)
+        if node_id is not None and not isinstance(node_id, str):
+            raise TypeError(f"node_id must be a str, not {node_id!r}")
+        if isinstance(kinds, str):
+            raise TypeError(f"kinds must be a collection of kinds, not the str {kinds!r}")
         with self._reading("read") as tx:
             found = tx.records(
                 run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
@@ -452,6 +461,7 @@ class Journal(Store):
 
     def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
         check_run_id(run_id)
+        before = None if before is None else min(max(check_number(before, "before"), -1), MOST)
         held = self._holding(run_id)
         with self._reading("latest") as tx:
             row = self._row(tx, run_id)
@@ -600,6 +610,8 @@ def has_statements(appends: Sequence[Append]) -> bool:
 
 def check_tags(tags: Mapping[Any, Any]) -> None:
     """TypeError unless all tags are str to str."""
+    if not isinstance(tags, Mapping):
+        raise TypeError(f"tags are a mapping of str to str, not {tags!r}")
     for key, value in tags.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"tags are str to str, not {key!r}: {value!r}")

@@ -12,7 +12,7 @@ import math
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -209,7 +209,7 @@ class Pruning(Journal):
 
     def _blocked(self) -> Iterator[tuple[float, str]]:
         """When blocked runs were last changed and their ids. With them are those that can't be read, whatever their status."""
-        after: Any = None
+        after: int | None = None
         while True:
             with self._reading("prune") as tx:
                 page = tx.page(
@@ -221,10 +221,10 @@ class Pruning(Journal):
                     limit=_PAGE,
                     after=after,
                 )
-            if not page:
-                return
+                after = tx.position(page[-1].run_id) if page else None
             yield from ((row.updated_at, row.run_id) for row in page if row.status == "blocked")
-            after = page[-1].run_id
+            if after is None:
+                return
 
     def _row_meant(self, tx: Transaction, run_id: str, wish: Wish) -> Row | None:
         """The row of a run that has a status that is meant, and no owner who may be alive. Raises `DamagedRow`."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import builtins
 import functools
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from msgspec.structs import replace
 
@@ -17,12 +18,13 @@ from milepost.errors import (
     CheckpointCorruptError,
     CheckpointIntegrityError,
     CheckpointNotFoundError,
+    RunNotFoundError,
     RunNotResumableError,
     SignalRefusedError,
 )
 from milepost.model.process import is_gone
 from milepost.model.record import Record, format_time, make_record
-from milepost.store import ENDED, Ranges, Signal, check_id, check_run_id
+from milepost.store import ENDED, MOST, Ranges, Signal, StoreOptions, check_id, check_moment, check_number, check_run_id
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
 from milepost.stores.base.maintenance import Keeping
@@ -34,12 +36,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Runs"]
 
+_MOST_ENDS = 10_000
+
 _MOST = 1 << 40
 """More runs than any store has; what a caller may give as a limit has no bound."""
 
 
 class Runs(Keeping):
     """A whole store, but for its medium."""
+
+    def __init__(self, **options: Unpack[StoreOptions]) -> None:
+        super().__init__(**options)
+        self._ends: OrderedDict[str, int] = OrderedDict()
+        """By the last run of each page that was given, where that stood, so that the next page begins there all the same."""
 
     # -- by run and node ---------------------------------------------------------------------------
 
@@ -62,13 +71,14 @@ class Runs(Keeping):
     def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
         check_run_id(run_id)
         check_id(node_id)
+        if visit is not None:
+            check_number(visit, "visit")
         with self._reading("load") as tx:
             row = tx.row(run_id)
-            if row is None:
-                found = None
-            elif visit is None:
+            found = None
+            if row is not None and visit is None:
                 found = tx.live_checkpoint(run_id, row.live, node_id=node_id)
-            else:
+            elif row is not None and visit is not None and 0 < visit < MOST:
                 found = tx.find_visit(run_id, node_id, visit)
             proven = None if found is None else self._proven(tx, run_id, found)
         if found is None:
@@ -170,25 +180,26 @@ class Runs(Keeping):
         limit: int = 100,
         after: str | None = None,
     ) -> builtins.list[RunInfo]:
-        if not isinstance(limit, int):
-            raise TypeError(f"limit must be an int, not {limit!r}")
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit}")
+        limit = min(check_number(limit, "limit", least=1), _MOST)
+        if flow is not None and not isinstance(flow, str):
+            raise TypeError(f"flow must be a str, not {flow!r}")
         for name, moment in (("updated_before", updated_before), ("updated_after", updated_after)):
-            if moment is not None and not isinstance(moment, datetime):
-                raise TypeError(f"{name} must be a datetime, not {moment!r}")
+            if moment is not None:
+                check_moment(moment, name)
         if after is not None:
             check_run_id(after)
         check_tags(tags or {})
-        limit = min(limit, _MOST)
         wanted = None if status is None else {status} if isinstance(status, str) else set(status)
         # Whether a running run is dead is not in its row: it is asked of each.
         statuses = None if wanted is None else {"running" if s == "dead" else s for s in wanted}
         gone = functools.cache(is_gone)
-        found: builtins.list[RunInfo] = []
+        found: builtins.list[tuple[RunInfo, int | None]] = []
+        below: int | None = None
         while len(found) < limit:
             held = self._held.copy()
             with self._reading("list_runs") as tx:
+                if after is not None and below is None:
+                    below = self._position(tx, after)
                 rows = tx.page(
                     flow=flow,
                     statuses=statuses,
@@ -196,14 +207,34 @@ class Runs(Keeping):
                     updated_before=None if updated_before is None else updated_before.timestamp(),
                     updated_after=None if updated_after is None else updated_after.timestamp(),
                     limit=limit,
-                    after=after,
+                    after=below,
                 )
-                infos = [self._view(tx, row, gone=gone, held=held).info for row in rows]
-            found += [info for info in infos if wanted is None or info.status in wanted]
+                infos = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
+            found += [(info, place) for info, place in infos if wanted is None or info.status in wanted]
             if len(rows) < limit:
                 break
-            after = rows[-1].run_id
-        return found[:limit]
+            # Where the next page begins is told by the place, not by the run, which may go meanwhile.
+            below = infos[-1][1]
+        del found[limit:]
+        if found:
+            self._note_end(*found[-1])
+        return [info for info, _ in found]
+
+    def _position(self, tx: Transaction, run_id: str) -> int:
+        """Where a run that was the last of a page stands, or stood: it may have gone since."""
+        known = self._ends.get(run_id)
+        if known is None:
+            known = tx.position(run_id)
+        if known is None:
+            raise RunNotFoundError(run_id, self.place)
+        return known
+
+    def _note_end(self, info: RunInfo, position: int | None) -> None:
+        if position is not None:
+            self._ends[info.run_id] = position
+            self._ends.move_to_end(info.run_id)
+            if len(self._ends) > _MOST_ENDS:
+                self._ends.popitem(last=False)
 
     # -- signals and cancels -----------------------------------------------------------------------
 
@@ -246,6 +277,7 @@ class Runs(Keeping):
 
     def signals(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         check_run_id(run_id)
+        after = min(max(check_number(after, "after"), 0), MOST)
         with self._reading("signals") as tx:
             return tx.signals(run_id, after)
 
@@ -253,6 +285,8 @@ class Runs(Keeping):
         self, run_id: str, reason: str = "", sequence: int | None = None
     ) -> Literal["cancelled", "requested", "ended"]:
         check_run_id(run_id)
+        if sequence is not None:
+            check_number(sequence, "sequence")
         # A reason is told, never compared: what UTF-8 cannot hold is told as its escape.
         reason = reason.encode("utf-8", "backslashreplace").decode()
 

@@ -182,12 +182,16 @@ class Transaction(abc.ABC):
         updated_before: float | None,
         updated_after: float | None,
         limit: int,
-        after: str | None,
+        after: str | int | None,
     ) -> builtins.list[Row]:
-        """Rows by creation, newest first, from the run below `after` on; all filters must match.
+        """Rows by creation, newest first, from below `after` on, a run or a position; all filters must match.
 
         A damaged row hides no other: it comes with what is left of it, and its reason says so.
         """
+
+    @abc.abstractmethod
+    def position(self, run_id: str) -> int | None:
+        """The place of a run in the order of creation, which stays free when the run goes; None if it is not there."""
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int

@@ -6,37 +6,74 @@ in a folder has changed, so that only the first look reads them.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import stat
+import threading
 import time
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import unquote
 
 from milepost.stores.base.transaction import DamagedRow
-from milepost.stores.file.log import JOURNAL, damaged_pointer, read_pointer
+from milepost.stores.file.fs import lock
+from milepost.stores.file.log import FOLDER, JOURNAL, damaged_pointer, read_pointer
 from milepost.stores.file.paths import place_of
 
 __all__ = ["Catalogue", "Listed"]
 
+_NUMBER = re.compile(rb"[0-9a-f]{16}")
+_SUFFIX_BITS = 32
+"""Of a position, those that tell apart runs with the same number."""
 _SETTLED = 2.0
 """Seconds after which a change of a folder has certainly a time of its own, however coarse those are."""
+
+
+_MOST = 1 << 63
+"""Above all numbers of new runs: nanoseconds since 1970, or a little more."""
 
 
 class Listed(NamedTuple):
     """A run; they sort by their creation. `damage` says why its `journal` can't be read."""
 
-    created_at: float
-    folder: str
+    position: int
     run_id: str
+    created_at: float
     damage: str = ""
 
 
 class Catalogue:
-    """The runs below `root`."""
+    """The runs below `root`. The file `time`, which tells a file system's time too, has the number of the newest of them."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, time: str) -> None:
         self._root = root
         self._known: dict[str, tuple[tuple[int, int], Listed]] = {}
+        self._path = time
+        self._newest = 0
+        self._lock = threading.Lock()
+
+    def next_number(self) -> int:
+        """A number for a new run, above those of all runs that were made before, whatever the clocks say."""
+        with self._lock:
+            number = time.time_ns()
+            with suppress(OSError):  # the time alone is nearly always as good
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+                try:
+                    is_locked = lock(descriptor)
+                    text = os.read(descriptor, 16)
+                    newest = int(text, 16) if _NUMBER.fullmatch(text) else self._number_of_newest()
+                    number = max(number, self._newest + 1, newest + 1 if newest < _MOST else 0)
+                    if is_locked:
+                        os.lseek(descriptor, 0, os.SEEK_SET)
+                        os.write(descriptor, b"%016x" % number)
+                finally:
+                    os.close(descriptor)
+            self._newest = number
+            return number
+
+    def _number_of_newest(self) -> int:
+        return max((run.position >> _SUFFIX_BITS for run in self.runs()), default=0)
 
     def runs(self) -> list[Listed]:
         """All runs, newest first."""
@@ -75,8 +112,19 @@ class Catalogue:
                 raise damaged_pointer(f"{entry.path}/{JOURNAL}", f"it is of run {pointer.run_id!r}")
         except DamagedRow as exc:
             return _damaged(entry, str(exc))
-        return None if pointer is None else Listed(pointer.created_at, pointer.folder, pointer.run_id)
+        return None if pointer is None else Listed(_position(pointer.folder), pointer.run_id, pointer.created_at)
 
 
 def _damaged(entry: os.DirEntry[str], why: str) -> Listed:
-    return Listed(0.0, "", unquote(entry.name.partition("~")[0]), why)
+    try:
+        position = max(map(_position, filter(FOLDER.fullmatch, os.listdir(entry.path))), default=0)
+    except OSError:
+        position = 0
+    # Below all others, and not where another one is.
+    position = position or int.from_bytes(hashlib.sha256(os.fsencode(entry.name)).digest()[:4], "big")
+    return Listed(position, unquote(entry.name.partition("~")[0]), 0.0, why)
+
+
+def _position(folder: str) -> int:
+    """The place in the order of creation of a run whose commits are in `folder`."""
+    return int(folder.replace("-", ""), 16)

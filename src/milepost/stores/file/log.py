@@ -21,12 +21,13 @@ from milepost.stores.file.fs import exists, open_to_read
 from milepost.stores.file.index import Index
 from milepost.stores.file.paths import below, place_of
 
-__all__ = ["JOURNAL", "Log", "Logs", "Pointer", "Tail", "damaged_pointer", "read_pointer"]
+__all__ = ["FOLDER", "JOURNAL", "Log", "Logs", "Pointer", "Tail", "damaged_pointer", "read_pointer"]
 
 JOURNAL = "journal"
 """The file in a run's folder that says which folder in it has the commits."""
 
-_FOLDER = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
+FOLDER = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
+"""The name of the folder with a run's commits: the run's number in the order of creation, and a random part."""
 
 _MOST_LOGS = 4096
 """Of how many runs a store remembers where they stood; of others it is found again."""
@@ -232,6 +233,6 @@ def read_pointer(place: str) -> Pointer | None:
             found=pointer.version,
             supported=VERSION,
         )
-    if not _FOLDER.fullmatch(pointer.folder):
+    if not FOLDER.fullmatch(pointer.folder):
         raise damaged_pointer(path, f"it names the folder {pointer.folder[:200]!r}")
     return pointer

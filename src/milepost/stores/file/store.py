@@ -92,7 +92,7 @@ class FileStore(Runs):
             Logs(self.place),
             Leases(self.clock, f"{own}/time"),
             Due(f"{own}/due", self.place),
-            Catalogue(self.place),
+            Catalogue(self.place, f"{own}/time"),
         )
         self._idle = threading.Condition()
         self._at_work = 0

@@ -41,6 +41,8 @@ class FileTransaction(Transaction):
         self._unreadable: builtins.list[str] = []
         """Runs to delete that can't be read."""
         self._histories: dict[str, History] = {}
+        self._positions: dict[str, int] = {}
+        """By run, its place in the order of creation."""
         self._held: dict[str, int] = {}
         """By run, open files whose locks are held."""
 
@@ -164,15 +166,17 @@ class FileTransaction(Transaction):
         updated_before: float | None,
         updated_after: float | None,
         limit: int,
-        after: str | None,
+        after: str | int | None,
     ) -> builtins.list[Row]:
         listed = self._medium.catalogue.runs()
+        if isinstance(after, str):
+            after = next((run.position for run in listed if run.run_id == after), 0)
         if after is not None:
-            above = next((number for number, run in enumerate(listed) if run.run_id == after), len(listed))
-            listed = listed[above + 1 :]
+            listed = [run for run in listed if run.position < after]
         rows: builtins.list[Row] = []
         for run in listed:
             row = self._row_to_show(run)
+            self._positions[run.run_id] = run.position
             if (
                 row is not None
                 and (flow is None or row.flow == flow)
@@ -211,8 +215,13 @@ class FileTransaction(Transaction):
             tags=known.tags,
         )
 
+    def position(self, run_id: str) -> int | None:
+        if run_id not in self._positions:
+            self._positions |= {run.run_id: run.position for run in self._medium.catalogue.runs()}
+        return self._positions.get(run_id)
+
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
-        due, found = self._medium.due, dict[str, tuple[float, str, Row]]()
+        due, found = self._medium.due, dict[str, tuple[str, Row]]()
         for marker in due.markers(flow):
             with suppress(DamagedRow):  # the others go on; whoever asks for this one is told
                 run_id = due.run_id(marker)
@@ -223,8 +232,8 @@ class FileTransaction(Transaction):
                 if head is not None and head.due != marker.number <= head.commit:
                     due.remove(marker)
                 elif row.flow == flow:
-                    found[row.run_id] = (row.created_at, marker.folder, row)
-        return [row for _, _, row in sorted(found.values(), key=lambda item: item[:2])]
+                    found[row.run_id] = (marker.folder, row)
+        return [row for _, row in sorted(found.values(), key=lambda item: item[0])]
 
     def tally(self) -> builtins.list[Tally]:
         tallies: dict[str, Tally] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -179,8 +178,8 @@ class _NewRun:
         self.change = change
         self._medium = medium
         place = medium.logs.place(change.run_id)
-        # Names of folders sort by the time of their making, which tells apart runs that began at the same moment.
-        self._log = Log(change.run_id, place, f"{place}/{time.time_ns():016x}-{secrets.token_hex(4)}")
+        name = f"{medium.catalogue.next_number():016x}-{secrets.token_hex(4)}"
+        self._log = Log(change.run_id, place, f"{place}/{name}")
         self._filled = medium.files.new_name()
         """What becomes the log's folder, where it is swept away if this process ends before."""
         self._made = ""

@@ -14,8 +14,7 @@ __all__ = ["page_of"]
 
 # Run by run as they are asked for: OFFSET keeps the planner from joining all of them, for it cannot know how many match.
 _TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = found.run OFFSET 0) AS runs"
-_LAST = "9223372036854775807"
-_BELOW = "coalesce((SELECT id - 1 FROM {runs} WHERE run_id = %s), 0)"
+_LAST = (1 << 63) - 1
 
 
 def page_of(
@@ -26,9 +25,9 @@ def page_of(
     updated_after: float | None,
     *,
     limit: int,
-    after: str | None,
+    below: int | None,
 ) -> tuple[str, list[Any]]:
-    """The newest `limit` runs that match all that is given, from the one below `after` on, and the values bound in that."""
+    """The newest `limit` runs that match all that is given, those whose `id` is below, and the values bound in that."""
     named = {name: value for name, value in (("flow", flow), ("status", status)) if value is not None}
     terms: list[str] = []
     values: list[Any] = []
@@ -43,9 +42,9 @@ def page_of(
         table, order = "{runs} AS runs", [*named, "id"]
         given = [*named.values()]
     begin = ", ".join([*["%s"] * len(given), "0"])
-    end = ", ".join([*["%s"] * len(given), _LAST if after is None else _BELOW])
+    end = ", ".join([*["%s"] * len(given), "%s"])
     terms.append(f"({', '.join(order)}) BETWEEN ({begin}) AND ({end})")
-    values += [*given, *given, *([] if after is None else [after])]
+    values += [*given, *given, _LAST if below is None else below - 1]
     for tag in tags.items():
         terms.append("runs.tags ->> %s = %s")
         values += tag

@@ -175,12 +175,13 @@ class PostgresTransaction(Transaction):
         updated_before: float | None,
         updated_after: float | None,
         limit: int,
-        after: str | None,
+        after: str | int | None,
     ) -> builtins.list[Row]:
         wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
         # A part for each status, for each is read by index alone. Without a limit of their own the server would sort them all.
+        below = self.number(after) if isinstance(after, str) else after
         parts = [
-            page_of(flow, status, tags, updated_before, updated_after, limit=limit, after=after) for status in wanted
+            page_of(flow, status, tags, updated_before, updated_after, limit=limit, below=below) for status in wanted
         ]
         values = [value for _, bound in parts for value in bound]
         if not parts or any(isinstance(value, str) and "\0" in value for value in values):
@@ -191,6 +192,10 @@ class PostgresTransaction(Transaction):
             ) AS runs {NEWEST} ORDER BY id DESC
         """  # noqa: S608
         return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+
+    def position(self, run_id: str) -> int | None:
+        number = self.number(run_id)
+        return None if number < 0 else number
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int

@@ -167,7 +167,7 @@ class SQLTransaction(Transaction):
         updated_before: float | None,
         updated_after: float | None,
         limit: int,
-        after: str | None,
+        after: str | int | None,
     ) -> builtins.list[Row]:
         table, number = "runs", "id"
         terms: builtins.list[str] = []
@@ -181,7 +181,7 @@ class SQLTransaction(Transaction):
                 terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)")
             values += pair
         for term, value in (
-            (f"{number} < (SELECT id FROM runs WHERE run_id = ?)", after),  # noqa: S608
+            (f"{number} < ?", self.number(after) if isinstance(after, str) else after),
             ("flow = ?", flow),
             # `+` keeps a term from an index that would need sorting: a page is read in the order of `id`.
             ("+updated_at < ?", updated_before),
@@ -203,6 +203,10 @@ class SQLTransaction(Transaction):
         )
         bound = [value for status in wanted for value in (values if status is None else [*values, status])]
         return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
+
+    def position(self, run_id: str) -> int | None:
+        number = self.number(run_id)
+        return None if number < 0 else number
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int
