@@ -493,7 +493,62 @@ def test_what_processes_that_are_gone_left_is_swept_away_and_what_others_write_i
             os.utime(path, (at, at))
     FileStore(root).close()
     left = {path.name.replace("%3A", ":") for path in temporary.iterdir()}
-    assert {names[key][0] for key in ("mine", "elsewhere, new", "foreign, new")} == left
+    assert {names[key][0] for key in ("mine", "elsewhere, new", "foreign, old", "foreign, new")} == left
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_opening_a_store_takes_nothing_away_that_is_not_its_own(root: Path, is_link: bool) -> None:
+    FileStore(root).close()
+    temporary = root / ".milepost" / "temporary"
+    precious = root.parent / "precious" if is_link else temporary
+    (precious / "photos~1~2").mkdir(parents=True)
+    files = {precious / "thesis.txt", precious / "photos~1~2", precious / "photos~1~2" / "a.jpg"}
+    if is_link:
+        files.add(precious / "a%3Ab%3A1%3A2~k~0")  # as another store of ours would call it
+    for path in files:
+        if not path.is_dir():
+            path.touch()
+        os.utime(path, (1, 1))
+    if is_link:
+        temporary.rmdir()
+        temporary.symlink_to(precious)
+    FileStore(root).close()
+    assert files == set(precious.rglob("*"))
+
+
+@pytest.mark.parametrize("beyond", [2, 10, 96])
+def test_commits_beyond_the_end_are_found(store: FileStore, root: Path, beyond: int) -> None:
+    work(store, begin(store, "r"), *"ab")
+    last = commits_of(root)[-1]
+    stray = last.with_name(f"{int(last.name) + beyond:012d}")
+    shutil.copy(last, stray)
+    for looking in (store, FileStore(root)):
+        assert any(stray.name in problem for problem in looking.verify("r").problems)
+    stray.unlink()
+    assert store.verify("r").ok
+
+
+def test_a_signal_with_an_id_costs_the_same_after_many(
+    store: FileStore, other: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(store, "r")
+    opened = list[str]()
+    really_open = os.open
+
+    def counting(path: Any, *args: Any, **options: Any) -> int:
+        opened.append(str(path))
+        return really_open(path, *args, **options)
+
+    for number in range(60):
+        if number == 50:
+            monkeypatch.setattr(os, "open", counting)
+        assert "kept" == store.put_signal("r", "go", b"1", signal_id=f"s{number}")
+    assert 120 > len(opened)
+    monkeypatch.undo()
+    assert "kept" == other.put_signal("r", "go", b"1", signal_id="of another")
+    for known in ("s0", "s59", "of another"):
+        assert "duplicate" == store.put_signal("r", "go", b"1", signal_id=known)
+    assert 61 == len(store.signals("r"))
 
 
 def test_files_of_others_beside_runs_are_left_alone(store: FileStore, root: Path) -> None:

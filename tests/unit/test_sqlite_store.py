@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,18 @@ def test_a_damaged_record_is_found_by_verify_and_hides_no_other(store: SQLiteSto
     assert ["a", "b", "c"] == [info.node_id for info in store.list("r")]
     assert 2 == len(store.verify("r").problems)
     assert b'"n":1' in store.load("r", "c")
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM signals WHERE number = 1", "UPDATE runs SET signals = 3"])
+def test_signals_that_vanished_are_found_by_verify(store: SQLiteStore, path: Path, change: str) -> None:
+    begin(store, "r")
+    for _ in range(2):
+        store.put_signal("r", "go", None)
+    assert store.verify("r").ok
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    (problem,) = store.verify("r").problems
+    assert "signals" in problem
 
 
 def test_records_that_vanished_are_found_by_verify(store: SQLiteStore, path: Path) -> None:

@@ -35,6 +35,7 @@ class _Run(msgspec.Struct):
     by_node: dict[str, list[Record]] = {}
     notes: dict[int, Note] = {}
     signals: list[Signal] = []
+    signal_ids: set[str | None] = set()
 
 
 class MemoryStore(Runs):
@@ -274,12 +275,13 @@ class _Memory(Transaction):
         return [] if run is None else [s for s in run.signals if s.number > after]
 
     def has_signal(self, run_id: str, signal_id: str) -> bool:
-        return any(s.signal_id == signal_id for s in self._runs[run_id].signals)
+        return signal_id in self._runs[run_id].signal_ids
 
     def add_signal(self, run_id: str, signal: Signal) -> None:
-        signals = self._runs[run_id].signals
-        self._undo.append(signals.pop)
-        signals.append(signal)
+        run = self._runs[run_id]
+        self._undo += [run.signals.pop, lambda: run.signal_ids.discard(signal.signal_id)]
+        run.signals.append(signal)
+        run.signal_ids.add(signal.signal_id)
 
 
 def _sequence(record: Record) -> int:

@@ -147,6 +147,9 @@ class Guarded(Transaction):
     def last_visit(self, run_id: str, node_id: str) -> int:
         return self._tx.last_visit(run_id, node_id)
 
+    def strays(self, run_id: str) -> builtins.list[str]:
+        return self._tx.strays(run_id)
+
     def entries(self, run_id: str) -> builtins.list[Entry]:
         return self._tx.entries(run_id)
 

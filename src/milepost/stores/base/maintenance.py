@@ -97,7 +97,11 @@ class Keeping(Pruning):
                     f"record {record.sequence} at node {record.node_id!r} was saved from outside and was changed after that"
                 )
         try:
-            self.signals(run_id)
+            with self._reading("verify") as tx:
+                problems += tx.strays(run_id)
+                counted, there = self._row(tx, run_id).signals, len(tx.signals(run_id))
+            if there != counted:
+                problems.append(f"the run was sent {counted} signals, and there are {there}")
         except (DamagedRow, DeserializeStateError) as exc:
             problems.append(str(exc))
         # What was pruned while the records were read is counted in the row as it is now.

@@ -279,6 +279,10 @@ class Transaction(abc.ABC):
     def last_visit(self, run_id: str, node_id: str) -> int:
         """The highest visit that the node's newest records tell of, 0 for none."""
 
+    def strays(self, run_id: str) -> builtins.list[str]:
+        """One sentence for each thing in the run's place that ought to be in its journal and is not."""
+        return []
+
     @abc.abstractmethod
     def entries(self, run_id: str) -> builtins.list[Entry]:
         """All checkpoints without their payloads, in order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import shutil
 import sys
 import time
@@ -26,6 +27,9 @@ __all__ = ["Files", "exists", "lock", "make_folder", "open_to_read", "sync_folde
 
 _STALE = 3600.0
 """Seconds after which the file of a process of which nothing is known counts as left behind."""
+
+_OURS = re.compile(r".+%3A.*%3A.*~\w+~\w+")
+"""The name of a file or folder in the making: its process, that one's key, a number."""
 
 _numbers = itertools.count()
 
@@ -107,13 +111,19 @@ class Files:
                 continue
 
     def sweep(self) -> None:
-        """Take away what processes left behind that are gone, or of which nothing is known and that wrote long ago."""
+        """Take away what processes left behind that are gone, or of which nothing is known and that wrote long ago.
+
+        What is not called as `new_name` calls it is somebody else's, and so is all that a link leads to.
+        """
+        if os.path.islink(self.temporary):
+            return
         with os.scandir(self.temporary) as entries:
-            left = [*entries]
+            left = [entry for entry in entries if _OURS.fullmatch(entry.name)]
         for entry in left:
             name = unquote(entry.name.rsplit("~", 2)[0])
             with suppress(OSError):
-                if is_gone(name) or (not _is_known_here(name) and time.time() - entry.stat().st_mtime > _STALE):
+                written = entry.stat(follow_symlinks=False).st_mtime
+                if is_gone(name) or (not _is_known_here(name) and time.time() - written > _STALE):
                     self.discard(entry.path)
 
 

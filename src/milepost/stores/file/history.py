@@ -7,7 +7,7 @@ that no check lets pass, so that nobody takes what is older for the newest.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from milepost.model.record import CHECKPOINT, Record
@@ -113,19 +113,36 @@ class History:
     def signals(self, after: int) -> list[Signal]:
         """Signals numbered above `after`, in order."""
         found: list[Signal] = []
-        number: int | None = self._base_number
-        while number is not None and number >= 0:
-            try:
-                commit = self._load(number, "whole")
-            except Damaged:
-                number -= 1
-                continue
+        for commit in self._with_signals("whole"):
             for signal in reversed([*commit.signals()]):
                 if signal.number <= after:
                     return found[::-1]
                 found.append(signal)
-            number = _below(commit.header.signalled, number)
         return found[::-1]
+
+    def signal_ids(self) -> Collection[str]:
+        """The ids of all signals. The log remembers them, so that only those that are new are read."""
+        known, after = self._log.signal_ids, self._log.newest_signal
+        for commit in self._with_signals("line"):
+            for placed in reversed(commit.header.signals):
+                if placed.number <= after:
+                    return known
+                self._log.newest_signal = max(placed.number, self._log.newest_signal)
+                if placed.signal_id is not None:
+                    known.add(placed.signal_id)
+        return known
+
+    def _with_signals(self, depth: Depth) -> Iterator[Commit]:
+        """The newest commit, then those with signals, from the newest back."""
+        number: int | None = self._base_number
+        while number is not None and number >= 0:
+            try:
+                commit = self._load(number, depth)
+            except Damaged:
+                number -= 1
+                continue
+            yield commit
+            number = _below(commit.header.signalled, number)
 
     # -- commits -----------------------------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class Log:
         """The highest number that is known to be taken."""
         self._header: Header | None = None
         """Of the newest commit that was read."""
+        self.signal_ids: set[str] = set()
+        """Of the signals up to `newest_signal`."""
+        self.newest_signal = 0
         self.index = Index(folder, self.load)
         self._row: tuple[RowText, Row] | None = None
 

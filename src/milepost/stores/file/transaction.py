@@ -367,6 +367,19 @@ class FileTransaction(Transaction):
                     break
         return visit
 
+    def strays(self, run_id: str) -> builtins.list[str]:
+        log = self._run(run_id).log
+        if log is None:
+            return []
+        with self._standing(run_id):
+            numbers = sorted(int(name) for name in os.listdir(log.folder) if len(name) == 12 and name.isdecimal())
+        end = log.newest()  # asked for afterwards: others may have written meanwhile
+        return [
+            f"{log.path(number)} stands beyond the end of the journal, commit {end}"
+            for number in numbers
+            if number > end
+        ]
+
     def entries(self, run_id: str) -> builtins.list[Entry]:
         with self._standing(run_id):
             return [found.entry() for found in self._search(run_id, CHECKPOINTS)] + [
@@ -429,7 +442,10 @@ class FileTransaction(Transaction):
             return kept + [signal for signal in self._run(run_id).signals if signal.number > after]
 
     def has_signal(self, run_id: str, signal_id: str) -> bool:
-        return any(signal.signal_id == signal_id for signal in self.signals(run_id))
+        with self._standing(run_id):
+            history = self._history(run_id)
+            is_kept = history is not None and signal_id in history.signal_ids()
+        return is_kept or any(signal.signal_id == signal_id for signal in self._run(run_id).signals)
 
     def add_signal(self, run_id: str, signal: Signal) -> None:
         self._run(run_id).signals.append(signal)

@@ -24,7 +24,7 @@ from milepost.stores.file.commit import VERSION, Damaged, Header, Lines, encode,
 from milepost.stores.file.due import Due, may_be_due
 from milepost.stores.file.fs import Files, make_folder, sync_folder, take_away
 from milepost.stores.file.leases import Leases
-from milepost.stores.file.log import JOURNAL, Log, Logs, Pointer, Tail
+from milepost.stores.file.log import FOLDER, JOURNAL, Log, Logs, Pointer, Tail
 
 __all__ = ["Change", "Medium", "Removal", "bury", "joined", "raze", "write"]
 
@@ -341,12 +341,20 @@ def bury(medium: Medium, log: Log) -> None:
 
 
 def raze(medium: Medium, run_id: str) -> None:
-    """Take away the folder of a run that can't be read, with whatever is in it."""
+    """Take away what is there of a run that can't be read; what is not ours in its folder stays."""
     log = medium.logs.known(run_id)
     if log is not None:
         medium.logs.forget(log)
-    taken = medium.files.new_name()
-    with suppress(FileNotFoundError):
-        os.rename(medium.logs.place(run_id), taken)
+    place = medium.logs.place(run_id)
+    if os.path.islink(place):  # what it leads to is somebody else's
+        os.unlink(place)
+    else:
+        for name in (JOURNAL, *filter(FOLDER.fullmatch, os.listdir(place))):
+            taken = medium.files.new_name()
+            with suppress(FileNotFoundError):
+                os.rename(f"{place}/{name}", taken)
+            medium.files.discard(taken)
+        sync_folder(place)
+        with suppress(OSError):
+            os.rmdir(place)
     sync_folder(medium.root)
-    medium.files.discard(taken)
