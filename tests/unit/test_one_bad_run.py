@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from milepost.store import Release, Store
 from milepost.stores.base.transaction import Transaction
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
+from milepost.testing import FakeClock
 from milepost.testing.journals import begin, work
 
 TEXT = '{"truncated'
@@ -28,7 +31,7 @@ TEXT = '{"truncated'
 
 def change(column: str, value: Any) -> Callable[[Any, Callable[..., Any]], None]:
     """Damage a column of the row of `bad`."""
-    return lambda place, query: query(f"UPDATE {place} SET {column} = ? WHERE run_id = 'bad'", value)
+    return lambda table, query: query(f"UPDATE {table} SET {column} = ? WHERE run_id = ?", value)
 
 
 def commit_of(root: Path) -> Path:
@@ -109,18 +112,19 @@ class Place:
             return PostgresStore(self._dsn)
         return FileStore(self._path / "runs") if self.kind == "file" else SQLiteStore(self._path / "runs.db")
 
-    def damage(self) -> None:
+    def damage(self, run_id: str = "bad") -> None:
         if self.kind == "file":
             self._damage(self._path / "runs", None)
         else:
-            self._damage("milepost.runs" if self.kind == "postgres" else "runs", self._query)
+            query = functools.partial(self._query, run_id)
+            self._damage("milepost.runs" if self.kind == "postgres" else "runs", query)
 
-    def _query(self, text: str, value: Any) -> None:
+    def _query(self, run_id: str, text: str, value: Any) -> None:
         if self.kind == "postgres":
-            self._database.query(text.replace("?", "%s"), value)
+            self._database.query(text.replace("?", "%s"), value, run_id)
             return
         with closing(sqlite3.connect(self._path / "runs.db")) as connection, connection:
-            connection.execute(text, (value,))
+            connection.execute(text, (value, run_id))
 
 
 @pytest.fixture
@@ -240,6 +244,52 @@ async def test_runs_that_are_written_together_with_one_that_cannot_be_read_go_on
         assert [{"n": 1}] * 6 == ended[1:]
         assert {"finished"} == {info.status for info in store.list_runs() if info.run_id != "bad"}
         assert 6 == len(store.list_runs(status="finished"))
+
+
+@pytest.mark.parametrize("place", [CASES[9].values], ids=["sqlite"], indirect=True)
+async def test_a_run_that_cannot_be_read_keeps_no_other_from_being_cancelled(place: Place) -> None:
+    asked: list[str] = []
+    runs = ["bad", "good 1", "good 2"]
+    at_work: set[str] = set()
+    is_asked = asyncio.Event()
+
+    async def meet(ctx: Context, state: dict[str, int]) -> dict[str, int]:
+        at_work.add(ctx.run_id)
+        if len(at_work) == len(runs):
+            place.damage()
+            asked.extend(await engine.acancel_all("enough"))
+            is_asked.set()
+        await is_asked.wait()
+        return state
+
+    graph = Graph(dict).add_node("a", meet).add_edge("a", END).set_entry("a").compile("g")
+    with Engine(place.open(), flows=[graph]) as engine:
+        await asyncio.gather(*(engine.arun(graph, {}, run_id=run_id) for run_id in runs), return_exceptions=True)
+        assert runs[1:] == asked
+        assert set(runs[1:]) == {info.run_id for info in engine.list_runs(status="cancelled")}
+
+
+@pytest.mark.parametrize("place", [CASES[9].values], ids=["sqlite"], indirect=True)
+def test_a_schedule_whose_run_cannot_be_read_keeps_no_other_run_waiting(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    clock.set(datetime(2026, 3, 1, 5, 59, 30, tzinfo=UTC))
+
+    def pass_a_minute(state: dict[str, int]) -> dict[str, int]:
+        clock.advance(60)
+        return state
+
+    graph = Graph(dict).add_node("a", pass_a_minute).add_edge("a", END).set_entry("a").compile("g")
+    with Engine(place.open(), flows=[graph], clock=clock) as engine:
+        for run_id in ("first", "second", "bad@2026-03-01T06:00:00Z"):
+            engine.start(graph, {}, run_id=run_id)
+        place.damage("bad@2026-03-01T06:00:00Z")
+        worker = engine.worker(concurrency=1).every("bad", graph.bind({}), "0 6 * * *")
+        worker.run(until_idle=True)
+        statuses = [info.status for info in engine.list_runs()]
+    assert ["blocked", "finished", "finished"] == statuses
+    assert 1 == len([record for record in caplog.records if "schedule 'bad'" in record.getMessage()])
 
 
 def test_a_worker_goes_on_with_the_others_beside_a_damaged_row(tmp_path: Path) -> None:

@@ -259,6 +259,14 @@ def test_a_file_of_the_first_form_becomes_runs_once(path: Path) -> None:
     assert [(3,)] == shell(path, "SELECT count(*) FROM checkpoints_v0")
 
 
+def test_a_row_of_the_first_form_that_is_no_text_stays_there_and_stops_no_other(path: Path) -> None:
+    make_first_form(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO checkpoints VALUES (CAST(x'ff' AS TEXT), 'a', 1, CAST(x'ff' AS TEXT), x'00')")
+    with SQLiteStore(path) as store:
+        assert {"r", "s"} == {info.run_id for info in store.list_runs()}
+
+
 def test_the_first_form_of_a_failed_set_up_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_first_form(path)
 

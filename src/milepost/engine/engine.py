@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
@@ -15,7 +16,7 @@ from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver
 from milepost.drivers.wakeups import wake
 from milepost.engine.authorize import Authorize, Gate
-from milepost.errors import OptionError, RunNotFoundError
+from milepost.errors import OptionError, RunNotFoundError, StoreError
 from milepost.executor.checks import Wish
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
@@ -515,16 +516,20 @@ class Engine:
 
     def cancel_all(self, reason: str = "") -> list[str]:
         """Ask every run that this engine executes now to end; their ids."""
-        asked = sorted(self._active)
-        for run_id in asked:
-            self.cancel(run_id, reason)
+        asked = []
+        for run_id in sorted(self._active):
+            with _others_go_on(run_id):
+                self.cancel(run_id, reason)
+                asked.append(run_id)
         return asked
 
     async def acancel_all(self, reason: str = "") -> list[str]:
         """`cancel_all`, awaited."""
-        asked = sorted(self._active)
-        for run_id in asked:
-            await self.acancel(run_id, reason)
+        asked = []
+        for run_id in sorted(self._active):
+            with _others_go_on(run_id):
+                await self.acancel(run_id, reason)
+                asked.append(run_id)
         return asked
 
     # -- looking and deleting --------------------------------------------------------------------------
@@ -770,6 +775,17 @@ def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
             raise OptionError(f"two flows are called {name!r}: compile one under another name", option="flows")
         named[name] = flow
     return named
+
+
+@contextmanager
+def _others_go_on(run_id: str) -> Iterator[None]:
+    """Let a run that can't be read, or is gone by now, keep no other one from its turn."""
+    try:
+        yield
+    except (RunNotFoundError, StoreError) as exc:
+        if isinstance(exc, StoreError) and not exc.is_of_one_run:
+            raise
+        logging.getLogger("milepost").warning("run %r is passed over: %s", run_id, exc, extra={"run_id": run_id})
 
 
 def _answer(result: Any, full: bool) -> Any:

@@ -343,10 +343,15 @@ class Worker:
         """Let the next suspect come once the one that runs has made progress or has ended."""
         if self._suspect is not None and self._put_off:
             routine: Routine[RunRow] = ask(self.engine.store, "get_run", self._suspect)
-            with suppress(RunNotFoundError):
+            try:
                 row = await AsyncDriver(self._clock).run(routine)
                 if not row.info.crash_count:
                     self._suspect = None
+            except RunNotFoundError:
+                pass
+            except StoreError as exc:
+                if not exc.is_of_one_run:
+                    raise
         if self._suspect is None and self._put_off:
             del self._put_off[next(iter(self._put_off))]
 
@@ -452,9 +457,11 @@ class Worker:
             while schedule.due_at <= self._now():
                 try:
                     await self.engine.astart(schedule.flow, run_id=schedule.run_id, if_exists="return")
-                except (StoreError, StoreClosedError):
+                except StoreClosedError:
                     raise
                 except MilepostError as exc:
+                    if isinstance(exc, StoreError) and not exc.is_of_one_run:
+                        raise
                     # Others may have started it with another input. What this worker runs besides must not wait for that.
                     logger.warning("schedule %r did not start run %r: %s", schedule.name, schedule.run_id, exc)
                 schedule.advance()

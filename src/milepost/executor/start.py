@@ -133,6 +133,7 @@ def _create(
             run_id=run.run_id,
             store=store.place,
             op="create",
+            is_of_one_run=exc.is_of_one_run,
             state=state,
         ) from exc
     return token

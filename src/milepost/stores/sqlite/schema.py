@@ -240,11 +240,17 @@ def first_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any, 
     A table of SQLite takes a value of any type in any column; data that are no bytes come as their text.
     """
     query = "SELECT run_id, node_id, timestamp, CAST(data AS BLOB) FROM checkpoints_v0 ORDER BY run_id, sequence, {}"
+    # Text that is no UTF-8 hides no other row: no id can be what it comes as.
+    connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     try:
-        rows = connection.execute(query.format("rowid"))
-    except sqlite3.OperationalError:  # a table WITHOUT ROWID
-        rows = connection.execute(query.format("node_id"))
-    for run_id, node_id, timestamp, data in rows.fetchall():
+        try:
+            rows = connection.execute(query.format("rowid"))
+        except sqlite3.OperationalError:  # a table WITHOUT ROWID
+            rows = connection.execute(query.format("node_id"))
+        found = rows.fetchall()
+    finally:
+        connection.text_factory = str
+    for run_id, node_id, timestamp, data in found:
         yield run_id, node_id, timestamp, data or b""
 
 
