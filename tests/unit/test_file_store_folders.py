@@ -516,6 +516,44 @@ def test_opening_a_store_takes_nothing_away_that_is_not_its_own(root: Path, is_l
     assert files == set(precious.rglob("*"))
 
 
+def test_a_poll_takes_no_file_away_that_is_not_its_own(store: FileStore, root: Path) -> None:
+    begin(store, "r", status="ready")
+    foreign = root / ".milepost" / "due" / "orders" / "backup.tar.1"
+    foreign.touch()
+    os.utime(foreign, (1, 1))
+    assert 1 == len(store.claim_due(["orders"], 5))
+    assert foreign.exists()
+
+
+def test_a_flow_whose_markers_cannot_be_read_keeps_no_other_waiting(
+    store: FileStore, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for flow in ("orders", "other"):
+        begin(store, f"of {flow}", flow=flow, status="ready")
+    folder = root / ".milepost" / "due" / "orders"
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+    assert ["of other"] == [token.run_id for _ in range(2) for token, _ in store.claim_due(["orders", "other"], 5)]
+    assert 1 == len([record for record in caplog.records if "'orders'" in record.getMessage()])
+
+
+def test_what_is_no_run_is_not_listed_and_a_copy_of_one_is_named(store: FileStore, root: Path) -> None:
+    for run_id in ("r", "s"):
+        begin(store, run_id)
+    (root / "A link to itself").symlink_to(root / "A link to itself")
+    (root / "Other program").mkdir()
+    (root / "Other program" / "journal").write_text("dear diary")
+    shutil.copytree(root / "r", root / "copy")
+    assert ["s", "r", "copy"] == [info.run_id for info in store.list_runs()]
+    assert ["s", "r", "copy"] == [
+        info.run_id for after in (None, "s", "r", "copy") for info in store.list_runs(limit=1, after=after)
+    ]
+    assert "it is of run 'r'" in store.list_runs()[2].reason
+    store.delete_run("copy", force=True)
+    assert ["s", "r"] == [info.run_id for info in store.list_runs()]
+    assert "dear diary" == (root / "Other program" / "journal").read_text()
+
+
 @pytest.mark.parametrize("beyond", [2, 10, 96])
 def test_commits_beyond_the_end_are_found(store: FileStore, root: Path, beyond: int) -> None:
     work(store, begin(store, "r"), *"ab")

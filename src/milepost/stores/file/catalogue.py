@@ -18,11 +18,13 @@ from urllib.parse import unquote
 
 from milepost.stores.base.transaction import DamagedRow
 from milepost.stores.file.fs import lock
-from milepost.stores.file.log import FOLDER, JOURNAL, damaged_pointer, read_pointer
+from milepost.stores.file.log import JOURNAL, damaged_pointer, read_pointer
 from milepost.stores.file.paths import place_of
 
 __all__ = ["Catalogue", "Listed"]
 
+_CUT = re.compile(r"[^~]{100}~[0-9a-f]{16}")
+"""The name of a folder of a run whose id is too long for one."""
 _NUMBER = re.compile(rb"[0-9a-f]{16}")
 _SUFFIX_BITS = 32
 """Of a position, those that tell apart runs with the same number."""
@@ -90,7 +92,8 @@ class Catalogue:
             except FileNotFoundError:
                 continue
             except OSError as exc:  # a link to itself, say, where a run's folder was
-                listed.append(_damaged(entry, f"{entry.path} can't be read ({exc.strerror})"))
+                damaged = _damaged(entry, f"{entry.path} can't be read ({exc.strerror})")
+                listed += [] if damaged is None else [damaged]
                 continue
             if not stat.S_ISDIR(status.st_mode):
                 continue
@@ -115,14 +118,15 @@ class Catalogue:
         return None if pointer is None else Listed(_position(pointer.folder), pointer.run_id, pointer.created_at)
 
 
-def _damaged(entry: os.DirEntry[str], why: str) -> Listed:
-    try:
-        position = max(map(_position, filter(FOLDER.fullmatch, os.listdir(entry.path))), default=0)
-    except OSError:
-        position = 0
-    # Below all others, and not where another one is.
-    position = position or int.from_bytes(hashlib.sha256(os.fsencode(entry.name)).digest()[:4], "big")
-    return Listed(position, unquote(entry.name.partition("~")[0]), 0.0, why)
+def _damaged(entry: os.DirEntry[str], why: str) -> Listed | None:
+    """What is left of a run; None for what is called as no run's folder is."""
+    run_id = unquote(entry.name.partition("~")[0])
+    with suppress(UnicodeEncodeError):
+        if _CUT.fullmatch(entry.name) or (run_id and place_of(run_id) == entry.name):
+            # Below all others, and not where another one is.
+            position = int.from_bytes(hashlib.sha256(entry.name.encode()).digest()[:4], "big")
+            return Listed(position, run_id, 0.0, why)
+    return None
 
 
 def _position(folder: str) -> int:

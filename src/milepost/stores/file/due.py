@@ -7,7 +7,9 @@ since. So one too many costs a look, and one too few there never is.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,11 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from milepost.stores.base.fence import Row
+from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import make_folder, sync_folder
 from milepost.stores.file.log import read_pointer
 from milepost.stores.file.paths import below, place_of
 
 __all__ = ["Due", "Marker", "may_be_due"]
+
+_logger = logging.getLogger("milepost")
+
+_NAME = re.compile(r"(.+)\.([0-9a-f]+-[0-9a-f]+)\.([0-9]{12,})")
 
 _STALE = 3600.0
 """Seconds after which the marker of a run that isn't there can't be one that is being made."""
@@ -54,6 +61,8 @@ class Due:
         self._root = Path(root)
         """Where the runs are."""
         self._run_ids: dict[tuple[str, str], str] = {}
+        self._unreadable: set[str] = set()
+        """The flows whose folders could not be read, of which that was told."""
 
     def add(self, flow: str, folder: str, number: int) -> None:
         """Put a marker, durable on return. `folder` is that of the run's log."""
@@ -84,11 +93,17 @@ class Due:
                 entries = [*found]
         except (FileNotFoundError, UnicodeEncodeError):  # the latter: no run has a flow of such a name
             return
+        except OSError as exc:
+            if exc.errno not in ONE_FILE:
+                raise
+            if flow not in self._unreadable:
+                self._unreadable.add(flow)
+                _logger.warning("no worker takes runs of flow %r, and others go on: %s", flow, exc)
+            return
         for entry in entries:
-            place, _, rest = entry.name.rpartition(".")[0].rpartition(".")
-            number = entry.name.rpartition(".")[2]
-            if place and number.isdecimal():
-                yield Marker(entry.path, place, rest, int(number))
+            named = _NAME.fullmatch(entry.name)
+            if named is not None:  # other names are none of ours
+                yield Marker(entry.path, named[1], named[2], int(named[3]))
 
     def run_id(self, marker: Marker) -> str | None:
         """The run that a marker is of, if that is there. Raises StoreError if its `journal` is damaged."""
