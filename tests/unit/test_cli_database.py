@@ -124,9 +124,10 @@ def test_doctor_tries_the_folder_of_a_file_store(shop: Shop) -> None:
     assert "chmod 700" in findings(shop, "file:runs")["folder mode"]["note"]
 
 
-def test_doctor_finds_that_the_parent_of_a_file_store_is_missing(shop: Shop) -> None:
-    assert "problem" == findings(shop, "file:no/such/runs")["writable"]["verdict"]
-    assert 1 == shop.call("doctor", "--store", "file:no/such/runs").code
+@pytest.mark.parametrize("url", ["file:no/such/runs", "sqlite:///no/such/runs.db"])
+def test_doctor_finds_no_fault_with_a_store_whose_folders_the_first_run_makes(shop: Shop, url: str) -> None:
+    assert "ok" == findings(shop, url)["writable"]["verdict"]
+    assert not (shop.folder / "no").exists()
 
 
 def test_doctor_finds_a_file_store_of_a_newer_release(shop: Shop) -> None:

@@ -175,7 +175,7 @@ def test_runs_lists_each_default_store_that_is_there(shop: Shop) -> None:
 
 def test_a_folder_of_something_else_gets_no_files_by_being_looked_at(shop: Shop) -> None:
     (shop.folder / "other").mkdir()
-    for url in ("file:other", "file:nowhere"):
+    for url in ("file:other", "file:nowhere", "file:no/such", "sqlite:///no/such/runs.db"):
         assert 3 == shop.call("runs", "--store", url).code
         assert 3 == shop.call("show", "a", "--store", url).code
     assert ["other", "shop.py"] == sorted(path.name for path in shop.folder.rglob("*"))

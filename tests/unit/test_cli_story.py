@@ -61,10 +61,11 @@ def test_a_story_that_is_not_good_says_so(story: Story, verdict: str, capsys: py
 
 
 def test_a_demo_that_cannot_begin_says_why_in_one_line(shop: Shop) -> None:
-    answer = shop.call("demo", "--store", "sqlite:///no/folder/demo.db")
+    Path("file").write_text("")
+    answer = shop.call("demo", "--store", "sqlite:///file/demo.db")
     assert 1 == answer.code
     assert 1 == answer.err.count("\n")
-    assert "make its folder first" in answer.err
+    assert "look at its folder" in answer.err
 
 
 def test_a_demo_that_differs_has_exit_code_1(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

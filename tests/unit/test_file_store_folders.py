@@ -108,8 +108,9 @@ def test_only_the_owner_may_read_files_and_folders_whatever_the_umask(tmp_path: 
     assert {(True, 0o700), (False, 0o600)} == {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in paths}
 
 
-def test_the_folder_is_made_and_its_parents_are_not(tmp_path: Path) -> None:
+def test_a_place_below_a_file_is_refused_and_leaves_no_handle_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
+    (tmp_path / "no").touch()
     for _ in range(3):
         FileStore(tmp_path / "runs").close()
         with pytest.raises(StoreError, match=str(tmp_path / "no" / "runs")) as caught:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from milepost.engine.engine import Engine
 from milepost.errors import OptionError, StoreError
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
@@ -38,6 +41,22 @@ def test_a_file_url_names_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with open_store(url) as store:
             assert isinstance(store, FileStore)
             assert str(tmp_path / "a b") == store.place
+
+
+@pytest.mark.parametrize("url", ["sqlite:///.milepost/deep/runs.db", "file:.milepost/deep/runs"])
+def test_missing_folders_are_made_for_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(0)
+    try:
+        with Engine(url) as engine:
+            assert [] == engine.list_runs()
+    finally:
+        os.umask(before)
+    made = [tmp_path / ".milepost", tmp_path / ".milepost" / "deep"]
+    assert [0o700, 0o700] == [stat.S_IMODE(folder.stat().st_mode) for folder in made]
+    open_store(url).close()
 
 
 def test_memory_is_a_new_store_each_time() -> None:
@@ -99,6 +118,7 @@ def test_a_url_is_a_str(url: Any) -> None:
 
 
 def test_a_store_that_cannot_be_opened_says_where(tmp_path: Path) -> None:
+    (tmp_path / "no").touch()
     with pytest.raises(StoreError, match=str(tmp_path / "no" / "runs")):
         open_store(f"file://{tmp_path}/no/runs")
     with pytest.raises(StoreError, match=str(tmp_path / "no" / "x.db")):

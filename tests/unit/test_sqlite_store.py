@@ -78,8 +78,9 @@ def test_only_the_owner_may_read_the_files(store: SQLiteStore, path: Path) -> No
     assert {0o600} == {stat.S_IMODE(file.stat().st_mode) for file in files}
 
 
-def test_a_missing_folder_is_named_and_leaves_no_handle_open(tmp_path: Path) -> None:
+def test_a_place_below_a_file_is_named_and_leaves_no_handle_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
+    (tmp_path / "no").touch()
     for _ in range(10):
         with pytest.raises(StoreError, match=str(tmp_path / "no" / "runs.db")):
             SQLiteStore(tmp_path / "no" / "runs.db")

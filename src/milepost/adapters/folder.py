@@ -24,7 +24,6 @@ from milepost.model.record import CHECKPOINT, Record
 from milepost.store import Append, Claim, Claimed, Verdict
 from milepost.stores.base.fence import Row, intruded
 from milepost.stores.base.transaction import Transaction, note_of
-from milepost.stores.file.fs import make_folder, sync_folder
 from milepost.stores.file.store import FileStore
 
 __all__ = ["FolderStore"]
@@ -33,14 +32,9 @@ logger = logging.getLogger("milepost")
 
 
 class FolderStore(LooksOutside, FileStore):
-    """The store below a `FileCheckpointStore`, in the folder `base`, which is made with all above it."""
+    """The store below a `FileCheckpointStore`, in the folder `base`."""
 
     def __init__(self, base: Path) -> None:
-        self.place = str(base)
-        with self._failing_as("open"):
-            for folder in (*reversed(base.parents), base):
-                if not folder.is_dir() and make_folder(str(folder)):
-                    sync_folder(str(folder.parent))
         super().__init__(base)
         self.points = PointFiles(base, self._files)
 

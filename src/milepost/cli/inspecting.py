@@ -66,7 +66,7 @@ def store_findings(invocation: Invocation) -> list[Finding]:
 def _file(invocation: Invocation, path: Path, source: str) -> Iterator[Finding]:
     yield Finding("store", str(path), "ok", f"named by {source}")
     if not path.exists():
-        yield _not_yet(path, is_default=source == "the default")
+        yield _not_yet(path)
         return
     yield from _unreadable(invocation)
     is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
@@ -79,7 +79,7 @@ def _file(invocation: Invocation, path: Path, source: str) -> Iterator[Finding]:
 def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Finding]:
     yield Finding("store", str(folder), "ok", f"named by {source}")
     if not is_file_store(folder):
-        yield _not_yet(folder, is_default=False)
+        yield _not_yet(folder)
         return
     unreadable = list(_unreadable(invocation))  # to open it tries links and locks
     yield from unreadable
@@ -108,13 +108,11 @@ def _files(folder: Path) -> Iterator[Finding]:
     yield _clock(written - moment)
 
 
-def _not_yet(path: Path, *, is_default: bool) -> Finding:
+def _not_yet(path: Path) -> Finding:
     """Whether a store that is not there can be made."""
     folder = next(parent for parent in path.parents if parent.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding("writable", "no", "problem", f"{folder} can't be written to")
-    if folder != path.parent and not is_default:
-        return Finding("writable", "no", "problem", f"its folder is missing: make {path.parent} first")
     return Finding("writable", "yes", "ok", "it is not there yet; the first run makes it")
 
 

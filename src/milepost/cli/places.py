@@ -9,8 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import click
-
 from milepost.cli.exits import NotFound
 from milepost.cli.invocation import Invocation
 from milepost.store import Store
@@ -87,11 +85,8 @@ def is_file_store(folder: Path) -> bool:
 
 
 def open_or_make(invocation: Invocation) -> Store:
-    """The store to run something in; the default's folder is made."""
-    url = chosen_url(invocation) or DEFAULT_URL
-    if url == DEFAULT_URL:
-        _make_default_folder()
-    return open_store(url)
+    """The store to run something in, which is made if it is not there."""
+    return open_store(chosen_url(invocation) or DEFAULT_URL)
 
 
 def open_existing(invocation: Invocation) -> Store:
@@ -119,16 +114,6 @@ def _open_there(url: str) -> Store:
         what = "is a folder without runs" if folder.is_dir() else "is no folder"
         raise NotFound(f"{folder.absolute()} {what}: run something first, or give the store with --store")
     return open_store(url)
-
-
-def _make_default_folder() -> None:
-    folder = _DEFAULT_FILE.parent
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as exc:
-        raise click.UsageError(
-            f"can't make the folder {folder.absolute()} for runs: {exc.strerror}: give --store or set MILEPOST_STORE"
-        ) from exc
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -23,7 +23,7 @@ from milepost.model.process import Process, is_gone, this_process
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Files", "exists", "lock", "make_folder", "open_to_read", "sync_folder", "take_away"]
+__all__ = ["Files", "exists", "lock", "make_folder", "make_folders", "open_to_read", "sync_folder", "take_away"]
 
 _STALE = 3600.0
 """Seconds after which the file of a process of which nothing is known counts as left behind."""
@@ -164,6 +164,17 @@ def make_folder(path: str) -> bool:
                 raise
             continue  # it was taken away since
         return True
+
+
+def make_folders(path: str) -> None:
+    """Make a folder and all above it that are missing, each for its owner alone, and bring their names to the disk."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    if above != path:
+        make_folders(above)
+    if make_folder(path):
+        sync_folder(above)
 
 
 def sync_folder(path: str) -> None:

@@ -31,7 +31,7 @@ from milepost.stores.base.transaction import DamagedRow, Overtaken, Transaction
 from milepost.stores.file.catalogue import Catalogue
 from milepost.stores.file.commit import ONE_FILE, VERSION
 from milepost.stores.file.due import Due
-from milepost.stores.file.fs import Files, make_folder, sync_folder
+from milepost.stores.file.fs import Files, make_folders
 from milepost.stores.file.leases import Leases
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class FileStore(Runs):
-    """A store in the folder `path`, made if it isn't there; its parent must exist.
+    """A store in the folder `path`, made with all above it if it isn't there.
 
     Raises `StoreError` if the folder can't be used, or its file system has no hard links or no locks of files,
     `StoreVersionError` for a store of a newer release.
@@ -74,9 +74,8 @@ class FileStore(Runs):
         self._files = Files(f"{own}/temporary")
         self._reset()
         with self._failing_as("open"):
-            for folder in (self.place, own, f"{own}/temporary", f"{own}/due"):
-                if make_folder(folder):
-                    sync_folder(os.path.dirname(folder))
+            for folder in (f"{own}/temporary", f"{own}/due"):
+                make_folders(folder)
             self._files.check()
             self._check_version(f"{own}/version.json")
             self._files.sweep()

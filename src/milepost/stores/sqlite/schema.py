@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from milepost.errors import StoreError, StoreVersionError
+from milepost.stores.file.fs import make_folders
 
 __all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare", "share_rights"]
 
@@ -165,17 +166,17 @@ _STEPS = {
 
 
 def create_file(path: Path) -> None:
-    """Make an empty file that only its owner may read, unless there is one. The folder must exist."""
+    """Make an empty file that only its owner may read, unless there is one; the folders above it are made too."""
     try:
+        make_folders(str(path.parent))
         # Never open a file that is there: closing it again would drop the locks that SQLite, elsewhere in this
         # process, holds on it. Source: https://www.sqlite.org/howtocorrupt.html, on POSIX advisory locks
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        pass
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except (OSError, ValueError) as exc:  # the latter: a path that no file can have
         raise StoreError(
-            f"can't make the store {str(path)!r}: {getattr(exc, 'strerror', None) or exc}: make its folder first, or choose "
-            f"another place",
+            f"can't make the store {str(path)!r}: {getattr(exc, 'strerror', None) or exc}: look at its folder, or "
+            f"choose another place",
             store=str(path),
             op="open",
         ) from exc

@@ -53,7 +53,7 @@ INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packin
 
 
 class SQLiteStore(Runs):
-    """A store in the file `path`, made if it isn't there; its folder must exist. `":memory:"` keeps nothing.
+    """A store in the file `path`, made with its folders if it isn't there. `":memory:"` keeps nothing.
 
     `durability` "full" makes every write survive the loss of power, "normal" only the end of the process. Raises
     `StoreError` if the file can't be opened or SQLite is older than 3.35, `StoreVersionError` for a file of a
