@@ -282,9 +282,22 @@ class NotAuthorizedError(MilepostError, PermissionError):
 
 
 class CheckpointNotFoundError(MilepostError, LookupError):
-    """There is no such checkpoint. Made from `(run_id, node_id)`; `detail` ends the message."""
+    """There is no such checkpoint. Made from `(run_id, node_id)`; `detail` ends the message.
 
-    def __init__(self, run_id: str, node_id: str | None = None, detail: str = "") -> None:
+    `workflow_id` and `checkpoint_id` are the same two under the names that step workflows use.
+    """
+
+    def __init__(
+        self,
+        run_id: str = "",
+        node_id: str | None = None,
+        detail: str = "",
+        *,
+        workflow_id: str | None = None,
+        checkpoint_id: str | None = None,
+    ) -> None:
+        run_id = run_id if workflow_id is None else workflow_id
+        node_id = node_id if checkpoint_id is None else checkpoint_id
         message = f"no checkpoint found for run {run_id!r}"
         if node_id is not None:
             message += f" at node {node_id!r}"
@@ -300,7 +313,8 @@ class RunNotFoundError(NoCheckpointFoundError):
 
     store: str = ""
 
-    def __init__(self, run_id: str, store: str = "") -> None:
+    def __init__(self, run_id: str = "", store: str = "", *, workflow_id: str | None = None) -> None:
+        run_id = run_id if workflow_id is None else workflow_id
         where = f" in {store}" if store else ""
         MilepostError.__init__(
             self,

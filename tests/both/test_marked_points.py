@@ -636,6 +636,16 @@ def test_a_run_that_has_files_alone_goes_on_from_the_newest(verbs: Any, tmp_path
     assert ["b.json", "d.json"] == files(tmp_path / "r")
 
 
+def test_a_hash_of_another_program_is_none_of_these_inputs(verbs: Any, tmp_path: Path, shop: Shop) -> None:
+    flow = shop.line()
+    for number, foreign in enumerate(("", flow.inputs_hash({"n": 1})[:3], "md5:77")):
+        leave(tmp_path / str(number), done("a"), done("b"), inputs_hash=foreign)
+        view = FileCheckpointStore(tmp_path / str(number))
+        with pytest.raises(InputMismatchError):
+            verbs.resume(Engine(view), flow, "r", inputs={"n": 1})
+        assert "abcd" == verbs.resume(Engine(view), flow, "r", inputs={"n": 1}, compare_inputs=False)
+
+
 def test_files_that_tell_all_go_on_without_their_journal(verbs: Any, tmp_path: Path, shop: Shop) -> None:
     flow = shop.everything()
     shop.fails = {"bad", "last"}

@@ -178,6 +178,10 @@ def test_what_was_not_found_is_named() -> None:
     assert "no checkpoint found for run 'r' at node 'a': no visit 2" == str(
         errors.CheckpointNotFoundError("r", "a", "no visit 2")
     )
+    named = errors.CheckpointNotFoundError(workflow_id="r", checkpoint_id="a")
+    assert ("no checkpoint found for run 'r' at node 'a'", "r", "a") == (str(named), named.run_id, named.node_id)
+    assert "r" == errors.NoCheckpointFoundError(workflow_id="r").workflow_id
+    assert "r" == errors.RunNotFoundError(workflow_id="r").run_id
     assert "sqlite:////x.db" in str(errors.RunNotFoundError("r", "sqlite:////x.db"))
 
 

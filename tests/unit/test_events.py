@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -85,11 +86,11 @@ def test_values_are_told_plainly() -> None:
     } == waiting.to_dict()["wait"]
 
 
-def test_a_result_keeps_its_state_as_it_is() -> None:
-    state = {"at": datetime(2026, 1, 1, tzinfo=UTC)}
+def test_a_result_is_told_with_its_state() -> None:
+    state = {"at": datetime(2026, 1, 1, tzinfo=UTC), "total": Decimal("1.50"), 7: {1}}
     result = RunResult(state=state, run_id="r", status="finished", missed=("a#1",), resumed=INFO)
     told = result.to_dict()
-    assert state is told["state"]
+    assert {"at": "2026-01-01T00:00:00+00:00", "total": "1.50", "7": [1]} == told["state"]
     assert (["a#1"], "latest", ["a"]) == (told["missed"], told["resumed"]["source"], told["resumed"]["skipped"])
     ended = RunCompleted(
         run_id="r", timestamp=1.0, flow="orders", status="finished", result=result, total_duration_ms=2.0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime
+import json
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import pytest
 
 from milepost import (
     BranchResult,
+    CheckpointData,
     ParallelResult,
     Reply,
     SkipMarker,
@@ -56,6 +60,24 @@ def test_a_step_result_has_the_fields_that_code_reads():
     names = ["name", "step_type", "success", "output", "duration_ms", "error", "error_type", "outcome", "attempts"]
     assert names == [field.name for field in dataclasses.fields(StepResult)] == list(result().to_dict())
     assert ("succeeded", 1, None, 0.0) == (result().outcome, result().attempts, result().error, result().duration_ms)
+
+
+def test_a_result_is_plain_json_whatever_a_step_gave():
+    class Odd:
+        def __repr__(self):
+            raise ValueError("no")
+
+    itself = []
+    itself.append(itself)
+    given = [StepType.MAP, (1, {2}), Decimal("1.5"), date(2026, 1, 1), math.nan, {(1,): b"x"}, SkipMarker("why"), Odd()]
+    for value in (*given, given, itself, Reply(given, None), ParallelResult((result(output=given),))):
+        told = result(output=value).to_dict()
+        assert told == json.loads(json.dumps(told, allow_nan=False))
+        assert str is type(told["step_type"])
+    skipped = {"skipped": True, "reason": "why"}
+    shown = ["map", [1, [2]], "1.5", "2026-01-01", "nan", {"[1]": "b'x'"}, skipped]
+    assert shown == result(output=given).to_dict()["output"][:-1]
+    CheckpointData("s", "w", "", (result(output=given).to_dict(),), datetime.now(UTC)).encode()
 
 
 @pytest.mark.parametrize("error", [None, ""])

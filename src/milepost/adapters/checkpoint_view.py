@@ -1,9 +1,9 @@
 """Stores of marked points for asynchronous code: save, load, load_latest, clear and list_checkpoints.
 
-They are adapters over the journal of a store: the same id saved again is a new visit, the newest point is the newest by
-sequence, and what a verb of an engine recorded is seen here too: all checkpoints of a graph, and of a workflow those that
-`.checkpoint()` marks. What is missing is None or an empty list. Failures are `StoreError`, an OSError; what is damaged is a
-ValueError; `RunLockedError` says that somebody executes the run.
+They are adapters over the journal of a store: the same id saved again is a new visit, ids are listed by sequence, and
+`load_latest` gives the newest point by `saved_at`. What a verb of an engine recorded is seen here too: all checkpoints of a
+graph, and of a workflow those that `.checkpoint()` marks. What is missing is None or an empty list. Failures are
+`StoreError`, an OSError; what is damaged is a ValueError; `RunLockedError` says that somebody executes the run.
 
 No call blocks an event loop: files are touched in the store's own thread. A save or a clear that has begun is waited for
 when its task is cancelled.
@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -31,7 +32,7 @@ from milepost.errors import (
 from milepost.executor.effects import Ask, Routine
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.clock import SYSTEM
-from milepost.model.record import CHECKPOINT
+from milepost.model.record import CHECKPOINT, Record, parse_time
 from milepost.store import Store, check_id, check_run_id
 from milepost.stores.base.process_fork import watch
 from milepost.stores.memory import MemoryStore
@@ -99,13 +100,18 @@ class _Points:
     def load_latest(self, run_id: str) -> CheckpointData | None:
         marked = self._marked(run_id)
         if marked is not None:
-            newest_id = next(reversed(marked.marks), None)
-            return None if newest_id is None else self.load(run_id, newest_id)
-        try:
-            newest = self.store.latest(run_id).point
-        except RunNotFoundError:
-            return None
-        return None if newest is None or newest.kind != CHECKPOINT else self.load(run_id, newest.node_id)
+            records = list(marked.marks.values())
+        else:
+            counting = {info.sequence for info in self.store.list(run_id)}
+            records = [r for r in self.store.read(run_id, kinds=(CHECKPOINT,)) if r.sequence in counting]
+        newest = max(records, key=lambda record: (self._saved_at(run_id, record), record.sequence), default=None)
+        return None if newest is None else self.load(run_id, newest.node_id)
+
+    def _saved_at(self, run_id: str, record: Record) -> datetime:
+        """The time that a point tells, which for one from outside is not that of its record."""
+        if record.is_foreign:
+            return self._point(run_id, record.node_id, record.envelope()).saved_at
+        return parse_time(str(record.fields()["timestamp"]))
 
     def list_checkpoints(self, run_id: str) -> list[str]:
         marked = self._marked(run_id)
@@ -228,7 +234,7 @@ class AsyncView:
         return cast("CheckpointData | None", await self._ask("load", workflow_id, checkpoint_id))
 
     async def load_latest(self, workflow_id: str) -> CheckpointData | None:
-        """The run's newest point by sequence, or None. A damaged one is a ValueError."""
+        """The run's newest point by `saved_at`, of equal ones the one saved later, or None. A damaged one is a ValueError."""
         return cast("CheckpointData | None", await self._ask("load_latest", workflow_id))
 
     async def clear(self, workflow_id: str) -> None:

@@ -7,28 +7,26 @@ over by readers. A store keeps its own copy: nothing that it gives is shared wit
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from milepost.errors import CheckpointCorruptError
 from milepost.model.checkpoint import Checkpoint, _dump
-from milepost.model.record import parse_time
 
 __all__ = ["CheckpointData"]
-
-_HASH = re.compile(r"[0-9a-fA-F]{16}")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointData:
     """The results of a workflow's steps up to a marked point.
 
-    `checkpoint_id` is the step that marked it, `inputs_hash` the first 16 hex digits of the digest of the workflow's
-    inputs, `step_results` one dict of plain JSON values a step, `saved_at` an aware datetime, which is kept in UTC.
-    Raises ValueError for an empty id or name, another hash, results that are no dicts, or a time without a zone.
+    `checkpoint_id` is the step that marked it, `inputs_hash` what tells the workflow's inputs apart (by this library the
+    first 16 hex digits of their digest), `step_results` one dict of plain JSON values a step, `saved_at` an aware datetime
+    or its ISO text, which is kept as a datetime in UTC.
+    Raises ValueError for an empty id or name, a hash that is no text, results that are no dicts, or a time without a zone.
     """
 
     checkpoint_id: str
@@ -42,19 +40,23 @@ class CheckpointData:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{name} must be text and not empty, not {value!r}")
-        if not isinstance(self.inputs_hash, str) or not _HASH.fullmatch(self.inputs_hash):
-            raise ValueError(f"inputs_hash must be 16 hex digits, not {self.inputs_hash!r}")
+        if not isinstance(self.inputs_hash, str):
+            raise ValueError(f"inputs_hash must be text, not {self.inputs_hash!r}")
         results = self.step_results
         if not isinstance(results, (tuple, list)) or not all(isinstance(result, dict) for result in results):
             raise ValueError(f"step_results must be a tuple of dicts, not {results!r:.200}")
-        if not isinstance(self.saved_at, datetime) or self.saved_at.tzinfo is None:
-            raise ValueError(f"saved_at must be a datetime with a zone, not {self.saved_at!r}")
+        moment = self.saved_at
+        if isinstance(moment, str):
+            with suppress(ValueError):
+                moment = datetime.fromisoformat(moment)
+        if not isinstance(moment, datetime) or moment.tzinfo is None:
+            raise ValueError(f"saved_at must be a datetime with a zone, not {moment!r}")
         object.__setattr__(self, "step_results", tuple(results))
         try:
             # A time in the hour that a zone has twice equals no time in another zone, not even itself read back.
-            object.__setattr__(self, "saved_at", self.saved_at.astimezone(UTC))
+            object.__setattr__(self, "saved_at", moment.astimezone(UTC))
         except OverflowError as exc:
-            raise ValueError(f"saved_at is outside the years 1 to 9999 in UTC: {self.saved_at!r}") from exc
+            raise ValueError(f"saved_at is outside the years 1 to 9999 in UTC: {moment!r}") from exc
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values; `saved_at` as text in UTC, `2025-12-20T15:30:00Z`. The results are shared."""
@@ -78,9 +80,8 @@ class CheckpointData:
         missing = [name for name in names if name not in fields]
         if missing:
             raise CheckpointCorruptError(f"checkpoint has no {' and no '.join(missing)}", path=missing[0])
-        given = {name: fields[name] for name in names}
         try:
-            return cls(**{**given, "saved_at": parse_time(given["saved_at"])})
+            return cls(**{name: fields[name] for name in names})
         except (TypeError, ValueError) as exc:
             raise CheckpointCorruptError(f"checkpoint holds what it should not: {exc}") from exc
 

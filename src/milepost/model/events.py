@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from milepost.model.reports import ResumeInfo, RunResult, plain
+from milepost.model.reports import ResumeInfo, RunResult, plain_fields
 
 __all__ = [
     "AttemptFailed",
@@ -47,7 +47,7 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """The event as a dict of plain values."""
-        return {"event": type(self).__name__, **plain(self)}
+        return {"event": type(self).__name__, **plain_fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class NodeCompleted(Event):
 
     def to_dict(self) -> dict[str, Any]:
         """The event without its state."""
-        return {"event": type(self).__name__, **plain(self)}
+        return {"event": type(self).__name__, **plain_fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

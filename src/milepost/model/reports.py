@@ -3,29 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections import deque
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, time
+from decimal import Decimal
+from enum import Enum
+from functools import singledispatch
+from math import isfinite
+from pathlib import PurePath
 from typing import Any, Generic, Literal, TypeVar
+from uuid import UUID
 
-__all__ = ["ResumeInfo", "ResumePlan", "RunResult", "plain"]
+__all__ = ["ResumeInfo", "ResumePlan", "RunResult", "plain", "plain_fields"]
 
 StateT = TypeVar("StateT")
 
 
+@singledispatch
 def plain(value: Any) -> Any:
-    """`value` made of what JSON has, as far as that is possible without inventing anything."""
+    """`value` as JSON has it, for people and programs to read; it can't be read back.
+
+    A value that has no form in JSON is the text that Python prints for it. What tells itself by a `to_dict` of its own is
+    registered here by its module.
+    """
+    try:
+        return _plain(value)
+    except RecursionError:
+        return f"<{type(value).__qualname__} that is nested too deeply>"
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """The public fields of a dataclass, each made plain."""
+    return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else str(value)
     if isinstance(value, BaseException):
         return _error_text(value)
-    if isinstance(value, datetime):
+    if isinstance(value, (date, time)):
         return value.isoformat()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
+        return plain_fields(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+        return {_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, Set, deque)):
         return [plain(item) for item in value]
-    return value
+    return _text(value)
+
+
+def _key(key: Any) -> str:
+    told = plain(key)
+    return told if isinstance(told, str) else json.dumps(told)
+
+
+def _text(value: Any) -> str:
+    show = str if isinstance(value, (Decimal, UUID, PurePath)) else repr
+    try:
+        return show(value)
+    except Exception as exc:
+        return f"<{type(value).__qualname__} that cannot be shown: {type(exc).__qualname__}>"
 
 
 def _error_text(error: BaseException) -> str:
@@ -60,7 +108,7 @@ class ResumeInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as a dict of plain values."""
-        return dict(plain(self))
+        return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +138,5 @@ class RunResult(Generic[StateT]):
         return self.state
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dict of plain values; the state as it is."""
-        return {
-            f.name: self.state if f.name == "state" else plain(getattr(self, f.name)) for f in dataclasses.fields(self)
-        }
+        """The same as a dict of plain values."""
+        return plain_fields(self)

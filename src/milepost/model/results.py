@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
-from milepost.model.reports import ResumeInfo, plain
+from milepost.model.reports import ResumeInfo, plain, plain_fields
 
 __all__ = [
     "BranchResult",
@@ -89,8 +89,8 @@ class StepResult:
             raise ValueError(f"duration_ms of step {self.name!r} is below 0: {self.duration_ms!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of plain values; an output that is none is left as it is."""
-        return {**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, "output": _shown(self.output)}
+        """The result as a dict of plain JSON values."""
+        return plain_fields(self)
 
 
 _setters = [vars(StepResult)[f.name].__set__ for f in dataclasses.fields(StepResult)]
@@ -165,11 +165,7 @@ class BranchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a dict of plain values."""
-        return {
-            "selected_index": self.selected_index,
-            "selected_step_name": self.selected_step_name,
-            "inner_output": _shown(self.inner_output),
-        }
+        return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +178,7 @@ class Reply(Generic[T]):
 
     def to_dict(self) -> dict[str, Any]:
         """The reply as a dict of plain values."""
-        return {"payload": _shown(self.payload), "sent_at": plain(self.sent_at), "timed_out": self.timed_out}
+        return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +190,7 @@ class RollbackError:
 
     def to_dict(self) -> dict[str, Any]:
         """The error as a dict of plain values."""
-        return {"step_name": self.step_name, "error": self.error}
+        return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,15 +249,7 @@ class WorkflowResult(Generic[R]):
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a dict of plain values."""
-        told = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in _SHOWN}
-        return told | {
-            "step_results": [result.to_dict() for result in self.step_results],
-            "output": _shown(self.output),
-            "final_output": _shown(self.final_output),
-        }
-
-
-_SHOWN = frozenset({"step_results", "output"})
+        return {**plain_fields(self), "final_output": plain(self.final_output)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +261,9 @@ class SubWorkflowInvocationResult(Generic[R]):
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a dict of plain values."""
-        return {"final_output": _shown(self.final_output), "workflow_result": self.workflow_result.to_dict()}
+        return plain_fields(self)
 
 
-def _shown(value: Any) -> Any:
-    """`value`, or what its `to_dict` gives where it is one of ours."""
-    if isinstance(value, (SkipMarker, ParallelResult, BranchResult, Reply, StepResult, SubWorkflowInvocationResult)):
-        return cast("Any", value).to_dict()
-    return value
+plain.register(SkipMarker, SkipMarker.to_dict)
+plain.register(ParallelResult, ParallelResult.to_dict)
+plain.register(WorkflowResult, WorkflowResult.to_dict)

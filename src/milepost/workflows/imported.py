@@ -257,7 +257,10 @@ def _begun(
         )
     inputs = mine.defaults() if given is None else given
     actual = mine.inputs_hash(inputs)
-    is_same = inputs_hash == _UNKNOWN_HASH or actual.startswith(inputs_hash.lower())
+    is_same = inputs_hash == _UNKNOWN_HASH or (
+        # A part that is shorter could be that of other inputs too.
+        len(inputs_hash) >= len(_UNKNOWN_HASH) and actual.startswith(inputs_hash.lower())
+    )
     if given is None and (not is_same or not _is_whole(mine, inputs)):
         raise OptionError(
             f"run {run.run_id!r} is known by its checkpoints alone, which do not have its inputs: give them to resume, as "
