@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from milepost import (
+    MilepostError,
     Retry,
     RunNotResumableError,
     StepCompleted,
@@ -19,6 +21,7 @@ from milepost import (
     WorkflowEngine,
     WorkflowError,
     WorkflowStarted,
+    branch,
     parallel,
     step,
     workflow,
@@ -428,6 +431,66 @@ def test_events_tell_of_steps_and_nested_ones(verbs, store):
     assert (False, "no 1", "failed") == (ended["p/x"].success, ended["p/x"].result.error, ended["p/x"].outcome)
     assert {"r"} == {event.run_id for event in events}
     assert all(isinstance(event.to_dict(), dict) and event.timestamp > 0 for event in events)
+
+
+def test_each_beginning_of_a_step_is_followed_by_its_end(verbs, store):
+    def leaf(name: str = "leaf"):
+        return step(name).python(verbs.node(fail))
+
+    def breaks(ctx, failed):
+        raise ValueError("handler")
+
+    def cancels():
+        store.request_cancel("cancelled", "not wanted", None)
+        raise ValueError("cancelled meanwhile")
+
+    @workflow("inner")
+    def inner():
+        yield step("good").python(verbs.node(int)).with_rollback(verbs.node(lambda ctx: fail()))
+        yield leaf()
+
+    asked = {
+        "plain": leaf(),
+        "retried": leaf().retry(2, backoff=0),
+        "handler": leaf().on_error(breaks),
+        "fallback": leaf().on_error(lambda ctx, failed: leaf("other")),
+        "skipped": leaf().skip_on_error(),
+        "result": leaf().as_result(),
+        "group": parallel("group", leaf(), step("good").python(verbs.node(int))).must_succeed(),
+        "chosen": branch("chosen", (lambda ctx: True, leaf())),
+        "items": step("items").map(verbs.node(lambda n: 1 // n), [1, 0]),
+        "nested": step("nested").subworkflow(inner, {}),
+        "deeper": parallel("deeper", step("nested").subworkflow(inner, {})).must_succeed(),
+        "unrecordable": step("odd").python(verbs.node(object)),
+        "cancelled": step("last").python(verbs.node(cancels)),
+    }
+    for name, wanted in asked.items():
+
+        @workflow(name)
+        def wf(wanted=wanted):
+            yield step("first").python(verbs.node(int)).with_rollback(verbs.node(lambda ctx: None))
+            yield wanted
+
+        told: list[Any] = []
+        with suppress(MilepostError):
+            verbs.run(wf, store=store, run_id=name, hooks=[told.append])
+        assert_ends(name, told)
+        told.clear()
+        with suppress(MilepostError):
+            verbs.retry(wf, store, name, hooks=[told.append])
+        assert_ends(name, told)
+
+
+def assert_ends(name: str, events: list[Any]) -> None:
+    """Each step that began has ended, each once for all its attempts, and what failed says with what."""
+    steps = [event for event in events if isinstance(event, (StepStarted, StepCompleted))]
+    still_open: set[str] = set()
+    for event in steps:
+        (still_open.add if isinstance(event, StepStarted) else still_open.discard)(event.step_name)
+    assert (name, set()) == (name, still_open)
+    ends = [event for event in steps if isinstance(event, StepCompleted)]
+    assert (name, len(ends)) == (name, len({event.step_name for event in ends}))
+    assert all(event.result.error for event in ends if not event.success)
 
 
 def test_recorded_steps_are_not_told_again(verbs, store):

@@ -47,7 +47,8 @@ def line_of(event: Event, error: str | None = None) -> str | None:
             on = "end" if event.next_node == END else event.next_node or "?"
             return f"  done    {visit_of(event)}  {duration(event.duration_ms)}  -> {clean(on)}"
         case StepCompleted():
-            return _step_line(event, error)
+            # Its last attempt has told of a failure; one without is that of the run.
+            return None if event.outcome == "failed" else _step_line(event, error)
         case AttemptFailed():
             again = "" if event.retry_in is None else f"; again in {duration(event.retry_in * 1000)}"
             return f"  failed  {visit_of(event)} attempt {event.attempt}: {error or error_text(event.error)}{again}"
@@ -116,8 +117,6 @@ def _step_line(event: StepCompleted, error: str | None) -> str:
         return f"  done    {name}  {took}" + ("  by its on_error" if event.outcome == "recovered" else "")
     result: StepResult = event.result
     why = error or short(f"{result.error_type}: {result.error}", 160) if result.error is not None else ""
-    if event.outcome == "failed":
-        return f"  failed  {name}  {took}: {why}"
     output: Any = result.output
     reason = output.reason if isinstance(output, SkipMarker) else ""
     return f"  skipped {name}  {clean(reason)}" + (f": {why}" if why else "")

@@ -65,7 +65,19 @@ _encode = msgspec.json.Encoder().encode
 class Composing:
     """A step that is made of others, while it is being done."""
 
-    __slots__ = ("arguments", "ends_at", "floor", "frame", "mods", "parts", "run", "spent", "step", "step_id")
+    __slots__ = (
+        "arguments",
+        "ends_at",
+        "floor",
+        "frame",
+        "is_open",
+        "mods",
+        "parts",
+        "run",
+        "spent",
+        "step",
+        "step_id",
+    )
 
     run: StepRun
     step: Step[Any]
@@ -75,6 +87,7 @@ class Composing:
     spent: Spent
     ends_at: float | None
     floor: int
+    is_open: bool
     arguments: Arguments
     parts: Iterable[str]
     """The ids of what it was made of, as far as it came."""
@@ -90,6 +103,7 @@ class Composing:
         """The work of a step that is no call; `Unable` where it did not succeed."""
         run, work = self.run, self.step.work
         if run.is_live and run.is_listening:
+            self.is_open = True
             yield Emit(started(run, self.step, context))
         mine: float | None = None
         if self.mods.timeout is not None and not isinstance(work, Maps):

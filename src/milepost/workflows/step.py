@@ -21,15 +21,17 @@ from milepost.errors import (
     MilepostError,
     NoBranchMatchedError,
     PredicateTypeError,
+    RunStopped,
     SerializeStateError,
     StatementError,
     StepError,
 )
 from milepost.executor.attempt import Spent, attempts, cause_of, pause
 from milepost.executor.context import Context
-from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, Routine
+from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, HoldOver, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Draft, Entry, Kept, parent_of
+from milepost.executor.waits import Parked
 from milepost.model.events import AttemptFailed, CheckpointFailed, StepCompleted
 from milepost.model.failure import describe, failure_fields, first_line, message_of, place, shown, type_name
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
@@ -70,7 +72,7 @@ def do(
     `is_child`: part of a group, which is handed a failure instead of ending with it. A failure that was recorded up to
     `floor` counts no more, and the step is done again.
     """
-    return _Doing(run, step, step_id, frame, is_child=is_child).do(floor)
+    return _Doing(run, step, step_id, frame, is_child=is_child).tell_end(floor)
 
 
 # -- doing it ----------------------------------------------------------------------------------------------
@@ -95,8 +97,30 @@ class _Doing(Composing):
         self.ends_at = frame.ends_at
         self.tried = 1
         self.began = 0.0
+        self.is_open = False
+        """Whether its beginning was told, and not yet its end."""
         self.done: StepResult | None = None
         """Its result, where that is recorded already: with the statements of the attempt that made it."""
+
+    def tell_end(self, floor: int) -> Routine[StepResult]:
+        """`do`, with an event for an end that leaves no result: a failure of the run, a cancel, an interruption.
+
+        A step that waits has not ended, nor has one in which the run stopped at a breakpoint.
+        """
+        run = self.run
+        try:
+            return (yield from self.do(floor))
+        except (GeneratorExit, Parked, RunStopped):
+            raise
+        except BaseException as exc:
+            if run.is_listening and run.is_live and (self.is_open or isinstance(exc, StepFailed)):
+                if isinstance(exc, StepFailed):
+                    result = exc.result
+                else:
+                    why = run.journal.over() if isinstance(exc, HoldOver) else getattr(exc, "error", exc)
+                    result = self._failure(message_of(why) or type_name(why), type_name(why))
+                yield self._ended(result, (run.options.clock.monotonic() - self.began) * 1000)
+            raise
 
     def do(self, floor: int) -> Routine[StepResult]:
         """Answer or do the step; `StepFailed` where its failure is not made anything else of here."""
@@ -236,7 +260,7 @@ class _Doing(Composing):
         spent = self.spent = run.recorded.spent(step_id, frame.followed, run.options.clock.time())
         if spent.pause > 0:
             yield from pause(run, spent.pause)
-        prepare = _caller(run, self.step, work, policy is not None)
+        prepare = self._caller(work, is_retried=policy is not None)
         judge = _unrecorded if run.store is None else partial(self._encoded, run.flow.codec_of(work.fn))
         timeout, followed_at = self.mods.timeout, frame.context._followed_at
         context, made, _ = yield from attempts(
@@ -244,6 +268,34 @@ class _Doing(Composing):
             self._commit,
         )  # fmt: skip
         return context, made
+
+    def _caller(self, work: Calls, *, is_retried: bool) -> Callable[..., Call]:
+        """Makes the calls of the step; where it may be tried again each has arguments that no other has changed."""
+        run = self.run
+        kept: Any = None
+        if is_retried:
+            try:
+                kept = copy.deepcopy((work.args, work.kwargs))
+            except Exception:
+                # What cannot be copied, a client say, is shared by all attempts.
+                kept = None
+        is_first = True
+
+        def prepare(context: Context[Any], limit: float | None) -> Call:
+            nonlocal is_first
+            args, kwargs = work.args, work.kwargs
+            if not is_first and kept is not None:
+                args, kwargs = copy.deepcopy(kept)
+            is_first = False
+            fn = partial(work.fn, **kwargs) if kwargs else work.fn
+            announce = None
+            if run.is_listening:
+                announce, self.is_open = started(run, self.step, context), True
+            # Where the driver cannot await, it was refused already.
+            is_awaited = run.is_awaited and work.is_async
+            return Call(fn, args, context, is_awaited, limit, announce, executor=work.executor or run.options.executor)
+
+        return prepare
 
     def _put_together(self) -> Routine[tuple[Context[Any], Any]]:
         """`_called`, for a step that is made of others: its parts have their own timeouts, and a map's items their retries."""
@@ -458,20 +510,24 @@ class _Doing(Composing):
         if self.step_id == self.frame.prefix + step.name:
             self.frame.has_replayed(result, sequence, now)
         if run.is_listening:
-            yield Emit(
-                StepCompleted(
-                    run_id=run.run_id,
-                    timestamp=run.options.clock.time(),
-                    step_name=self.step_id,
-                    step_type=step.step_type.value,
-                    success=is_good,
-                    duration_ms=duration,
-                    outcome=outcome,
-                    _load=lambda: result,
-                )
-            )
+            yield self._ended(result, duration)
         run.leave(self.step_id)
         return result
+
+    def _ended(self, result: StepResult, duration: float) -> Emit:
+        self.is_open = False
+        return Emit(
+            StepCompleted(
+                run_id=self.run.run_id,
+                timestamp=self.run.options.clock.time(),
+                step_name=self.step_id,
+                step_type=self.step.step_type.value,
+                success=result.success,
+                duration_ms=duration,
+                outcome=result.outcome,
+                _load=lambda: result,
+            )
+        )
 
     def _draft(self, result: StepResult, data: bytes | None, *, is_undoable: bool) -> Draft:
         if data is None:
@@ -501,32 +557,6 @@ class _Doing(Composing):
 
 
 # -- parts -------------------------------------------------------------------------------------------------
-
-
-def _caller(run: StepRun, step: Step[Any], work: Calls, is_retried: bool) -> Callable[..., Call]:
-    """Makes the calls of a step; where it may be tried again each has arguments that no other has changed."""
-    kept: Any = None
-    if is_retried:
-        try:
-            kept = copy.deepcopy((work.args, work.kwargs))
-        except Exception:
-            # What cannot be copied, a client say, is shared by all attempts.
-            kept = None
-    is_first = True
-
-    def prepare(context: Context[Any], limit: float | None) -> Call:
-        nonlocal is_first
-        args, kwargs = work.args, work.kwargs
-        if not is_first and kept is not None:
-            args, kwargs = copy.deepcopy(kept)
-        is_first = False
-        fn = partial(work.fn, **kwargs) if kwargs else work.fn
-        announce = started(run, step, context) if run.is_listening else None
-        # Where the driver cannot await, it was refused already.
-        is_awaited = run.is_awaited and work.is_async
-        return Call(fn, args, context, is_awaited, limit, announce, executor=work.executor or run.options.executor)
-
-    return prepare
 
 
 def _told(cause: BaseException) -> str:
