@@ -145,9 +145,11 @@ class Job:
             path, text = problems[0]
             what = "the state" if self.flow.front == "graph" else "the inputs"
             raise SerializeStateError(
-                f"{what} of flow {self.flow.name!r} cannot be recorded: {text}", path=path, type_name=path,
+                f"{what} of flow {self.flow.name!r} cannot be recorded: {path}: {text}",
+                path=path,
+                type_name=getattr(self.flow.codec, "problem_types", {}).get(path, ""),
                 run_id=self.run.run_id,
-            )  # fmt: skip
+            )
 
     def _refuse_waits(self) -> None:
         """A graph that has to wait needs a store that can keep it meanwhile; without one, a timer is slept out."""

@@ -24,10 +24,11 @@ from .scalars import IntPlan, NonePlan, PathPlan, StrPlan, scalar_plans
 from .times import time_plans
 from .tuples import FixedTuplePlan
 from .unions import OptionalPlan, UnionPlan
-from .untyped import LaterPlan, OpaquePlan, RegisteredPlan, UntypedPlan
+from .untyped import LaterPlan, OpaquePlan, RegisteredPlan, UntypedPlan, advice_for
 
 __all__ = ["Resolver"]
 
+_ADVICE = "use codec.register, or keep them out of the state"
 _SEQUENCES = (tuple, list, collections.deque)
 _ABSTRACT: dict[Any, tuple[type, ...]] = {
     collections.abc.Sequence: _SEQUENCES,
@@ -66,16 +67,22 @@ class Resolver:
         self._unfinished: set[int] = set()
         self._opaque: list[tuple[str, OpaquePlan]] = []
         self._broken: list[tuple[str, str]] = []
+        self._refused: dict[str, str] = {}
 
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:
         """What is declared and can't be carried."""
         opaque = [
-            (path, f"values of {plan.expected} cannot be recorded: use codec.register, or keep them out of the state")
+            (path, f"values of {plan.expected} cannot be recorded: {advice_for(plan.cls) or _ADVICE}")
             for path, plan in self._opaque
             if not plan.is_carried
         ]
         return tuple(self._broken + opaque)
+
+    @property
+    def problem_types(self) -> dict[str, str]:
+        """The declared types of the places that `problems` names, as far as they are classes."""
+        return self._refused | {path: plan.expected for path, plan in self._opaque}
 
     def plan(self, annotation: Any, path: str, variables: dict[Any, Any] | None = None) -> Plan:
         """Make the plan of a declared type; `path` is where it is declared, for `problems`."""
@@ -205,6 +212,7 @@ class Resolver:
         )
         self._records[key] = plan
         if family.refusal:
+            self._refused[path] = type_text(cls)
             self._broken.append((path, f"objects of {type_text(cls)} cannot be recorded: {family.refusal}"))
         if not filled and not family.is_mapping:
             self.untyped.know(cls, plan)

@@ -66,6 +66,8 @@ class Codec(Generic[T]):
     """
 
     problems: tuple[tuple[str, str], ...]
+    problem_types: dict[str, str]
+    """The declared types of the places that `problems` names, as far as they are classes."""
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Codec(Generic[T]):
         for known in self._types:
             resolver.plan(known, f"types[{getattr(known, '__qualname__', known)}]")
         self.problems = resolver.problems
+        self.problem_types = resolver.problem_types
         self._record = self._plan if isinstance(self._plan, RecordPlan) else None
         if self._record is not None and not total:
             self._record.allow_missing_keys()

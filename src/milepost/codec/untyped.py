@@ -46,7 +46,7 @@ from .scalars import (
 )
 from .times import time_plans
 
-__all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "is_plain_json", "refuse_unknown"]
+__all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "advice_for", "is_plain_json", "refuse_unknown"]
 
 _PLAIN = SCALARS | {list, dict}
 FEW = 16  # elements of a container that are looked at one by one
@@ -371,18 +371,25 @@ def refuse_unknown(value: Any) -> Refusal:
     """Make the refusal of a value whose class is not known, with the hint that fits it."""
     cls = type(value)
     name = qualified(cls)
-    package = cls.__module__.partition(".")[0]
-    if package == "pydantic" and cls.__name__.startswith("Secret"):
-        why = "a masked secret must not be stored: keep it out of the state and pass it by deps="
-    elif package in ("pandas", "polars", "pyarrow", "modin") and cls.__name__ in _FRAMES:
-        why = "write it to a file (Parquet, CSV) and return the path"
-    elif isinstance(value, type):
+    if isinstance(value, type):
         return NotCarried(f"the class {qualified(value)} itself is no value that is recorded", type_name=name)
+    if advice := advice_for(cls):
+        why = advice
     elif family_of(cls) is None and not isinstance(value, Enum):
         why = "no object of that class is carried: give plain values or a dataclass instead, or use codec.register"
     else:
         why = f"its class is not known: pass types=[{cls.__name__}], name it in an annotation, or use codec.register"
     return NotCarried(why, type_name=name)
+
+
+def advice_for(cls: Any) -> str:
+    """Tell what to do with values of a class that has a better place than a record; "" for any other class."""
+    package, name = getattr(cls, "__module__", "").partition(".")[0], getattr(cls, "__name__", "")
+    if package == "pydantic" and name.startswith("Secret"):
+        return "a masked secret must not be stored: keep it out of the state and pass it by deps="
+    if package in ("pandas", "polars", "pyarrow", "modin") and name in _FRAMES:
+        return "write it to a file (Parquet, CSV) and return the path"
+    return ""
 
 
 _FRAMES = frozenset({"DataFrame", "Series", "LazyFrame", "Table", "GeoDataFrame"})

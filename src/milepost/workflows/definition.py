@@ -344,7 +344,12 @@ if TYPE_CHECKING:
 
 
 class _Inputs(Codec[Any]):
-    """A codec of inputs, whose errors call them by their names: `input.order`."""
+    """A codec of inputs, whose errors and problems call them by their names: `input.order`."""
+
+    def __init__(self, type_: Any, **options: Any) -> None:
+        super().__init__(type_, **options)
+        self.problems = tuple((_named(path), text) for path, text in self.problems)
+        self.problem_types = {_named(path): kind for path, kind in self.problem_types.items()}
 
     def encode(self, value: Any, *, root: str = "input") -> bytes:
         try:
@@ -363,10 +368,12 @@ class _Inputs(Codec[Any]):
 
 def _call_by_name(exc: Any) -> None:
     path = exc.path or ""
-    found = re.match(r'input\["(\w+)"\]', path)
-    if found is not None:
-        exc.path = f"input.{found[1]}{path[found.end() :]}"
-        exc.args = (str(exc.args[0]).replace(path, exc.path), *exc.args[1:])
+    exc.path = _named(path)
+    exc.args = (str(exc.args[0]).replace(path, exc.path), *exc.args[1:])
+
+
+def _named(path: str) -> str:
+    return re.sub(r'^(?:input|state)\["(\w+)"\]', r"input.\1", path)
 
 
 class _Decorator:
