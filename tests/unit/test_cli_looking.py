@@ -298,3 +298,16 @@ def test_text_from_the_store_cannot_command_a_terminal(shop: Shop) -> None:
     )
     assert "\x1b" not in out
     assert "\u202e" not in out
+
+
+@pytest.mark.parametrize("arguments", [("state", "evil"), ("state", "evil", "--json"), ("history", "evil", "--json")])
+def test_a_state_gives_a_terminal_no_commands_and_stays_the_same_json(shop: Shop, arguments: tuple[str, ...]) -> None:
+    told = "\x9b2J\x7f\u202e\u2028\U000e0001 ü"
+    with SQLiteStore("runs.db") as store:
+        envelope = {"version": 1, "run_id": "evil", "node_id": "a", "state": {told: told}, "next_node": None}
+        store.save("evil", "a", json.dumps(envelope).encode())
+    out = shop.call(*arguments, "--store", "sqlite:///runs.db").out
+    assert out.replace("\n", "").isprintable()
+    document = json.loads(out)
+    if arguments[0] == "state":
+        assert {told: told} == document.get("state", document)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from milepost import END, Graph, MemoryStore
 from milepost.errors import NodeError, NodeTimeoutError, OptionError
 from milepost.model.failure import MAX_TEXT, describe, failure_fields, message_of, recorded_error, type_name
 
@@ -82,6 +83,26 @@ def test_a_long_traceback_keeps_its_end() -> None:
         text = failure_fields(exc)["traceback"]
     assert MAX_TEXT == len(text)
     assert text.endswith("ValueError: the message\n")
+
+
+def culprit(message: str) -> None:
+    raise ValueError(message)
+
+
+@pytest.mark.parametrize("length", [20_000, 1_000_000])
+def test_a_long_message_leaves_the_frames_of_the_users_code_first(length: int) -> None:
+    def node(state: dict[str, int]) -> dict[str, int]:
+        culprit("m" * length)
+        return state
+
+    graph = Graph(dict).add_node("a", node).add_edge("a", END).set_entry("a").compile("g")
+    store = MemoryStore()
+    with pytest.raises(NodeError):
+        graph.run({}, store=store, run_id="r")
+    (failure,) = store.read("r", kinds=("failure",))
+    first, frame, *_ = failure.fields()["traceback"].splitlines()
+    assert ("Traceback (most recent call last):", True) == (first, __file__ in frame)
+    assert "culprit" in failure.fields()["traceback"]
 
 
 def test_the_traceback_tells_the_causes_too() -> None:

@@ -108,3 +108,20 @@ def test_a_program_that_configures_no_logging_hears_nothing(tmp_path: Path) -> N
     script.write_text(Path(__file__).read_text().split("\n\n\ndef test_")[0] + "\nGRAPH.run({}, store=MemoryStore())\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert ("", "") == (done.stdout, done.stderr)
+
+
+def test_what_was_sent_and_refused_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    @workflow("asks")
+    def asks() -> Steps[bool]:
+        return (yield from step("ask").wait_for("go", payload=bool)).payload is True
+
+    store = MemoryStore()
+    with caplog.at_level(logging.DEBUG, "milepost"):
+        with pytest.raises(RunSuspended):
+            asks.run(store=store, run_id="r")
+        asks.signal(store, "r", "go", "a secret")
+        with pytest.raises(RunSuspended):
+            asks.resume(store, "r")
+    assert "a secret" in store.get_run("r").info.reason
+    assert "a secret" not in caplog.text
+    assert "the newest answer was refused" in caplog.text

@@ -176,8 +176,8 @@ def _print_change(sign: str, text: str) -> None:
 def _print_state(value: Any) -> None:
     if sys.stdout.isatty():
         from rich.console import Console
-        from rich.json import JSON
+        from rich.highlighter import JSONHighlighter
 
-        Console().print(JSON.from_data(value, ensure_ascii=False))
+        Console().print(JSONHighlighter()(pretty(value)), no_wrap=True, soft_wrap=True)
     else:
         print(pretty(value))

@@ -92,7 +92,11 @@ def to_json(document: Any, *, is_line: bool = False) -> str:
 def _dumped(value: Any, indent: int | None, **options: Any) -> str:
     # What an output of another encoding lacks, it would write with escapes that JSON does not know.
     is_utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
-    return json.dumps(value, ensure_ascii=not is_utf8, indent=indent, default=clean, **options)
+    text = json.dumps(value, ensure_ascii=not is_utf8, indent=indent, default=clean, **options)
+    # Outside of its texts JSON has nothing that a terminal could take for a command.
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def _finite(value: Any) -> Any:

@@ -6,8 +6,10 @@ reader can show: the type's name, the message, the traceback.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from milepost.errors import (
@@ -44,6 +46,9 @@ __all__ = [
 
 MAX_TEXT = 20_000
 MAX_LINE = 500
+_MAX_PART = 2_000
+"""Characters of a frame or a message in a traceback."""
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def type_name(error: BaseException) -> str:
@@ -173,10 +178,26 @@ def _traced(fields: Mapping[str, Any]) -> str:
 
 def _traceback_of(error: BaseException) -> str:
     try:
-        # Where a text is too long its end is kept: there stand the innermost call and the message.
-        return _printable("".join(traceback.format_exception(error))[-MAX_TEXT:])[-MAX_TEXT:]
+        # Each part is cut for itself, so that a long message leaves the frames. Where all of them are too long the end
+        # is kept: there stand the innermost call and the message.
+        parts = traceback.format_exception(type(error), error, _users_part(error.__traceback__))
+        return _printable("".join(map(_cut, parts))[-MAX_TEXT:])[-MAX_TEXT:]
     except Exception as exc:
         return f"<its traceback cannot be shown: {type(exc).__qualname__}>"
+
+
+def _users_part(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback from the first frame that is not this library's, so that people see their own code first."""
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        first = first.tb_next
+    return first or frames
+
+
+def _cut(part: str) -> str:
+    if len(part) <= _MAX_PART:
+        return part
+    return f"{part[: _MAX_PART // 2]}… ({len(part) - _MAX_PART} characters are left out) …{part[-_MAX_PART // 2 :]}"
 
 
 def _printable(text: str) -> str:

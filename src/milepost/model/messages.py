@@ -63,7 +63,8 @@ def sentence(event: Event) -> str:
         case RunWaiting():
             what = "a time" if event.wait.signal is None else f"signal {event.wait.signal!r}"
             until = "" if event.wait.wake_at is None else f" until {event.wait.wake_at.isoformat()}"
-            refused = f"; {event.reason}" if event.reason else ""
+            # Why it was refused quotes what was sent, which is for the store and not for a log.
+            refused = "; the newest answer was refused" if event.reason else ""
             told = f"waits at {event.wait.wait_id!r} for {what}{until}{refused}"
         case RollbackCompleted():
             failed = "" if event.error is None else f", and that failed: {describe(event.error)}"
