@@ -3,6 +3,7 @@
 Every step leaves a milepost; after a crash the run goes on from the last one.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -279,14 +280,27 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
+_names = __all__
+if not TYPE_CHECKING:
+    # Asked for as any other name: it depends on what is installed, and to look takes time.
+    del __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"milepost.{_MODULES[name]}")
-    if name not in _HOME_OF:
+    if name == "__all__":
+        value = [name for name in _names if name != "PostgresStore" or hasattr(sys.modules[__name__], name)]
+    elif name in _HOME_OF:
+        try:
+            value = getattr(import_module(f"milepost.{_HOME_OF[name]}"), name)
+        except MissingExtraError as exc:
+            raise exc.as_attribute() from exc
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"milepost.{_HOME_OF[name]}"), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_names})

@@ -10,6 +10,7 @@ What user code must not swallow (`LeaseLost`, `RunSuspended`, `RunCancelled`) is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,6 +181,16 @@ class MissingExtraError(MilepostError, ImportError):
     """A feature whose optional packages are not installed; `extra` is what to install."""
 
     extra: str = ""
+
+    def as_attribute(self) -> Exception:
+        """What the `__getattr__` of a module raises whose attribute needs this extra.
+
+        Tools that look through a module take AttributeError for an answer and nothing else. An import of the name is
+        somebody who uses it: Python asks from a function of its own then, and what that gets reaches the program.
+        """
+        if sys._getframe(2).f_code.co_name == "_handle_fromlist":
+            return self
+        return AttributeError(str(self))
 
 
 # -- what went wrong while a node ran ----------------------------------------------------------------

@@ -58,6 +58,49 @@ def test_all_names_come_with_a_star():
     )
 
 
+HIDING = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "{package}":
+            raise ModuleNotFoundError("No module named '{package}'", name="{package}")
+
+sys.meta_path.insert(0, Hidden())
+import inspect, pydoc
+import {module} as looked_at
+from {module} import *
+
+assert not hasattr(looked_at, "{name}")
+assert "{name}" not in looked_at.__all__
+assert "{name}" not in dict(inspect.getmembers(looked_at))
+assert len(pydoc.plain(pydoc.render_doc(looked_at))) > 1000
+try:
+    looked_at.{name}
+except AttributeError as exc:
+    print(exc)
+try:
+    from {module} import {name}
+except ImportError as exc:
+    print(type(exc).__name__, exc)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "package", "advice"),
+    [
+        ("milepost", "PostgresStore", "psycopg", "pip install 'psycopg[binary]' 'milepost[postgres]'"),
+        ("milepost.testing", "StoreContract", "pytest", "pip install pytest"),
+    ],
+)
+def test_a_name_whose_package_is_missing_is_told_when_it_is_used_and_troubles_no_tool(
+    module: str, name: str, package: str, advice: str
+):
+    told = run(HIDING.format(module=module, name=name, package=package)).splitlines()
+    assert [True, True] == [line.endswith(advice) for line in told]
+    assert told[1].startswith("MissingExtraError ")
+
+
 def test_no_module_takes_the_place_of_a_name_that_is_called_as_it_is():
     loaded = "; ".join(
         f"import {module}" for module in sorted({*TOLD.values()}) if module != "milepost.stores.postgres.store"

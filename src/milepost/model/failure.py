@@ -6,7 +6,6 @@ reader can show: the type's name, the message, the traceback.
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -48,7 +47,7 @@ MAX_TEXT = 20_000
 MAX_LINE = 500
 _MAX_PART = 2_000
 """Characters of a frame or a message in a traceback."""
-_PACKAGE = os.path.dirname(__file__) + os.sep
+_PACKAGE = __file__.removesuffix("failures.py")
 
 
 def type_name(error: BaseException) -> str:

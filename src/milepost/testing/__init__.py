@@ -12,8 +12,10 @@ The same tools as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from milepost.errors import MissingExtraError
 from milepost.testing.clock import FakeClock
 from milepost.testing.contexts import context
 from milepost.testing.crashing import Crash, CrashReport, crashtest
@@ -34,11 +36,22 @@ __all__ = [
     "crashtest",
     "run_flow",
 ]
+_names = __all__
+if not TYPE_CHECKING:
+    # Asked for as any other name: whether pytest is there need not be known before.
+    del __all__
 
 
 def __getattr__(name: str) -> Any:
     if name == "StoreContract":
-        from milepost.testing.contract import StoreContract
-
+        try:
+            from milepost.testing.contract import StoreContract
+        except ModuleNotFoundError as exc:
+            if exc.name != "pytest":
+                raise
+            missing = MissingExtraError("StoreContract needs the package pytest: pip install pytest", extra="test")
+            raise missing.as_attribute() from exc
         return StoreContract
+    if name == "__all__":
+        return [name for name in _names if name != "StoreContract" or hasattr(sys.modules[__name__], name)]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
