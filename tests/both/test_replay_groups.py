@@ -345,3 +345,35 @@ def test_a_run_whose_lease_is_lost_in_the_middle_starts_no_further_step(verbs, m
         verbs.run(flow, store=store, run_id="r1")
     assert (["plain", "b"], []) == (log, [info.node_id for info in store.list("r1")])
     assert "interrupted" == store.get_run("r1").info.status
+
+
+def test_a_workflow_inside_tells_the_same_result_live_and_on_replay(verbs, store):
+    told: list[Any] = []
+
+    @workflow("inner")
+    def inner() -> Steps[int]:
+        return (yield from step("a").python(verbs.node(lambda: 1)))
+
+    @workflow("outer")
+    def outer() -> Steps[int]:
+        given = yield from step("s").subworkflow(inner, {})
+        both = yield from parallel("p", step("t").subworkflow(inner, {}))
+        told.append([given.workflow_result.to_dict(), both.to_dict()])
+        return given.final_output
+
+    assert 1 == verbs.run(outer, store=store, run_id="r1")
+    assert verbs.resume(outer, store, "r1", full=True).step_results
+    live, replayed = told
+    assert live == replayed
+    assert live[0]["total_duration_ms"] > 0
+
+
+def test_two_steps_of_one_name_in_a_group_are_named_as_such(verbs, store):
+    @workflow("twins")
+    def twins() -> Steps[Any]:
+        return (yield from parallel("p", step("a").python(int), step("a").python(int)))
+
+    with pytest.raises(DuplicateStepNameError, match="two steps called 'a'") as caught:
+        verbs.run(twins, store=store, run_id="r1")
+    assert ("r1", "a") == (caught.value.run_id, caught.value.step_name)
+    assert "failed" == store.get_run("r1").info.status

@@ -7,6 +7,7 @@ them are done, how many at once, and what becomes of their failures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,7 +58,7 @@ from milepost.workflows.visiting import (
 if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = ["Composing", "check_items", "graph_invoked", "invoked", "item_ids"]
+__all__ = ["Composing", "check_items", "graph_invoked", "invoked", "item_ids", "lasting"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -247,7 +248,6 @@ class Composing:
     def _invoke(self, work: Invokes) -> Routine[Any]:
         """Run another flow inside this journal."""
         run, step_id, flow = self.run, self.step_id, work.flow
-        began = run.options.clock.monotonic()
         if flow.front == "graph":
             return (yield from self._walk(flow, work.given))
         inner = run.frame(flow, step_id, work.given, self.ends_at)
@@ -261,9 +261,8 @@ class Composing:
             yield from run.live()
             yield from self._inner_failed(exc)
             raise Unable from getattr(exc, "error", exc)
-        duration = (run.options.clock.monotonic() - began) * 1000
         told = data if isinstance(data, SerializeStateError) else b'{"final_output":' + data + b"}"
-        return invoked(run, inner, output, duration), told
+        return invoked(run, inner, output, 0.0), told
 
     def _inner_failed(self, exc: BaseException) -> Routine[None]:
         """Record why a workflow inside failed and, where no attempt is left, undo what it did."""
@@ -425,6 +424,14 @@ def invoked(run: StepRun, inner: Frame, output: Any, duration: float) -> SubWork
         run_id=run.run_id,
     )
     return SubWorkflowInvocationResult(result.final_output, result)
+
+
+def lasting(output: Any, duration: float) -> Any:
+    """What a workflow inside gave, with the duration that its step's record tells, as a replay gives it."""
+    result = getattr(output, "workflow_result", None)
+    if not isinstance(result, WorkflowResult):
+        return output
+    return replace(output, workflow_result=replace(result, total_duration_ms=duration))
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:

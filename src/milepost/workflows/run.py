@@ -318,7 +318,11 @@ class StepRun(Run):
                     raise self._broken(frame, exc) from exc
                 except MilepostError as exc:
                     self._check_used_up(frame, f"its end with {describe(exc)}")
-                    raise self._placed(exc) if isinstance(exc, WorkflowError) else self._broken(frame, exc) from exc
+                    raise (
+                        self._placed(exc)
+                        if isinstance(exc, (WorkflowError, DuplicateStepNameError))
+                        else self._broken(frame, exc)
+                    ) from exc
                 except Exception as exc:
                     self._check_used_up(frame, f"its end with {describe(exc)}")
                     raise self._broken(frame, exc) from exc
@@ -391,7 +395,7 @@ class StepRun(Run):
         if frame.position < len(frame.roots):
             raise non_determinism(self.run_id, frame.position, self._told(frame.roots[frame.position]), end)
 
-    def _placed(self, exc: WorkflowError) -> WorkflowError:
+    def _placed(self, exc: MilepostError) -> MilepostError:
         complete(exc, run_id=self.run_id)
         return exc
 

@@ -38,10 +38,10 @@ from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
 from milepost.model.results import SkipMarker, StepResult, step_result
 from milepost.store import Statement
 from milepost.workflows.answers import answered, fallback
-from milepost.workflows.groups import Composing
+from milepost.workflows.groups import Composing, lasting
 from milepost.workflows.matching import Arguments
 from milepost.workflows.rollback import register
-from milepost.workflows.steps import Calls, Maps, Modifiers, Step
+from milepost.workflows.steps import Calls, Invokes, Maps, Modifiers, Step
 from milepost.workflows.visiting import (
     StepFailed,
     Unable,
@@ -480,12 +480,15 @@ class _Doing(Composing):
         error = error_type = None
         if failed is not None and outcome != "recovered":
             error, error_type = failed.result.error, failed.result.error_type
+        rounded = round(duration * 1000) / 1000
+        if outcome == "succeeded" and isinstance(step.work, Invokes):
+            output = lasting(output, rounded)
         result = step_result(
             step.name,
             step.work.step_type,
             is_good,
             output,
-            round(duration * 1000) / 1000,
+            rounded,
             error,
             error_type,
             outcome,
