@@ -33,6 +33,8 @@ from milepost import (
     StoreClosedError,
     StoreError,
     WrongFlowError,
+    step,
+    workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
 
@@ -555,3 +557,33 @@ def test_a_run_that_could_not_be_released_to_workers_is_not_kept(verbs, medium, 
     assert "abandoned" == store.get_run("r1").lease
     heartbeat.beat()
     assert ("ready", "free") == (store.get_run("r1").info.status, store.get_run("r1").lease)
+
+
+# -- what a run failed with --------------------------------------------------------------------------------
+
+
+def deny(state: object) -> None:
+    raise ConnectionError("the bank is closed")
+
+
+@pytest.mark.parametrize("is_graph", [True, False])
+def test_a_failed_run_tells_its_error_with_the_users_code_first(verbs, store, caplog, is_graph):
+    @workflow("payments")
+    def payments():
+        yield step("pay").python(verbs.node(deny), args=(1,))
+
+    graph = Graph(dict).add_node("pay", verbs.node(deny)).add_edge("pay", END).set_entry("pay").compile("payments")
+    engine = Engine(store, flows=[graph if is_graph else payments])
+    handle = engine.start(graph, {}, run_id="r1") if is_graph else engine.start(payments, run_id="r1")
+    assert verbs.call(handle, "info").error is None
+    work(engine)
+    error = verbs.call(handle, "info").error
+    assert ("ConnectionError", "the bank is closed", "pay") == (error.error_type, error.message, error.node_id)
+    first = next(line for line in error.traceback.splitlines() if line.lstrip().startswith("File "))
+    assert "/milepost/" not in first
+    assert "in deny" in error.traceback
+    assert error == store.get_run("r1").info.error
+    (listed,) = store.list_runs()
+    assert (None, True) == (listed.error, "'pay'" in listed.reason and "ConnectionError: the bank" in listed.reason)
+    ended = [record.getMessage() for record in caplog.records if "is failed" in record.getMessage()]
+    assert [True] == [message.endswith(error.traceback.rstrip()) for message in ended]

@@ -311,3 +311,14 @@ def test_a_state_gives_a_terminal_no_commands_and_stays_the_same_json(shop: Shop
     document = json.loads(out)
     if arguments[0] == "state":
         assert {told: told} == document.get("state", document)
+
+
+def test_show_and_history_give_the_traceback_of_a_failed_run(done: Shop) -> None:
+    shown = done.call("show", "bad").out
+    assert "Traceback (most recent call last):" in shown
+    document = done.call("show", "bad", "--json").json["run"]["error"]
+    assert document["traceback"].rstrip() in shown
+    records = done.call("history", "bad", "--json").json["records"]
+    errors = [record["error"] for record in records if record["kind"] == "failure"]
+    assert [document["error_type"], document["traceback"]] == [errors[-1]["error_type"], errors[-1]["traceback"]]
+    assert {None} == {record["error"] for record in records if record["kind"] != "failure"}

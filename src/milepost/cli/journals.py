@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -63,6 +63,8 @@ class Entry:
     branch: str | None
     """The way to the branch or item that it is of, as `fork#visit/branch`, the outermost first."""
     note: str
+    error: dict[str, Any] | None = None
+    """Type, message and traceback of a failure, as its record tells them and if it is proven."""
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as JSON."""
@@ -109,7 +111,16 @@ def read_entries(store: Store, run_id: str) -> Iterator[Entry]:
     for record in records_of(store, run_id):
         is_of_node = bool(record.node_id) and record.kind != OWNER
         superseded = is_of_node and not is_live(record.sequence, live)
-        yield _entry(record, superseded, known.get(record.sequence))
+        entry = _entry(record, superseded, known.get(record.sequence))
+        yield entry if record.kind != FAILURE else replace(entry, error=_error(store, run_id, record))
+
+
+def _error(store: Store, run_id: str, record: Record) -> dict[str, Any] | None:
+    with contextlib.suppress(DeserializeStateError):
+        store.seals.check(run_id, record)
+        told = record.fields()
+        return {name: told.get(name) for name in ("error_type", "message", "traceback")}
+    return None
 
 
 def records_of(store: Store, run_id: str, newest: int | None = None) -> Iterator[Record]:

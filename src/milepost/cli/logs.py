@@ -86,7 +86,7 @@ class _Timed(logging.Formatter):
     """The line of a service: its time in UTC first."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"{iso(record.created)} {record.levelname.lower()}: {clean(_text(record))}"
+        return f"{iso(record.created)} {record.levelname.lower()}: {_line_by_line(_text(record))}"
 
 
 class _Document(logging.Formatter):
@@ -101,6 +101,11 @@ class _Document(logging.Formatter):
             "node_id": getattr(record, "node_id", None),
         }
         return to_json(told, is_line=True)
+
+
+def _line_by_line(text: str) -> str:
+    """Text of more than one line, such as one with a traceback."""
+    return "\n".join(map(clean, text.split("\n")))
 
 
 def _text(record: logging.LogRecord) -> str:

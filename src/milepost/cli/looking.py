@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import heapq
 import itertools
 import sys
@@ -194,6 +195,7 @@ def info_document(info: RunInfo) -> dict[str, Any]:
         "waiting_for": [wait_document(wait) for wait in info.waiting_for],
         "crash_count": info.crash_count,
         "tags": dict(info.tags),
+        **({} if info.error is None else {"error": dataclasses.asdict(info.error)}),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -16,10 +16,11 @@ from milepost.cli.journals import is_workflow, next_node, read_entries, records_
 from milepost.cli.looking import info_document, shown_next, why_it_stands
 from milepost.cli.places import open_existing
 from milepost.cli.tables import print_facts, print_table
-from milepost.cli.text import ago, duration, plural, short, size, to_json
+from milepost.cli.text import ago, clean, duration, plural, short, size, to_json
 from milepost.cli.trees import Tree, TreeStep, rows_of, tree_of
 from milepost.cli.watching import drawn, exit_code_of, watched
 from milepost.graph.status import Standing, Visit, standing
+from milepost.model.info import RunInfo
 from milepost.model.record import Record
 from milepost.store import Latest
 
@@ -62,19 +63,26 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
 
             info = redrawn(store, run_id, lambda latest, records: _shown(latest, records, store.place, is_of_steps))
             _shown(store.latest(run_id), records_of(store, run_id), store.place, is_of_steps).print()
+            print_error(store.get_run(run_id).info)
             return exit_code_of(info)
         latest = store.latest(run_id)
         shown = _shown(latest, records_of(store, run_id, latest.newest), store.place, is_of_steps)
+        info = store.get_run(run_id).info
         if not invocation.is_json:
             shown.print()
+            print_error(info)
             return OK
         steps = [] if is_of_steps else [step.to_dict() for step in steps_of(read_entries(store, run_id))]
-    print(
-        to_json(
-            {"run": info_document(latest.row.info), **({} if is_of_steps else {"steps": steps}), **shown.document()}
-        )
-    )
+    document = {"run": info_document(replace(latest.row.info, error=info.error))}
+    print(to_json({**document, **({} if is_of_steps else {"steps": steps}), **shown.document()}))
     return OK
+
+
+def print_error(info: RunInfo) -> None:
+    """Print the traceback of what a run failed with, as far as it is recorded."""
+    if info.error is not None and info.error.traceback:
+        print()
+        print("\n".join(map(clean, info.error.traceback.splitlines())))
 
 
 def _shown(latest: Latest, records: Iterable[Record], place: str, is_of_steps: bool) -> Shown:

@@ -36,7 +36,7 @@ from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, ask
 from milepost.job import Job
 from milepost.model.clock import Clock
-from milepost.model.failure import describe
+from milepost.model.failure import describe, failure_fields
 from milepost.model.retry import as_seconds
 from milepost.options import Options
 from milepost.store import RunRow, Store, Token
@@ -409,7 +409,9 @@ class Worker:
                 self.refused[run_id] = str(exc)
                 logger.warning("run %r is left to other code: %s", run_id, describe(exc), extra={"run_id": run_id})
                 return
-            logger.warning("run %r is %s: %s", run_id, job.run.status, describe(exc), extra={"run_id": run_id})
+            frames = failure_fields(exc.__cause__ or exc)["traceback"].rstrip() if job.run.status == "failed" else ""
+            told = f"{describe(exc)}\n{frames}" if frames else describe(exc)
+            logger.warning("run %r is %s: %s", run_id, job.run.status, told, extra={"run_id": run_id})
 
     def _forget_refused(self) -> None:
         """Forget the oldest of many refused runs: those that are over by now must not be remembered for ever."""

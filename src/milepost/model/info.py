@@ -14,7 +14,7 @@ from typing import Any
 from milepost.errors import OptionError
 from milepost.model.retry import as_seconds
 
-__all__ = ["CheckpointInfo", "Pruned", "Retention", "RunInfo", "Stats", "VerifyReport", "Wait"]
+__all__ = ["CheckpointInfo", "Pruned", "Retention", "RunFailure", "RunInfo", "Stats", "VerifyReport", "Wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,19 @@ class CheckpointInfo:
     visit: int = 1
     attempt: int = 1
     superseded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """What a run failed with, as its record tells: the error's type, message and traceback, and the node or step.
+
+    `node_id` is "" where the code of a workflow failed between its steps. The traceback begins with the user's own code.
+    """
+
+    error_type: str
+    message: str
+    node_id: str
+    traceback: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,8 @@ class RunInfo:
     waiting_for: tuple[Wait, ...]
     crash_count: int
     tags: Mapping[str, str]
+    error: RunFailure | None = None
+    """What a failed run failed with. A listing does not read it: there `reason` names the node and the error's first line."""
 
 
 @dataclass(frozen=True, slots=True)

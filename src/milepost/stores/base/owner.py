@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import dataclasses
 import functools
 import logging
 import os
@@ -16,7 +17,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar, Unpack
 
+import msgspec
+
 from milepost.errors import (
+    DeserializeStateError,
     OptionError,
     RunExistsError,
     RunLockedError,
@@ -24,8 +28,9 @@ from milepost.errors import (
     StoreClosedError,
     StoreError,
 )
+from milepost.model.info import RunFailure
 from milepost.model.process import describe_owner, is_gone, this_process
-from milepost.model.record import START, Record, format_time, make_record, new_record, packed
+from milepost.model.record import FAILURE, START, Record, format_time, make_record, new_record, packed
 from milepost.store import (
     MOST,
     Append,
@@ -493,7 +498,23 @@ class Journal(Store):
         check_run_id(run_id)
         held = self._holding(run_id)
         with self._reading("get_run") as tx:
-            return self._view(tx, self._row(tx, run_id), held=held)
+            row = self._view(tx, self._row(tx, run_id), held=held)
+        if row.info.status != "failed":
+            return row
+        return msgspec.structs.replace(row, info=dataclasses.replace(row.info, error=self._failure_of(run_id)))
+
+    def _failure_of(self, run_id: str) -> RunFailure | None:
+        """What the newest failure of a run says, if it ended the run and is proven."""
+        try:
+            for record in self.read(run_id, kinds=(FAILURE,), newest=True, limit=1):
+                self.seals.check(run_id, record)
+                told = record.fields()
+                if told.get("final") or told.get("given_up"):
+                    kind, message, frames = (str(told.get(n) or "") for n in ("error_type", "message", "traceback"))
+                    return RunFailure(kind, message, record.node_id, frames)
+        except DeserializeStateError:
+            pass  # verify tells of it
+        return None
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         found: dict[str, str] = {}
