@@ -11,7 +11,8 @@ What user code must not swallow (`LeaseLost`, `RunSuspended`, `RunCancelled`) is
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
@@ -97,9 +98,32 @@ class MilepostError(Exception):
         """The node id under the name that step workflows use."""
         return self.node_id
 
+    def name_run(self, run_id: str) -> None:
+        """Say of which run, and at which node where that is known, unless the message does so already.
+
+        What is wrong with the call, and what a workflow says itself, keeps its message.
+        """
+        if self.run_id is None:
+            self.run_id = run_id
+        text = self.args[0] if self.args else ""
+        if isinstance(self, _OF_THE_CALL) or not isinstance(text, str) or repr(self.run_id) in text:
+            return
+        at = "" if self.node_id is None or repr(self.node_id) in text else f" at node {self.node_id!r}"
+        self.args = (f"run {self.run_id!r}{at}: {text}", *self.args[1:])
+
     def __reduce__(self) -> tuple[Any, ...]:
         # An error may cross a process pool; rebuild it without calling a subclass's own signature.
         return (_rebuild, (type(self), self.args), self.__dict__)
+
+
+@contextmanager
+def naming(run_id: str) -> Iterator[None]:
+    """Let every error of the library that leaves the block say of which run it speaks, those of a store included."""
+    try:
+        yield
+    except MilepostError as exc:
+        exc.name_run(run_id)
+        raise
 
 
 def _rebuild(cls: type[MilepostError], args: tuple[Any, ...]) -> MilepostError:
@@ -575,3 +599,7 @@ class AttemptTimedOut(TimeoutError):
         super().__init__(f"no result after {timeout:g} s")
         self.timeout = timeout
         self.is_running = is_running
+
+
+_OF_THE_CALL = (AsyncNodeError, GraphError, InvalidIDError, MissingExtraError, OptionError, WorkflowError)
+"""Errors whose message is not about a run, though they may end one."""

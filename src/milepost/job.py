@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver, is_logged
-from milepost.errors import AsyncNodeError, MilepostError, OptionError, RunStopped, RunSuspended, SerializeStateError
+from milepost.errors import (
+    AsyncNodeError,
+    OptionError,
+    RunStopped,
+    RunSuspended,
+    SerializeStateError,
+    naming,
+)
 from milepost.executor.checks import Wish
 from milepost.executor.continuation import CONTINUE, check_options
 from milepost.executor.effects import Routine
@@ -182,6 +189,7 @@ class Job:
                 f"{'is a coroutine function' if len(names) == 1 else 'are coroutine functions'}: await the verb's a-twin "
                 f"(await flow.arun(...), aresume(...)) instead",
                 names=tuple(names),
+                run_id=self.run.run_id,
             )
 
     def do(self, state: Any = None, *, full: bool = False) -> Any:
@@ -323,11 +331,8 @@ class Job:
         if self.active is not None:
             self.active.add(self.run.run_id)
         try:
-            yield
-        except MilepostError as exc:
-            if exc.run_id is None:
-                exc.run_id = self.run.run_id
-            raise
+            with naming(self.run.run_id):
+                yield
         finally:
             if self.active is not None:
                 self.active.discard(self.run.run_id)

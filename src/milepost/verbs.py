@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, 
 from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver
 from milepost.drivers.wakeups import wake
+from milepost.errors import naming
 from milepost.executor import signals as signalling
 from milepost.executor.checks import Wish
 from milepost.executor.flow import Flow
@@ -272,7 +273,8 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         `SignalRefusedError`. A run that has ended raises `RunNotResumableError`.
         """
         kept = store_of(store)
-        told = SyncDriver(SYSTEM).run(signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to))
+        with naming(run_id):
+            told = SyncDriver(SYSTEM).run(signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to))
         wake(kept)
         return told
 
@@ -290,7 +292,10 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         kept = store_of(store)
         from milepost.drivers import AsyncDriver
 
-        told = await AsyncDriver(SYSTEM).run(signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to))
+        with naming(run_id):
+            told = await AsyncDriver(SYSTEM).run(
+                signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to)
+            )
         wake(kept)
         return told
 
@@ -301,7 +306,8 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         an async node that runs · ended: it had finished or been cancelled before, and nothing changes.
         """
         kept = store_of(store)
-        told = SyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
+        with naming(run_id):
+            told = SyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
         wake(kept)
         return told
 
@@ -312,7 +318,8 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         kept = store_of(store)
         from milepost.drivers import AsyncDriver
 
-        told = await AsyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
+        with naming(run_id):
+            told = await AsyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
         wake(kept)
         return told
 

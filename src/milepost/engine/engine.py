@@ -16,7 +16,7 @@ from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver
 from milepost.drivers.wakeups import wake
 from milepost.engine.authorize import Authorize, Gate
-from milepost.errors import OptionError, RunNotFoundError, StoreError
+from milepost.errors import OptionError, RunNotFoundError, StoreError, naming
 from milepost.executor.checks import Wish
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
@@ -570,13 +570,15 @@ class Engine:
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         """Delete everything of a run; `RunLockedError` while somebody executes it, unless `force`."""
-        SyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
+        with naming(run_id):
+            SyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
 
     async def adelete_run(self, run_id: str, *, force: bool = False) -> None:
         """`delete_run`, awaited."""
         from milepost.drivers import AsyncDriver
 
-        await AsyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
+        with naming(run_id):
+            await AsyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
 
     def close(self) -> None:
         """Close the store if the engine opened it, and the pool of `executor=` if no other engine binds that factory.

@@ -14,7 +14,7 @@ from milepost.drivers import SyncDriver
 from milepost.drivers.wakeups import wake
 from milepost.engine.authorize import Gate
 from milepost.engine.watching import Look, await_output, await_records, await_result, loaded, state_of, step_results
-from milepost.errors import OptionError, RunTimeoutError
+from milepost.errors import OptionError, RunTimeoutError, naming
 from milepost.executor import signals as signalling
 from milepost.executor.checks import Wish
 from milepost.executor.chronicle import Chronicle
@@ -177,12 +177,14 @@ class RunHandle(Generic[R]):
     # -- below ---------------------------------------------------------------------------------------
 
     def _run(self, routine: Routine[T]) -> T:
-        return SyncDriver(self._bound["clock"]).run(routine)
+        with naming(self.run_id):
+            return SyncDriver(self._bound["clock"]).run(routine)
 
     async def _arun(self, routine: Routine[T]) -> T:
         from milepost.drivers import AsyncDriver
 
-        return await AsyncDriver(self._bound["clock"]).run(routine)
+        with naming(self.run_id):
+            return await AsyncDriver(self._bound["clock"]).run(routine)
 
     def _info(self) -> Routine[RunInfo]:
         row: RunRow = yield from ask(self.store, "get_run", self.run_id)
@@ -246,8 +248,9 @@ class RunHandle(Generic[R]):
 
     def _told(self, chronicle: Chronicle, records: list[Record]) -> Iterator[Event]:
         for record in records:
-            self.store.seals.check(self.run_id, record)
-            event = chronicle.tell(record)
+            with naming(self.run_id):
+                self.store.seals.check(self.run_id, record)
+                event = chronicle.tell(record)
             if event is not None:
                 yield event
 
