@@ -218,6 +218,11 @@ def test_retry_takes_a_number_or_a_policy():
         step("x").retry(policy, backoff=1)
     with pytest.raises(OptionError):
         step("x").retry(0)
+    with pytest.raises(
+        OptionError, match=r"\.retry\(\) of step 'x' was given 'max_tries': it takes max_attempts"
+    ) as caught:
+        step("x").retry(max_tries=3)  # type: ignore[call-overload]
+    assert "max_tries" == caught.value.option
 
 
 def test_a_branch_needs_an_option():

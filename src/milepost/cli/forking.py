@@ -32,9 +32,10 @@ __all__ = ["fork"]
 def fork(
     invocation: Invocation, run_id: str, node_id: str | None, visit: int | None, new_id: str | None, into: str | None
 ) -> int:
-    """Copy a run up to a node into a new run, which is to be resumed, and print its id.
+    """Copy a run up to a node into a new run, and print its id.
 
-    RUN itself is not touched, whatever its status. Example: milepost fork o-17 --node price --as o-17-again
+    The new run is to be resumed. RUN itself is not touched, whatever its status.
+    Example: milepost fork o-17 --node price --as o-17-again
     """
     if node_id is None and visit is not None:
         raise click.UsageError("--visit goes with --node NODE")

@@ -84,9 +84,9 @@ def import_run(invocation: Invocation, file: BinaryIO, run_id: str | None) -> in
     click.option("--all", "is_all", is_flag=True, help="Check every run of the store."),
 )
 def verify(invocation: Invocation, run_id: str | None, is_all: bool) -> int:
-    """Check every digest, seal and number of a run, or with --all of all runs.
+    """Check all records of a run, or with --all of all runs.
 
-    Exit code 1 if something is wrong.
+    Every digest, seal and number is proven. Exit code 1 if something is wrong.
     """
     if (run_id is None) != is_all:
         raise click.UsageError("name a run to verify, or give --all")

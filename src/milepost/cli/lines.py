@@ -45,7 +45,9 @@ def line_of(event: Event, error: str | None = None) -> str | None:
             return _began(event)
         case NodeCompleted():
             on = "end" if event.next_node == END else event.next_node or "?"
-            return f"  done    {visit_of(event)}  {duration(event.duration_ms)}  -> {clean(on)}"
+            # What is inside a node, such as an item of a map, leads nowhere: the node does.
+            leads = "" if event.next_node == END and "/" in event.node_id else f"  -> {clean(on)}"
+            return f"  done    {visit_of(event)}  {duration(event.duration_ms)}{leads}"
         case StepCompleted():
             # Its last attempt has told of a failure; one without is that of the run.
             return None if event.outcome == "failed" else _step_line(event, error)

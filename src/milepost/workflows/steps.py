@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, TypeVarTup
 
 import msgspec
 
-from milepost.errors import DuplicateStepNameError
+from milepost.errors import DuplicateStepNameError, OptionError
 from milepost.executor.waits import Waits
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.results import (
@@ -197,11 +197,20 @@ class _Definition:
     def retry(self, max_attempts: Retry, /) -> Self: ...
     @overload
     def retry(self, max_attempts: int, backoff: float | timedelta | None = None) -> Self: ...
-    def retry(self, max_attempts: int | Retry, backoff: float | timedelta | None = None) -> Self:
+    def retry(
+        self, max_attempts: int | Retry | None = None, backoff: float | timedelta | None = None, **unknown: Any
+    ) -> Self:
         """Try again when the call fails: `max_attempts` in all, with pauses that double from `backoff` (None: 1 s) on.
 
         Give a `Retry` for anything else. Raises `OptionError` for values that make no sense.
         """
+        if unknown or max_attempts is None:
+            names = ", ".join(map(repr, unknown)) or "no max_attempts"
+            raise OptionError(
+                f".retry() of step {self.name!r} was given {names}: it takes max_attempts and backoff, or a Retry, which "
+                f"has all other options",
+                option=next(iter(unknown), "max_attempts"),
+            )
         policy = max_attempts
         if not isinstance(policy, Retry):
             policy = Retry(policy, backoff=1.0 if backoff is None else as_seconds(backoff, "backoff"))
