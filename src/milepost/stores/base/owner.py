@@ -499,14 +499,14 @@ class Journal(Store):
         held = self._holding(run_id)
         with self._reading("get_run") as tx:
             row = self._view(tx, self._row(tx, run_id), held=held)
-        if row.info.status != "failed":
-            return row
-        return msgspec.structs.replace(row, info=dataclasses.replace(row.info, error=self._failure_of(run_id)))
+            if row.info.status != "failed":
+                return row
+            return msgspec.structs.replace(row, info=dataclasses.replace(row.info, error=self._failure_of(tx, run_id)))
 
-    def _failure_of(self, run_id: str) -> RunFailure | None:
+    def _failure_of(self, tx: Transaction, run_id: str) -> RunFailure | None:
         """What the newest failure of a run says, if it ended the run and is proven."""
         try:
-            for record in self.read(run_id, kinds=(FAILURE,), newest=True, limit=1):
+            for record in tx.records(run_id, kinds=(FAILURE,), newest=True, limit=1):
                 self.seals.check(run_id, record)
                 told = record.fields()
                 if told.get("final") or told.get("given_up"):
