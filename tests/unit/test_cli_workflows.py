@@ -176,7 +176,7 @@ class Bookings(Shop):
 
     def rows(self, run_id: str) -> list[list[str]]:
         """The table of steps that show prints: name as it stands, kind, status, and what is told."""
-        lines = self.call("show", run_id).out.partition("\n\n")[2].splitlines()
+        lines = self.call("show", run_id).out.split("\n\n")[1].splitlines()
         header, *rows = lines
         at = [header.index(column) for column in ("kind", "status", "attempts", "told")]
         return [

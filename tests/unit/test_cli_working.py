@@ -137,7 +137,14 @@ def test_a_worker_of_the_users_own_kind_is_run(workshop: Workshop) -> None:
 def test_a_worker_logs_a_line_for_each_run_that_is_taken_and_ends(workshop: Workshop) -> None:
     workshop.start("good")
     workshop.start("bad", "-i", "id=a", "-i", "fails=true")
-    told = [line for line in workshop.call("worker", "--until-idle", *APP).err.splitlines() if line != "made"]
+    log, traced, frames = workshop.call("worker", "--until-idle", *APP).err.partition(
+        "Traceback (most recent call last):\n"
+    )
+    assert traced
+    frames, told_by, rest = frames.partition("by the bank\n")
+    assert "in charge" in frames
+    assert told_by
+    told = [line for line in (log + rest).splitlines() if line != "made"]
     assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z (info|warning): ", line) for line in told)
     text = "\n".join(line.partition("Z ")[2] for line in told)
     assert re.match(r"info: worker \d+ takes up runs of 'orders', 'parcels' in .*runs\.db, 10 at once\n", text)
