@@ -35,7 +35,7 @@ class Interrupting:
         return plus(state)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("options", [{}, {"timeout": 60}])
 def test_an_interrupted_node_is_not_done_and_runs_again_on_resume(verbs, store, line, log, error, options):
     b = Interrupting(error())

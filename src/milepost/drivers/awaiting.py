@@ -7,12 +7,13 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.store_queue import lane_of
 from milepost.drivers.threads import Promise
+from milepost.ends import error_of
 from milepost.errors import AttemptTimedOut
 from milepost.executor.context import current_context
 from milepost.executor.effects import (
@@ -83,6 +84,8 @@ class AsyncDriver(Driver):
         super().__init__(clock, hooks)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        self._cancels = 0 if self._task is None else self._task.cancelling()
+        """How often that task had been cancelled before the routine began."""
         self._wake: asyncio.Event | None = None
         self._leaving: set[asyncio.Future[None]] = set()
         """What waits to leave calls to their threads; kept here so that it is not collected."""
@@ -113,11 +116,27 @@ class AsyncDriver(Driver):
             value: T = stop.value
             return value
 
-    def _is_awaited(self) -> bool:
+    def _comes_from_outside(self, end: BaseException, task: asyncio.Task[Any] | None) -> bool:
+        """Tell whether somebody has cancelled the `task` of a call, or closes its coroutine."""
+        if task is None:
+            return True
+        if isinstance(end, GeneratorExit):
+            try:
+                return asyncio.current_task() is not task
+            except RuntimeError:  # no loop runs any more
+                return True
+        return task.cancelling() > (self._cancels if task is self._task else 0)
+
+    def _result_of(self, task: asyncio.Future[Any]) -> Any:
+        """Give the result of a task of this driver's own that has ended, or raise what it raised."""
         try:
-            return self._task is not None and asyncio.current_task() is self._task
-        except RuntimeError:
-            return False
+            value = task.result()
+        except asyncio.CancelledError as end:
+            # Nobody here has cancelled it: its own code did.
+            raise error_of(end) or end from end
+        if type(value) is Ended:
+            raise value.error
+        return value
 
     async def perform(self, effect: Effect) -> Any:
         """The answer of one effect, or raise what went wrong."""
@@ -156,7 +175,7 @@ class AsyncDriver(Driver):
                     elif isinstance(effect, Alone):
                         lonely.append(branch)
                     elif isinstance(effect, Sleep) or (isinstance(effect, Call) and effect.is_async):
-                        tasks[asyncio.ensure_future(self.perform(effect))] = (next(numbers), branch, False)
+                        tasks[asyncio.ensure_future(_ended(self.perform, effect))] = (next(numbers), branch, False)
                     else:
                         await self._settle(branches, [branch], self.perform(effect))
                 for append, settled in merged(writes):
@@ -167,7 +186,7 @@ class AsyncDriver(Driver):
                 if branches.is_ready:
                     continue
                 for branch, call in branches.admitted():
-                    tasks[asyncio.ensure_future(self.perform(call))] = (next(numbers), branch, True)
+                    tasks[asyncio.ensure_future(_ended(self.perform, call))] = (next(numbers), branch, True)
                 if branches.is_ready or branches.is_over:
                     continue
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +195,7 @@ class AsyncDriver(Driver):
                     _, branch, is_call = tasks.pop(task)
                     if is_call:
                         branches.has_called(branch)
-                    await self._settle(branches, [branch], task)
+                    await self._settle(branches, [branch], self._outcome_of(task))
         finally:
             for task in tasks:
                 task.cancel()
@@ -188,15 +207,12 @@ class AsyncDriver(Driver):
                     task.exception()
         return branches.outcomes
 
+    async def _outcome_of(self, task: asyncio.Future[Any]) -> Any:
+        return self._result_of(task)
+
     async def _settle(self, branches: Branches, settled: list[Branch], work: Awaitable[Any]) -> None:
         try:
             answer = await work
-        except asyncio.CancelledError as exc:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            for branch in settled:
-                branches.fail(branch, exc)
         except Exception as exc:
             for branch in settled:
                 branches.fail(branch, exc)
@@ -220,20 +236,20 @@ class AsyncDriver(Driver):
 
     async def _awaited(self, call: Call) -> Any:
         around = self.publish(call.announce) if call.announce is not None else ()
-        if call.context is None:
-            return await call.fn(*call.args)
-        reset = current_context.set(call.context)
+        task = asyncio.current_task()
+        reset = None if call.context is None else current_context.set(call.context)
         try:
-            if around:
+            if around and call.context is not None:
                 with surround(around, call.context.run_id):
                     return await call.fn(*call.args)
             return await call.fn(*call.args)
-        except GeneratorExit as exc:
-            if not self._is_awaited():
-                raise  # the coroutine is being closed
-            raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
+        except (GeneratorExit, asyncio.CancelledError) as end:
+            if self._comes_from_outside(end, task):
+                raise
+            raise error_of(end) or end from end
         finally:
-            current_context.reset(reset)
+            if reset is not None:
+                current_context.reset(reset)
 
     def _elsewhere(self, call: Call) -> tuple[asyncio.Future[Any], Promise]:
         """Have a sync call run by its executor or in a thread: its outcome, here and there."""
@@ -293,12 +309,12 @@ class AsyncDriver(Driver):
         assert call.timeout is not None
         promise: Promise | None = None
         if call.is_async:
-            task: asyncio.Future[Any] = asyncio.ensure_future(self._await(call))
+            task: asyncio.Future[Any] = asyncio.ensure_future(_ended(self._await, call))
         else:
             task, promise = self._elsewhere(call)
         try:
             if await self._ends_within(task, call.timeout):
-                return task.result()
+                return self._result_of(task)
             if promise is None or promise.recall():
                 raise AttemptTimedOut(call.timeout)
             self.mark_overdue(call)
@@ -345,7 +361,7 @@ class AsyncDriver(Driver):
             while True:
                 try:
                     if type(effect) is Call or type(effect) is Gather:
-                        task = asyncio.ensure_future(self.perform(effect))
+                        task = asyncio.ensure_future(_ended(self.perform, effect))
                         try:
                             while not task.done():
                                 await self._told(task)
@@ -355,7 +371,7 @@ class AsyncDriver(Driver):
                             if not task.done():
                                 task.cancel()
                                 await asyncio.wait({task})
-                        answer = task.result()
+                        answer = self._result_of(task)
                     else:
                         answer = await self.perform(effect)
                 except GeneratorExit:
@@ -412,6 +428,19 @@ class AsyncDriver(Driver):
                     effect = routine.send(answer)
         except (StopIteration, StreamClosed):
             return
+
+
+class Ended(NamedTuple):
+    """How a task ended that may not raise it: asyncio stops its whole loop for a task that raises one of these."""
+
+    error: SystemExit | KeyboardInterrupt
+
+
+async def _ended(work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    try:
+        return await work(*args)
+    except (SystemExit, KeyboardInterrupt) as exc:
+        return Ended(exc)
 
 
 def _is_done_here(effect: Effect) -> TypeGuard[Call]:

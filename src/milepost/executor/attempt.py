@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from milepost.ends import contained
 from milepost.errors import AttemptTimedOut, StatementError
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Routine, Sleep
@@ -81,7 +82,7 @@ def attempts(
             work = prepare(context, limit)
             returned = (yield work) if type(work) is Call else (yield from work)  # type: ignore[misc]
             is_judging = True
-            made = judge(returned)
+            made = contained(judge, returned)
         except catch as exc:
             if isinstance(exc, AttemptTimedOut) and limit != timeout:
                 if ends_at is not None and clock.monotonic() >= ends_at:

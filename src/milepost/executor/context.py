@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
+from milepost.ends import contained
 from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.model.events import Emitted, Event, Progress
 from milepost.model.hooks import surround
@@ -346,16 +347,13 @@ def run_within(
 ) -> Any:
     """Call user code with `context` current where there is one, surrounded by what hooks returned."""
     if context is None:
-        return fn(*args)
+        return contained(fn, *args)
     reset = current_context.set(cast("Context[Any]", context))
     try:
         if around:
             with surround(around, context.run_id):
-                return fn(*args)
-        return fn(*args)
-    except GeneratorExit as exc:
-        # Thrown into the core it would mean that nobody performs effects any more.
-        raise RuntimeError("user code raised GeneratorExit outside a generator") from exc
+                return contained(fn, *args)
+        return contained(fn, *args)
     finally:
         current_context.reset(reset)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
+from milepost.ends import contained
 from milepost.errors import (
     OptionError,
     RunNotFoundError,
@@ -103,7 +104,7 @@ def open_turn(run: Run, found: Any, given: Any) -> tuple[Any, bytes]:
     """
     flow, entry = cast("GraphFlow", run.flow), run.flow.entry
     try:
-        state = flow.taken_up(found.state, given)
+        state = contained(flow.taken_up, found.state, given)
         data = run.journal.encode(state, flow.codec)
         if isinstance(data, SerializeStateError):
             raise data

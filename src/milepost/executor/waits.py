@@ -17,6 +17,7 @@ import msgspec
 
 from milepost.codec import Codec
 from milepost.codec.families import family_of
+from milepost.ends import contained
 from milepost.errors import (
     CheckpointWriteError,
     DeserializeStateError,
@@ -410,7 +411,7 @@ def _reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
     payload = signal.payload or b"null"
     if work.payload is not None:
         try:
-            payload = _typed(payload, work.payload)
+            payload = contained(_typed, payload, work.payload)
         except Exception as exc:  # a model's own validators are user code
             told = exc.args[0] if isinstance(exc, MilepostError) and exc.args else describe(exc)
             return None, f"the payload of signal {signal.name!r} is refused: {told}"

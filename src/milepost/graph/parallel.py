@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from milepost.ends import contained
 from milepost.errors import (
     BranchError,
     LeaseLost,
@@ -187,7 +188,7 @@ def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routin
         if walker.updates is not None:
             walker.updates += [update for end in ends.values() for update in end.updates]
             walker.is_untold |= any(end.is_untold for end in ends.values())
-        return walker.flow.merged(fork, before, ends, walker.given)
+        return contained(walker.flow.merged, fork, before, ends, walker.given)
     except Exception as exc:
         yield from _merge_failed(walker, fork, context, exc)
         raise
@@ -205,7 +206,7 @@ def _asked(
     returned = yield Call(merge.fn, (before, states), context, merge.is_async)
     base = walker.fresh(walker.state)
     given = walker.flow.read(base, returned)
-    merged = walker.flow.accept(walker.flow.units[fork.join], base, given)
+    merged = contained(walker.flow.accept, walker.flow.units[fork.join], base, given)
     if walker.updates is not None:
         # What the function made of the branches counts for the fork around this one, not what their nodes returned.
         walker.take_up(walker.updates_of(walker.state, merged, given)[0])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from milepost.ends import contained, error_of
+
 if TYPE_CHECKING:
     from milepost.model.events import Event
 
@@ -28,7 +30,7 @@ def notify(hooks: Sequence[Hook], event: Event) -> list[AbstractContextManager[A
     around: list[AbstractContextManager[Any]] = []
     for hook in hooks:
         try:
-            answer = hook(event)
+            answer = contained(hook, event)
         except Exception:
             logger.exception("hook %r failed at %s", hook, type(event).__name__, extra={"run_id": event.run_id})
             continue
@@ -43,7 +45,7 @@ def surround(around: Sequence[AbstractContextManager[Any]], run_id: str) -> Iter
     with ExitStack() as stack:
         for manager in around:
             try:
-                manager.__enter__()
+                contained(manager.__enter__)
             except Exception:
                 logger.exception("context manager %r of a hook failed", manager, extra={"run_id": run_id})
                 continue
@@ -58,7 +60,7 @@ def _harmless_exit(manager: AbstractContextManager[Any], run_id: str) -> Callabl
         except BaseException as exc:
             # A generator-based manager re-raises what it was given; that one is on its way already.
             if exc is not exc_info[1]:
-                if not isinstance(exc, Exception):
+                if not isinstance(exc, Exception) and error_of(exc) is None:
                     raise
                 logger.exception("context manager %r of a hook failed", manager, extra={"run_id": run_id})
         return False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from milepost.decoding import decode_inside
+from milepost.ends import contained
 from milepost.errors import (
     AsyncNodeError,
     AttemptTimedOut,
@@ -364,7 +365,7 @@ def item_ids(run: StepRun, step: Step[Any], step_id: str) -> list[str]:
     names = []
     for item in work.items:
         try:
-            name = work.key(item)
+            name = contained(work.key, item)
             if type(name) is not str:
                 raise TypeError(f"its key= gave {shown(name)} for {shown(item)}: it must give a str")
         except Exception as exc:

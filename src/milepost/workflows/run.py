@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from milepost.ends import contained, error_of
 from milepost.errors import (
     AsyncNodeError,
     DeserializeStateError,
@@ -313,9 +314,6 @@ class StepRun(Run):
                 except StopIteration as stop:
                     self._check_used_up(frame, "its end")
                     return stop.value
-                except GeneratorExit as exc:
-                    # It would mean that nobody performs effects any more.
-                    raise self._broken(frame, exc) from exc
                 except MilepostError as exc:
                     self._check_used_up(frame, f"its end with {describe(exc)}")
                     raise (
@@ -325,6 +323,10 @@ class StepRun(Run):
                     ) from exc
                 except Exception as exc:
                     self._check_used_up(frame, f"its end with {describe(exc)}")
+                    raise self._broken(frame, exc) from exc
+                except BaseException as exc:
+                    if error_of(exc) is None:
+                        raise
                     raise self._broken(frame, exc) from exc
                 step = self._asked(frame, asked)
                 step_id = frame.prefix + step.name
@@ -564,7 +566,7 @@ class StepRun(Run):
 def _close(body: Any, why: BaseException) -> None:
     """Close a workflow's code, which ends because of `why`; a step that it asks for in a `finally` is refused."""
     try:
-        body.close()
+        contained(body.close)
     except Exception as exc:
         if isinstance(exc, RuntimeError) and "ignored GeneratorExit" in str(exc):
             why.add_note("a step that the workflow asked for in a finally was refused: the workflow had ended")
