@@ -173,6 +173,8 @@ class Release(NamedTuple):
     """For `waiting`: the count of signals that was read. If it has grown the release is refused."""
     degraded: bool = False
     missed: tuple[str, ...] = ()
+    crash_count: int | None = None
+    """How often in a row the run has crashed without a checkpoint in between, this time included; None: it did not now."""
 
 
 class Statement(NamedTuple):

@@ -15,6 +15,7 @@ from milepost import (
     MemoryStore,
     NodeError,
     Retry,
+    RunNotResumableError,
     StepError,
     WorkflowError,
     parallel,
@@ -167,3 +168,117 @@ def test_a_task_that_cancels_itself_in_a_branch_fails_that_branch(options):
     with pytest.raises(NodeError, match="CancelledError"):
         asyncio.run(compiled.arun({}, store=store, run_id="r1"))
     assert "failed" == store.get_run("r1").info.status
+
+
+# -- what would end the worker ------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """An end of somebody's own."""
+
+
+def deadly(place: str, end: type[BaseException], log: list[str]) -> Any:
+    """A flow whose own code raises `end` each time that it comes to `place`."""
+
+    def raises(given: Any) -> Any:
+        log.append("bad")
+        raise end
+
+    async def awaited(given: Any) -> Any:
+        raises(given)
+
+    if place == "workflow":
+
+        @workflow("bad")
+        def bad(n: int) -> Any:
+            yield step("s").python(raises, args=(n,))
+
+        return bad.bind(1)
+    if place == "own code":
+
+        @workflow("bad")
+        async def own(n: int) -> Any:
+            raises(n)
+
+        return own.bind(1)
+    graph = Graph(dict)
+    if place == "branch":
+        graph.add_node("a", lambda state: state).add_node("b", awaited).add_node("c", raises)
+        graph.add_node("d", lambda state: state, merge=lambda state, states: state)
+        graph.add_edge("a", "b").add_edge("a", "c").add_edge("b", "d").add_edge("c", "d").add_edge("d", END)
+    elif place == "router":
+        graph.add_node("a", lambda state: state).add_conditional_edge("a", raises, [END])
+    else:
+        graph.add_node("a", {"plain": raises}.get(place, awaited), **({"timeout": 60} if place == "timeout" else {}))
+        graph.add_edge("a", END)
+    return graph.set_entry("a").compile("bad").bind({})
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("place", ["plain", "async", "timeout", "branch", "router", "workflow", "own code"])
+def test_a_run_whose_code_would_end_its_worker_is_blocked_and_the_others_go_on(place, end, caplog):
+    log: list[str] = []
+    good = Graph(dict).add_node("a", lambda state: {"n": 1}).add_edge("a", END).set_entry("a").compile("good")
+    bad = deadly(place, end, log)
+    engine = Engine(MemoryStore(), flows=[bad.flow, good], max_crashes=3)
+    engine.start(bad, run_id="bad")
+    engine.start(good.bind({}), run_id="good")
+    engine.worker().run(until_idle=True)
+    assert {"n": 1} == engine.handle("good").result(timeout=5)
+    info = engine.handle("bad").info()
+    assert ("blocked", 3) == (info.status, info.crash_count)
+    assert end.__name__ in info.reason
+    assert 3 == sum("its code raised" in record.getMessage() for record in caplog.records)
+    times = len(log)
+    engine.worker().run(until_idle=True)
+    assert times == len(log)
+
+
+def test_an_end_that_is_counted_as_a_crash_is_counted_on_every_store(medium, clock):
+    store, log = medium.open(clock=clock), []
+    bad = deadly("plain", SystemExit, log)
+    engine = Engine(store, flows=[bad.flow], clock=clock, max_crashes=2)
+    handle = engine.start(bad, run_id="bad")
+    engine.worker().run(until_idle=True)
+    assert ("blocked", 2, "free") == (handle.info().status, handle.info().crash_count, store.get_run("bad").lease)
+    with pytest.raises(RunNotResumableError, match="reopen=True"):
+        engine.resume(bad.flow, "bad")
+    with pytest.raises(SystemExit):
+        engine.resume(bad.flow, "bad", reopen=True)
+    assert ["bad"] * 3 == log
+    assert "interrupted" == handle.info().status
+
+
+def test_a_run_that_makes_progress_between_its_crashes_is_not_blocked():
+    log: list[str] = []
+
+    def once(name: str) -> Any:
+        def node(state: dict[str, Any]) -> dict[str, Any]:
+            log.append(name)
+            if log.count(name) == 1:
+                raise SystemExit
+            return state
+
+        return node
+
+    graph = Graph(dict)
+    for name, following in zip("abc", ["b", "c", END], strict=True):
+        graph.add_node(name, once(name)).add_edge(name, following)
+    engine = Engine(MemoryStore(), flows=[compiled := graph.set_entry("a").compile("g")], max_crashes=2)
+    handle = engine.start(compiled.bind({}))
+    engine.worker().run(until_idle=True)
+    assert ("finished", [*"aabbcc"]) == (handle.info().status, log)
+
+
+def test_without_a_limit_a_run_that_crashes_is_taken_with_growing_pauses(clock):
+    log: list[str] = []
+    bad = deadly("plain", SystemExit, log)
+    engine = Engine(MemoryStore(clock=clock), flows=[bad.flow], clock=clock, max_crashes=None)
+    handle = engine.start(bad)
+    engine.worker().run(until_idle=True)
+    first = len(log)
+    engine.worker().run(until_idle=True)
+    assert ("ready", first) == (handle.info().status, len(log))
+    clock.advance(3)
+    engine.worker().run(until_idle=True)
+    assert first + 1 == len(log)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milepost import END, Graph, LeaseLost, Retry, RunCancelled, RunStopped
+from milepost import END, Graph, LeaseLost, Retry, RunCancelled, RunStopped, RunSuspended, StoreError
 from milepost.drivers.heartbeat import heartbeat
 
 
@@ -312,3 +312,96 @@ def test_a_task_that_is_cancelled_while_a_run_is_taken_leaves_it_to_the_next_ver
 def one_node() -> Any:
     graph = Graph(Count).add_node("a", lambda state: Count(state.n + 1)).add_edge("a", END).set_entry("a")
     return graph.compile("one")
+
+
+class FailingOnce(TakenMeanwhile):
+    """Fails once it has done what it is asked."""
+
+    @staticmethod
+    def interrupt() -> None:
+        raise StoreError("the connection is gone")
+
+
+@pytest.mark.parametrize("method", ["create", "claim"])
+def test_a_run_that_was_taken_as_its_store_failed_is_given_back_as_it_was(medium, method):
+    kind = type("Kind", (FailingOnce,), {})
+    store, graph = medium.open(kind), one_node()
+    if method == "claim":
+        with pytest.raises(RunStopped):
+            graph.run(Count(), store=store, run_id="r1", stop_before="a")
+    kind.method = method
+    with pytest.raises(StoreError, match="connection is gone"):
+        if method == "create":
+            graph.run(Count(), store=store, run_id="r1")
+        else:
+            graph.resume(store, "r1")
+    heartbeat.beat()
+    info = store.get_run("r1").info
+    assert ("interrupted", "free") == (info.status, store.get_run("r1").lease)
+    assert "connection is gone" in info.reason
+    assert Count(1) == graph.resume(store, "r1")
+
+
+class InterruptedTwice:
+    """Interrupts whoever gives a run up, as often as it is told."""
+
+    times = 0
+    interrupt: Any = None
+
+    def append(self, batch: Any) -> Any:
+        if type(self).times and any(append.release is not None for append in batch):
+            type(self).times -= 1
+            type(self).interrupt()
+        return super().append(batch)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("end", ["interrupted", "failed", "finished", "waiting"])
+def test_ctrl_c_while_a_run_is_given_up_leaves_it_to_anybody(medium, end):
+    kind = type("Kind", (InterruptedTwice,), {"times": 1, "interrupt": staticmethod(_raise)})
+    store, is_first = medium.open(kind), [True]
+
+    def a(state: Count) -> Count:
+        if is_first.pop() if is_first else False:
+            if end == "interrupted":
+                raise KeyboardInterrupt
+            if end == "failed":
+                raise ValueError("as it does")
+        return plus(state)
+
+    graph = Graph(Count).add_node("a", a).add_timer("t", duration=0 if end != "waiting" else 1000).add_edge("a", "t")
+    compiled = graph.add_edge("t", END).set_entry("a").compile("g")
+    with pytest.raises(KeyboardInterrupt):
+        compiled.run(Count(), store=store, run_id="r1")
+    heartbeat.beat()
+    assert "free" == store.get_run("r1").lease
+    assert "interrupted" == store.get_run("r1").info.status
+    if end == "waiting":
+        with pytest.raises(RunSuspended):
+            compiled.resume(store, "r1")
+    else:
+        assert Count(1) == compiled.resume(store, "r1")
+
+
+def test_a_task_that_is_cancelled_again_while_its_run_is_given_up_leaves_it_to_anybody(medium):
+    kind = type("Kind", (InterruptedTwice,), {"times": 1})
+    store = medium.open(kind)
+
+    async def a(state: Count) -> Count:
+        await asyncio.Event().wait()
+        return plus(state)
+
+    graph = Graph(Count).add_node("a", a).add_edge("a", END).set_entry("a").compile("g")
+
+    async def main() -> None:
+        loop, working = asyncio.get_running_loop(), asyncio.ensure_future(graph.arun(Count(), store=store, run_id="r1"))
+        kind.interrupt = staticmethod(lambda: loop.call_soon_threadsafe(working.cancel))
+        while not store.list_runs() or "running" != store.get_run("r1").info.status:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(main())
+    heartbeat.beat()
+    assert ("interrupted", "free") == (store.get_run("r1").info.status, store.get_run("r1").lease)

@@ -347,6 +347,87 @@ def test_a_run_that_can_never_be_saved_fails_in_the_end(medium, clock):
     assert ("failed", ["a", "a", "a"]) == (handle.info().status, log)
 
 
+class Refusing(Failing):
+    """A store that cannot write one kind of release, as with a value that nothing encodes."""
+
+    refused: tuple[str, ...] = ()
+    reads = 0
+
+    def append(self, batch):
+        if any(append.release is not None and append.release.status in self.refused for append in batch):
+            raise TypeError("a value that cannot be encoded")
+        return super().append(batch)
+
+    def latest(self, run_id, **options):
+        if type(self).reads:
+            type(self).reads -= 1
+            raise StoreError("the disk is away", op="latest")
+        return super().latest(run_id, **options)
+
+
+def test_a_run_that_cannot_be_parked_is_taken_with_growing_pauses_and_then_blocked(medium, clock):
+    store = medium.open(type("Kind", (Refusing,), {"refused": ("waiting",)}), clock=clock)
+    graph = Graph(Count).add_timer("t", duration=10_000).add_edge("t", END).set_entry("t").compile("flow")
+    engine = Engine(store, flows=[graph], clock=clock, max_crashes=3)
+    handle = engine.start(graph, Count())
+    taken = []
+    for _ in range(8):
+        engine.worker().run(until_idle=True)
+        taken.append(len(store.read(handle.run_id, kinds=("owner",))))
+        clock.advance(3)
+    assert [1, 2, 2, 3] == taken[:4]
+    assert 3 == taken[-1]
+    assert "blocked" == handle.info().status
+    assert "a value that cannot be encoded" in handle.info().reason
+
+
+def test_a_run_that_cannot_be_released_at_all_is_left_alone_for_a_while(medium, clock):
+    kind = type("Kind", (Refusing,), {"refused": ("waiting", "ready", "failed", "blocked", "interrupted")})
+    store = medium.open(kind, clock=clock)
+    graph = Graph(Count).add_timer("t", duration=10_000).add_edge("t", END).set_entry("t").compile("flow")
+    engine = Engine(store, flows=[graph], clock=clock)
+    handle = engine.start(graph, Count())
+    worker = engine.worker(poll=0.01)
+    worker.run(until_idle=True)
+    assert 1 == len(store.read(handle.run_id, kinds=("owner",)))
+
+
+def test_a_run_that_cannot_be_read_when_it_is_taken_is_given_back_for_a_little_later(medium, clock):
+    store = medium.open(type("Kind", (Refusing,), {"reads": 1}), clock=clock)
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph], clock=clock)
+    handle = engine.start(graph, Count())
+    engine.worker().run(until_idle=True)
+    assert ("ready", "free", 1) == (
+        handle.info().status, store.get_run(handle.run_id).lease, len(store.read(handle.run_id, kinds=("owner",))),
+    )  # fmt: skip
+    clock.advance(5)
+    engine.worker().run(until_idle=True)
+    assert Count(1) == handle.result(timeout=5)
+
+
+def test_a_claim_that_was_written_though_it_failed_is_taken_again_at_once(medium):
+    is_lost = []
+
+    class Lost:
+        def _change(self, op, body):
+            given = super()._change(op, body)
+            if op == "claim_due" and given and is_lost:
+                is_lost.clear()
+                raise StoreError("the answer is lost", op="claim_due")
+            return given
+
+    store = medium.open(Lost)
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph])
+    handle = engine.start(graph, Count())
+    is_lost.append(True)
+    with pytest.raises(StoreError, match="answer is lost"):
+        store.claim_due(["flow"], 1)
+    engine.worker().run(until_idle=True)
+    assert (Count(1), 0) == (handle.result(timeout=5), handle.info().crash_count)
+
+
 # -- stopping ------------------------------------------------------------------------------------------------
 
 

@@ -138,7 +138,8 @@ class Heartbeat:
             held = self._held.pop(token, None)
             if owed is not None:
                 self._owed[token] = (store, owed)
-                self._beat_within((held.lease if held is not None else OWED) / 3)
+                # Soon, where only an interruption kept it from being written; then in the rhythm of the lease.
+                self._beat_within(min(LOOK, (held.lease if held is not None else OWED) / 3))
         # A released token is forgotten by the store; for any other the store must know that nobody uses it now.
         store.abandon(token)
 

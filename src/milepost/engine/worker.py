@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, Self, cast
 from milepost.drivers import AsyncDriver
 from milepost.drivers.store_queue import lane_of
 from milepost.drivers.wakeups import listen, unlisten
+from milepost.ends import is_cancellation
 from milepost.engine.schedule import Schedule
 from milepost.errors import (
     LeaseLost,
@@ -117,6 +118,8 @@ class Worker:
         """Runs that this worker cannot go on with, and why: they are left to other code."""
         self._schedules: dict[str, Schedule] = {}
         self._running: dict[asyncio.Task[None], tuple[str, Job]] = {}
+        self._resting: dict[str, tuple[int, float]] = {}
+        """Runs that could not be read or released: how often in a row, and until when they are left alone."""
         self._suspect: str | None = None
         """The run with it that its process may die of; there is never another one beside it."""
         self._put_off: dict[str, None] = {}
@@ -364,7 +367,12 @@ class Worker:
             names,
             room,
             # One that is being given back may be free already, and is not known as refused yet.
-            (*self.refused, *self._put_off, *(job.run.run_id for _, job in self._running.values())),
+            (
+                *self.refused,
+                *self._put_off,
+                *(job.run.run_id for _, job in self._running.values()),
+                *(run_id for run_id, (_, until) in self._resting.items() if until > self._now()),
+            ),
             lease=options.lease,
             max_crashes=options.max_crashes,
         )
@@ -404,7 +412,15 @@ class Worker:
             return
         except LeaseLost as exc:
             logger.warning("%s", exc, extra={"run_id": run_id})
-        except Exception as exc:
+        except GeneratorExit:
+            raise
+        except BaseException as exc:
+            if not isinstance(exc, Exception):
+                if is_cancellation(exc) or (self._is_stopping and isinstance(exc, KeyboardInterrupt)):
+                    raise
+                told = ("run %r is %s, its code raised %s", run_id, job.run.status, describe(exc))
+                logger.warning(*told, exc_info=exc, extra={"run_id": run_id})
+                return
             if job.run.status == "running" and isinstance(exc, MilepostError) and not isinstance(exc, OSError):
                 self.refused[run_id] = str(exc)
                 logger.warning("run %r is left to other code: %s", run_id, describe(exc), extra={"run_id": run_id})
@@ -412,11 +428,25 @@ class Worker:
             frames = failure_fields(exc.__cause__ or exc)["traceback"].rstrip() if job.run.status == "failed" else ""
             told = f"{describe(exc)}\n{frames}" if frames else describe(exc)
             logger.warning("run %r is %s: %s", run_id, job.run.status, told, extra={"run_id": run_id})
+        finally:
+            self._rest(job)
+
+    def _rest(self, job: Job) -> None:
+        """Leave a run alone for a while that could not be read or released, longer each time."""
+        run_id, journal = job.run.run_id, job.run.journal
+        if journal.token is None or journal.is_released:
+            self._resting.pop(run_id, None)
+            return
+        times = self._resting.get(run_id, (0, 0.0))[0] + 1
+        self._resting[run_id] = times, self._now() + min(2.0**times, LONGEST_PAUSE)
 
     def _forget_refused(self) -> None:
         """Forget the oldest of many refused runs: those that are over by now must not be remembered for ever."""
         for run_id in [*self.refused][: max(0, len(self.refused) - MAX_REFUSED)]:
             del self.refused[run_id]
+        for run_id, (_, until) in [*self._resting.items()]:
+            if until < self._now() - TIDY:
+                del self._resting[run_id]
 
     async def _drain(self) -> None:
         """Let what runs come to a boundary, and release it; what does not in time is cut off, and released too."""

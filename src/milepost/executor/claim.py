@@ -15,10 +15,11 @@ from milepost.executor.continuation import CONTINUE
 from milepost.executor.effects import Routine
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
+from milepost.model.info import RunInfo
 from milepost.model.record import OWNER, Record, format_time, make_record
-from milepost.store import Claim, Claimed, Latest, Token
+from milepost.store import Claim, Claimed, Latest, Release, Token
 
-__all__ = ["take", "take_over"]
+__all__ = ["as_before", "take", "take_over"]
 
 
 def take(
@@ -69,7 +70,7 @@ def take(
         max_crashes=options.max_crashes,
         live=live,
     )
-    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch)
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch, as_before(row.info))
     if claimed.outcome == "blocked":
         raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
     if claimed.outcome == "locked":
@@ -88,6 +89,19 @@ def take(
     if crashed and live is None:
         found.spent.attempts += 1
     return True
+
+
+def as_before(info: RunInfo, was: str | None = None) -> Release:
+    """Make the release that gives a run back as it was before it was taken: `info` tells, or `was` its status."""
+    status = info.status if was is None else was
+    ends = [wait.wake_at.timestamp() for wait in info.waiting_for if wait.wake_at is not None]
+    return Release(
+        "interrupted" if status in {"running", "dead"} else status,
+        wake_at=min(ends, default=None) if status == "waiting" else None,
+        waiting_for=info.waiting_for,
+        degraded=info.degraded,
+        missed=info.missed,
+    )
 
 
 def _nothing() -> Routine[tuple[str, int]]:
@@ -122,7 +136,7 @@ def take_over(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -
         run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
         takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
     )  # fmt: skip
-    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch)
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch, as_before(latest.row.info))
     if claimed.outcome != "claimed":
         return None
     assert claimed.token is not None

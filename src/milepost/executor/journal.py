@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from milepost.codec.succession import Encoder
 from milepost.errors import (
@@ -44,6 +44,8 @@ __all__ = ["Drained", "Journal", "ask", "take"]
 
 logger = logging.getLogger("milepost")
 
+T = TypeVar("T")
+
 
 class Drained(BaseException):
     """The run is given back at this boundary, for anybody to go on with."""
@@ -63,19 +65,29 @@ def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
         ) from exc
 
 
-def take(store: Store, method: str, wish: NewRun | Claim, epoch: int) -> Routine[Any]:
-    """What `create` or `claim` give. If this call is interrupted meanwhile, what it may have taken is given up again."""
+def take(store: Store, method: str, wish: NewRun | Claim, epoch: int, was: Release) -> Routine[Any]:
+    """What `create` or `claim` give. What it may have taken is given up again if it is interrupted or its store fails.
+
+    A store that fails may have taken the run all the same: then it is given back as it `was`, once the store can do that.
+    """
+    token = Token(wish.run_id, epoch, wish.nonce, this_process().key)
     try:
         return (yield from ask(store, method, wish))
-    except (Exception, GeneratorExit):
+    except GeneratorExit:
+        raise
+    except StoreError as exc:
+        yield Drop(store, token, was._replace(reason=f"its store failed while it was taken: {first_line(exc)}"))
+        raise
+    except Exception:
         raise
     except BaseException as exc:
-        token = Token(wish.run_id, epoch, wish.nonce, this_process().key)
         release = Release("interrupted", f"its verb was interrupted by {describe(exc)}")
         owed: Release | None = None
         try:
             yield Write(store, Append(token, (), release))
-        except Exception:
+        except GeneratorExit:
+            raise
+        except BaseException:
             owed = release
         yield Drop(store, token, owed)
         raise
@@ -92,7 +104,9 @@ class Journal:
         "_taken_back",
         "degraded",
         "epoch",
+        "has_saved",
         "held",
+        "is_dropped",
         "is_ending",
         "is_released",
         "missed",
@@ -115,7 +129,11 @@ class Journal:
         """Whether a checkpoint could not be saved and the run goes on all the same."""
         self.missed: tuple[str, ...] = ()
         """The visits without a checkpoint, as `node#visit`."""
+        self.has_saved = False
+        """Whether a checkpoint was written since the run was taken."""
         self.is_released = False
+        self.is_dropped = False
+        """Whether its lease is kept no more."""
         self.is_ending = False
         """Whether the run is on its way to its end, so that a cancel is no news any more."""
         self.owed: Release | None = None
@@ -243,6 +261,8 @@ class Journal:
             if verdict.outcome != "written":
                 raise self.lost()
         self._sequence += len(records)
+        if not self.has_saved:
+            self.has_saved = any(record.kind == CHECKPOINT for record in records)
         self.is_released = release is not None
         if cancel is not None and release is None and not self.is_ending:
             raise self.cancelled(cancel)
@@ -313,21 +333,66 @@ class Journal:
     def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
         """Release the run. Where the store fails the release is owed, and tried again while the process lives.
 
-        Gives the verdict's outcome, or "owed".
+        Gives the verdict's outcome, or "owed". An interruption leaves it owed too.
         """
         assert self.store is not None
         assert self.token is not None
         try:
-            verdict = yield Write(self.store, Append(self.token, records, release))
+            try:
+                verdict = yield Write(self.store, Append(self.token, records, release))
+            except Exception as failed:
+                if isinstance(failed, (MilepostError, OSError)) or not release.waiting_for:
+                    raise
+                # What cannot be encoded keeps no run from being released: records tell what it waits for.
+                release = release._replace(waiting_for=())
+                verdict = yield Write(self.store, Append(self.token, records, release))
             if verdict.outcome == "taken":
                 # An append whose outcome nobody could learn was written after all: the release alone is missing.
                 verdict = yield Write(self.store, Append(self.token, (), release))
+        except GeneratorExit:
+            raise
         except Exception as failed:
             self.owe(release, failed)
             return "owed"
+        except BaseException:
+            self.owed = release
+            raise
         self.is_released = verdict.outcome == "written"
         outcome: str = verdict.outcome
         return outcome
+
+    def drop(self) -> Routine[None]:
+        """Keep the lease no more; what interrupts this waits until it is done."""
+        assert self.store is not None
+        assert self.token is not None
+        interruption: BaseException | None = None
+        while not self.is_dropped:
+            try:
+                yield Drop(self.store, self.token, self.owed)
+                self.is_dropped = True
+            except (GeneratorExit, Exception):
+                raise
+            except BaseException as exc:
+                interruption = exc
+        if interruption is not None:
+            raise interruption
+
+    def let_go(self, giving_up: Routine[T]) -> Routine[T]:
+        """Do `giving_up`, and keep the lease no more whatever becomes of that: a run that is not released is owed to be."""
+        try:
+            given = yield from giving_up
+        except GeneratorExit:
+            raise
+        except BaseException as exc:
+            if self.token is not None and not self.is_dropped:
+                if not self.is_released and self.owed is None and not isinstance(exc, LeaseLost):
+                    reason = f"it was interrupted by {describe(exc)} as it was given up"
+                    self.owed = Release("interrupted", reason, degraded=self.degraded, missed=self.missed)
+                yield from self.drop()
+            raise
+        if self.token is not None and not self.is_dropped:
+            yield from self.drop()
+        return given
 
     def owe(self, release: Release, failed: BaseException) -> None:
         """Note a release that the store could not take."""

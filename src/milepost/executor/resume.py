@@ -29,12 +29,12 @@ from milepost.executor.checks import (
     locked,
     refused_by_status,
 )
-from milepost.executor.claim import take, take_over
+from milepost.executor.claim import as_before, take, take_over
 from milepost.executor.continuation import CONTINUE, open_turn
-from milepost.executor.effects import Call, Drop, Hold, Routine, Sleep
+from milepost.executor.effects import Call, Hold, Routine, Sleep
 from milepost.executor.journal import ask
-from milepost.executor.run import Run
-from milepost.model.failure import describe, message_of, place
+from milepost.executor.run import LONGEST_PAUSE, Run
+from milepost.model.failure import describe, first_line, message_of, place
 from milepost.model.record import OWNER, Record
 from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.store import Latest, Release, RunRow, Token
@@ -82,12 +82,13 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
     assert run.store is not None
     run.journal.token, run.journal.epoch = token, token.epoch
     latest: Latest | None = None
-    # From here on, and not only once the state is read and decoded: many that were claimed at once wait for their turn.
-    yield Hold(run.store, token, run.options.lease)
     try:
+        # From here on, and not only once the state is read and decoded: many that were claimed at once wait for their turn.
+        yield Hold(run.store, token, run.options.lease)
         latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
         run.journal.sequence = latest.newest
         run.claims = sum(record.kind == OWNER for record in latest.tail)
+        run.crashes = latest.row.info.crash_count
         is_ending = _is_ending(run, latest.row)
         if is_ending and not run.is_replayed:
             return (yield from run.hold(run.end(None, latest.row), None))
@@ -97,17 +98,22 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         if refusal is not None:
             raise refusal
     except StoreError as exc:
-        # The store, not the run, is at fault: it stays dead until it is claimed again.
-        yield Drop(run.store, token, None)
+        if not run.journal.is_dropped:
+            # The store, not the run, is at fault: a worker tries again, a little later each time.
+            wake_at = run.options.clock.time() + min(2.0**run.claims, LONGEST_PAUSE)
+            yield from run.journal.let_go(run.journal.give_up(Release("ready", first_line(exc), wake_at)))
         raise exc
     except GeneratorExit:
         raise
     except BaseException as exc:
-        if not run.journal.is_released:
-            is_refusal = isinstance(exc, Exception)
-            yield from _give_back(
-                run, token, latest, f"refused: {exc}" if is_refusal else "the worker that had it was stopped"
-            )
+        if not run.journal.is_released and not run.journal.is_dropped:
+            if isinstance(exc, Exception):
+                giving_up: Routine[Any] = _give_back(run, latest, f"refused: {exc}")
+            elif run.is_stopped_by(exc) or not run.claims:
+                giving_up = _give_back(run, latest, "the worker that had it was stopped")
+            else:
+                giving_up = run.journal.give_up(run.crash(exc))
+            yield from run.journal.let_go(giving_up)
         raise
     if run.renames.given and not is_ending:
         yield from _record_renames(run)
@@ -124,12 +130,16 @@ def _record_renames(run: Run) -> Routine[None]:
 
 def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
     """Give a run that a worker has claimed back as it was, with the reason, before any of its code runs."""
-    assert run.store is not None
-    try:
-        latest: Latest = yield from ask(run.store, "latest", run.run_id)
-        yield from _give_back(run, token, latest, reason)
-    except StoreError:
-        yield Drop(run.store, token, None)
+    store = run.store
+    assert store is not None
+    run.journal.token, run.journal.epoch = token, token.epoch
+
+    def giving_back() -> Routine[None]:
+        latest: Latest = yield from ask(store, "latest", run.run_id)
+        yield from _give_back(run, latest, reason)
+
+    with contextlib.suppress(StoreError):
+        yield from run.journal.let_go(giving_back())
 
 
 def _go(run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, *, is_ending: bool) -> Routine[Any]:
@@ -139,22 +149,13 @@ def _go(run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, *,
     return (yield from run.hold(body, found.state if override is None else override[0]))
 
 
-def _give_back(run: Run, token: Token, latest: Latest | None, reason: str) -> Routine[None]:
+def _give_back(run: Run, latest: Latest | None, reason: str) -> Routine[None]:
     """Release a run that was claimed and then not gone on with, with the status that it had."""
     assert run.store is not None
     claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
     was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
-    waits = () if latest is None else latest.row.info.waiting_for
-    ends = [wait.wake_at.timestamp() for wait in waits if wait.wake_at is not None]
-    release = Release(
-        "interrupted" if was == "running" else was,
-        reason,
-        wake_at=min(ends, default=None) if was == "waiting" else None,
-        waiting_for=waits,
-    )
-    with contextlib.suppress(StoreError):
-        yield from ask(run.store, "release", token, release)
-    yield Drop(run.store, token, None)
+    release = Release("interrupted" if was == "running" else was) if latest is None else as_before(latest.row.info, was)
+    yield from run.journal.give_up(release._replace(reason=reason))
 
 
 def make_ready(run: Run, wish: Wish, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
@@ -181,11 +182,8 @@ def make_ready(run: Run, wish: Wish, nonces: Callable[[], str], at: float = 0.0)
             return
         if (yield from take(run, wish, found, override, nonces)):
             row = latest.row.info
-            yield from run.journal.give_up(
-                Release("ready", wake_at=at or None, degraded=row.degraded, missed=row.missed)
-            )
-            assert run.journal.token is not None
-            yield Drop(run.store, run.journal.token, run.journal.owed)
+            ready = Release("ready", wake_at=at or None, degraded=row.degraded, missed=row.missed)
+            yield from run.journal.let_go(run.journal.give_up(ready))
             return
 
 
@@ -277,10 +275,8 @@ def _after_fence(run: Run, wish: Wish, before: RunRow, token: Token, nonces: Cal
         raise
     except BaseException as exc:
         if run.journal.token is token:
-            status = "interrupted" if before.info.status in {"running", "dead"} else before.info.status
-            release = Release(status, f"taken over, then refused: {describe(exc)}")
-            with contextlib.suppress(StoreError):
-                yield from ask(run.store, "release", token, release)
+            release = as_before(before.info)._replace(reason=f"taken over, then refused: {describe(exc)}")
+            yield from run.journal.let_go(run.journal.give_up(release))
         raise
 
 

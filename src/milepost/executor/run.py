@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from milepost.ends import is_cancellation
 from milepost.errors import (
     AsyncNodeError,
     LeaseLost,
@@ -24,7 +25,7 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.executor.context import RunScope
-from milepost.executor.effects import Ask, Drop, Emit, Gather, Hold, HoldOver, Outcome, Routine
+from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
 from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, Journal
 from milepost.model.failure import describe, failure_fields, first_line
@@ -40,12 +41,15 @@ if TYPE_CHECKING:
     from milepost.model.events import Event
     from milepost.model.info import Wait
 
-__all__ = ["Run", "complete"]
+__all__ = ["LONGEST_PAUSE", "Run", "complete"]
 
 logger = logging.getLogger("milepost")
 
 OUTAGES = 5
-"""How often workers take a run that its failing store stopped, without a checkpoint in between, where no limit is set."""
+"""How often workers take a run that its failing store stopped, without a checkpoint in between, where no limit is set; and
+after how many crashes a worker pauses before it takes the run again."""
+LONGEST_PAUSE = 300.0
+"""Seconds of such a pause, at most."""
 
 
 class Run:
@@ -53,6 +57,7 @@ class Run:
 
     __slots__ = (
         "claims",
+        "crashes",
         "flow",
         "followed_at",
         "info",
@@ -82,6 +87,8 @@ class Run:
         self.is_draining = False
         self.claims = 0
         """For a run that a worker has: how often it was taken since its newest checkpoint, this time included."""
+        self.crashes = 0
+        """How often in a row it had crashed without a checkpoint in between when a worker took it."""
         self.journal = Journal(store, run_id, options)
         self.scope = RunScope(run_id, clock=options.clock, store=store, deps=options.deps, logger=options.logger)
         self.started_at = options.clock.monotonic()
@@ -184,11 +191,14 @@ class Run:
 
     def hold(self, body: Routine[Any], began_with: Any) -> Routine[Any]:
         """Run `body` with the lease kept; give the run up on every way out, and tell how it ended."""
+        return self.journal.let_go(self._hold(body, began_with))
+
+    def _hold(self, body: Routine[Any], began_with: Any) -> Routine[Any]:
         journal = self.journal
-        if self.store is not None and journal.token is not None:
-            journal.held = self.scope.held = yield Hold(self.store, journal.token, self.options.lease)
-            journal.held.is_draining = self.is_draining
         try:
+            if self.store is not None and journal.token is not None:
+                journal.held = self.scope.held = yield Hold(self.store, journal.token, self.options.lease)
+                journal.held.is_draining = self.is_draining
             if self.is_listening:
                 yield Emit(self._started(began_with))
             state = yield from body
@@ -231,7 +241,7 @@ class Run:
 
     def _leave(self, result: Any | None, error: BaseException | None) -> Routine[None]:
         if self.store is not None and self.journal.token is not None:
-            yield Drop(self.store, self.journal.token, self.journal.owed)
+            yield from self.journal.drop()
             if self.store.retention is not None and self.status in ENDED:
                 yield Ask(self.store, "tidy", self.run_id)
         if self.is_listening:
@@ -244,15 +254,21 @@ class Run:
             return exc
         records: tuple[Record, ...] = ()
         wake_at: float | None = None
+        crash_count: int | None = None
         if isinstance(exc, RunCancelled):
             self.status, reason = "cancelled", exc.reason or "cancelled"
             records = (journal.make(FINISH, status="cancelled", reason=reason),)
-        elif isinstance(exc, Drained) or (self.is_draining and not isinstance(exc, Exception)):
+        elif self.is_stopped_by(exc):
             self.status, reason = "ready", "the worker that had it was stopped"
         elif isinstance(exc, StoreError) and 0 < self.claims < (self.options.max_crashes or OUTAGES):
             # The store, not the run, is at fault: a worker tries again, a little later each time.
             self.status, reason = "ready", first_line(exc)
             wake_at = self.options.clock.time() + 2.0**self.claims
+        elif isinstance(exc, StoreError) and self.claims and exc.op == "park":
+            self.status, reason = "blocked", f"{first_line(exc)}, with reopen=True"
+        elif self.claims and not isinstance(exc, Exception):
+            crash = self.crash(exc)
+            self.status, reason, wake_at, crash_count = crash.status, crash.reason, crash.wake_at, crash.crash_count
         elif isinstance(exc, RunSuspended):
             self.status, reason = "waiting", ""
         elif isinstance(exc, (RunStopped, RunTimeoutError, AsyncNodeError)):
@@ -266,13 +282,44 @@ class Run:
         if journal.is_released or journal.token is None or journal.owed is not None:
             return exc
         waits = () if self.status == "cancelled" else (yield from self.still_waiting())
-        release = Release(self.status, reason, wake_at, waits, degraded=journal.degraded, missed=journal.missed)
+        release = Release(
+            self.status,
+            reason,
+            wake_at,
+            waits,
+            degraded=journal.degraded,
+            missed=journal.missed,
+            crash_count=crash_count,
+        )
         if (yield from journal.give_up(release, records)) == "lost":
             if isinstance(exc, Exception):
                 return journal.lost()
             # What interrupted the verb still reaches the caller; that the run was lost is its context.
             exc.__context__ = journal.lost()
         return exc
+
+    def is_stopped_by(self, exc: BaseException) -> bool:
+        """Return whether `exc` is how a worker that stops takes its runs back."""
+        is_interruption = is_cancellation(exc) or isinstance(exc, KeyboardInterrupt)
+        return isinstance(exc, Drained) or (self.is_draining and is_interruption)
+
+    def crash(self, end: BaseException) -> Release:
+        """Count what ends a worker's run, and would have ended the worker, as a crash of that run.
+
+        As after the death of a process it is taken again at once, up to `max_crashes` times without a checkpoint in between,
+        and after the first few only with growing pauses.
+        """
+        count = (0 if self.journal.has_saved else self.crashes) + 1
+        limit, told = self.options.max_crashes, describe(end)
+        if limit is not None and count >= limit:
+            reason = (
+                f"it crashed {count} time{'s in a row' if count > 1 else ''} without a checkpoint in between, the last "
+                f"time because its code raised {told}: mend it, then resume it with reopen=True"
+            )
+            return Release("blocked", reason, crash_count=count)
+        pauses = count - OUTAGES
+        wake_at = self.options.clock.time() + min(2.0**pauses, LONGEST_PAUSE) if pauses > 0 else None
+        return Release("ready", f"it crashed: its code raised {told}", wake_at, crash_count=count)
 
     # -- the call's own time -------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from milepost.model.failure import (
     type_name,
 )
 from milepost.model.record import FAILURE, FINISH, START, Record, make_record
-from milepost.store import ENDED, Latest, NewRun, RunRow, Token
+from milepost.store import ENDED, Latest, NewRun, Release, RunRow, Token
 
 logger = logging.getLogger("milepost")
 
@@ -125,7 +125,7 @@ def _create(
     if at is not None:
         new = new._replace(status="ready", wake_at=at or None)
     try:
-        token: Token = yield from take(store, "create", new, 1)
+        token: Token = yield from take(store, "create", new, 1, Release("interrupted"))
     except StoreError as exc:
         raise CheckpointWriteError(
             f"the start of run {run.run_id!r} could not be written to {store.place}: {describe(exc)}; nothing has run: "

@@ -500,7 +500,7 @@ def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
                 run_id=run.run_id,
                 node_id=ordered[0].wait.wait_id.rpartition("#")[0],
                 store=run.store.place,
-                op="append",
+                op="park",
             ) from exc
     else:
         if verdict.outcome == "refused":

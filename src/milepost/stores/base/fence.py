@@ -227,8 +227,9 @@ def intruded(row: Row, newest: int, now: float) -> Row:
 
 def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row:
     """The row after `release`. The end of a run closes a cancel that was open."""
+    crashed = row if release.crash_count is None else replace(row, crash_count=release.crash_count, crashed_at=newest)
     return replace(
-        give_up(row, now),
+        give_up(crashed, now),
         status=release.status,
         reason=release.reason,
         wake_at=release.wake_at,

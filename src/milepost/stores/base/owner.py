@@ -252,8 +252,11 @@ class Journal(Store):
             return []
         gone = functools.cache(is_gone)
 
+        tokens: builtins.list[Token] = []
+
         def body(tx: Transaction) -> builtins.list[tuple[Token, RunRow]]:
             taken = []
+            tokens.clear()
             for row in self._due(tx, flows, limit, passed, gone):
                 try:
                     wish = self._worker_claim(row, tx.newest(row.run_id), lease, max_crashes, gone)
@@ -261,20 +264,22 @@ class Journal(Store):
                 except self.errors_of_one_run as exc:
                     raise _Unclaimable(row.run_id) from exc
                 if claimed.token is not None:
+                    tokens.append(claimed.token)
                     taken.append((claimed.token, claimed.row))
             return taken
 
-        while True:
-            passed = {*skip, *self._passed_over()}
-            if self.has_one_writer:  # most polls find nothing: look first, without keeping others from writing
-                with self._reading("claim_due") as tx:
-                    if not self._due(tx, flows, 1, passed, gone):
-                        return []
-            try:
-                taken = self._change("claim_due", body)
-                break
-            except _Unclaimable as exc:
-                self._pass_over(exc.run_id, exc.__cause__)
+        with self._abandoning(tokens):
+            while True:
+                passed = {*skip, *self._passed_over()}
+                if self.has_one_writer:  # most polls find nothing: look first, without keeping others from writing
+                    with self._reading("claim_due") as tx:
+                        if not self._due(tx, flows, 1, passed, gone):
+                            return []
+                try:
+                    taken = self._change("claim_due", body)
+                    break
+                except _Unclaimable as exc:
+                    self._pass_over(exc.run_id, exc.__cause__)
         for token, _ in taken:
             self._held[token.run_id] = Held(token)
         return taken
@@ -290,6 +295,15 @@ class Journal(Store):
         for run_id in [run_id for run_id, until in [*self._unclaimable.items()] if until <= now]:
             self._unclaimable.pop(run_id, None)
         return [*self._unclaimable]
+
+    @contextmanager
+    def _abandoning(self, tokens: builtins.list[Token]) -> Iterator[None]:
+        """Abandon `tokens` where the block fails: they may be written all the same, and nobody is told of them."""
+        try:
+            yield
+        except BaseException:
+            self._held.update({token.run_id: Held(token, is_abandoned=True) for token in tokens})
+            raise
 
     def _due(
         self, tx: Transaction, flows: Collection[str], limit: int, skip: Collection[str], gone: IsGone

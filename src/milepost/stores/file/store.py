@@ -237,38 +237,52 @@ class FileStore(Runs):
     ) -> builtins.list[tuple[Token, RunRow]]:
         taken: builtins.list[tuple[Token, RunRow]] = []
         seen, gone = {*skip, *self._passed_over()}, functools.cache(is_gone)
-        while flows and len(taken) < limit:
-            with self._reading("claim_due") as tx:
-                due = [row.run_id for row in self._due(tx, flows, limit - len(taken), seen, gone)]
-            if not due:
-                break
-            seen.update(due)
-            for run_id in due:
-                claim = functools.partial(self._claim_if_due, run_id, lease, max_crashes, gone)
-                try:
-                    claimed = self._change("claim_due", claim)
-                except StoreClosedError:
-                    raise
-                except _OF_A_RUN as exc:
-                    if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno in ONE_FILE:
-                        self._pass_over(run_id, exc)
-                        continue
-                    if taken:  # they are claimed, and somebody must go on with them
-                        return taken
-                    raise
-                if claimed is not None and claimed.token is not None:
-                    self._held[run_id] = fence.Held(claimed.token)
-                    taken.append((claimed.token, claimed.row))
+        told: builtins.list[Token] = []
+        with self._abandoning(told):
+            while flows and len(taken) < limit:
+                with self._reading("claim_due") as tx:
+                    due = [row.run_id for row in self._due(tx, flows, limit - len(taken), seen, gone)]
+                if not due:
+                    break
+                seen.update(due)
+                for run_id in due:
+                    tokens: builtins.list[Token] = []
+                    claim = functools.partial(self._claim_if_due, run_id, lease, max_crashes, gone, tokens)
+                    try:
+                        with self._abandoning(tokens):
+                            claimed = self._change("claim_due", claim)
+                    except StoreClosedError:
+                        raise
+                    except _OF_A_RUN as exc:
+                        if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno in ONE_FILE:
+                            self._pass_over(run_id, exc)
+                            continue
+                        if taken:  # they are claimed, and somebody must go on with them
+                            return taken
+                        raise
+                    if claimed is not None and claimed.token is not None:
+                        self._held[run_id] = fence.Held(claimed.token)
+                        told.append(claimed.token)
+                        taken.append((claimed.token, claimed.row))
         return taken
 
     def _claim_if_due(
-        self, run_id: str, lease: float, max_crashes: int | None, gone: IsGone, tx: Transaction
+        self,
+        run_id: str,
+        lease: float,
+        max_crashes: int | None,
+        gone: IsGone,
+        tokens: builtins.list[Token],
+        tx: Transaction,
     ) -> Claimed | None:
         row, now = tx.row(run_id), self.clock.time()
         if row is None or not fence.is_due(row, self._state(row, now, gone), now):
             return None
         wish = self._worker_claim(row, tx.newest(run_id), lease, max_crashes, gone)
-        return self._claim(tx, row, wish, worked=True, gone=gone)
+        claimed = self._claim(tx, row, wish, worked=True, gone=gone)
+        if claimed.token is not None:
+            tokens.append(claimed.token)
+        return claimed
 
     def renew(self, tokens: Sequence[Token]) -> builtins.list[Renewal]:
         # A renewal is the time of a file, not a commit.

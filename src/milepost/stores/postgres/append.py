@@ -153,6 +153,8 @@ def is_ordinary(append: Append) -> bool:
     token, records, release, tags, statements = append
     if tags is not None or statements or not token.nonce or not token.is_ours or (release is None and not records):
         return False
+    if release is not None and release.crash_count is not None:
+        return False
     first = records[0].sequence if records else 0
     return all(
         record.sequence == expected and record.header is not None for expected, record in enumerate(records, first)
