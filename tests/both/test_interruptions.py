@@ -405,3 +405,84 @@ def test_a_task_that_is_cancelled_again_while_its_run_is_given_up_leaves_it_to_a
     asyncio.run(main())
     heartbeat.beat()
     assert ("interrupted", "free") == (store.get_run("r1").info.status, store.get_run("r1").lease)
+
+
+def routed(verbs: Any, where: str, log: list[str], router: Any) -> Any:
+    """A graph in which `router` follows node `work`, which logs its name: in a row, in a branch, or in a graph inside."""
+
+    def named(name: str) -> Any:
+        def node(state: Count) -> Count:
+            log.append(name)
+            return plus(state)
+
+        return verbs.node(node)
+
+    def way(graph: Any, end: Any) -> Any:
+        return graph.add_node("work", named("work")).add_conditional_edge("work", router, [end])
+
+    if where == "row":
+        return way(Graph(Count), END).set_entry("work").compile("g")
+    if where == "inside":
+        inner = way(Graph(Count), END).set_entry("work").compile("inner")
+        graph = Graph(Count).add_node("before", named("before")).add_subgraph("in", inner).add_edge("before", "in")
+        return graph.add_edge("in", END).set_entry("before").compile("g")
+    graph = Graph(Count).add_node("before", named("before")).add_node("other", named("other"))
+    graph.add_node("join", named("join"), merge=lambda state, states: states["work"])
+    graph.add_edge("before", "work").add_edge("before", "other").add_edge("other", "join").add_edge("join", END)
+    return way(graph, "join").set_entry("before").compile("g")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["row", "branch", "inside"])
+def test_the_work_of_a_node_whose_router_is_interrupted_is_kept(verbs, medium, where, error, log):
+    is_first = [True]
+
+    def router(state: Count) -> str:
+        if is_first:
+            is_first.clear()
+            raise error
+        return "join" if where == "branch" else END
+
+    store, graph = medium.open(), routed(verbs, where, log, router)
+    with pytest.raises(error):
+        verbs.run(graph, Count(), store=store, run_id="r1")
+    assert ("interrupted", "free") == (store.get_run("r1").info.status, store.get_run("r1").lease)
+    verbs.resume(graph, store, "r1")
+    assert 1 == log.count("work")
+    assert 1 == len([info for info in store.history("r1") if info.node_id.endswith("work")])
+
+
+@pytest.mark.parametrize("where", ["row", "branch", "inside"])
+@pytest.mark.parametrize("ending", ["task", "run"])
+def test_the_work_of_a_node_whose_router_is_cancelled_is_kept(medium, where, ending, log):
+    entered: list[Count] = []
+
+    async def router(state: Count) -> str:
+        entered.append(state)
+        if len(entered) == 1:
+            await asyncio.Event().wait()
+        return "join" if where == "branch" else END
+
+    class Sync:
+        node = staticmethod(lambda fn: fn)
+
+    store, graph = medium.open(), routed(Sync, where, log, router)
+
+    async def main() -> None:
+        working = asyncio.ensure_future(graph.arun(Count(), store=store, run_id="r1"))
+        while not entered:
+            await asyncio.sleep(0)
+        if ending == "task":
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+        else:
+            store.request_cancel("r1", "not needed")
+            with pytest.raises(RunCancelled):
+                await working
+
+    asyncio.run(main())
+    if ending == "task":
+        asyncio.run(graph.aresume(store, "r1"))
+        assert 1 == log.count("work")
+    assert 1 == len([info for info in store.history("r1") if info.node_id.endswith("work")])

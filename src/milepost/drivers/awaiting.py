@@ -160,6 +160,16 @@ class AsyncDriver(Driver):
         Everything else is done in between, so that a branch that ends with its call has ended before the next call begins.
         """
         branches = Branches(gather, MAX_THREADS)
+        try:
+            await self._step_all(branches)
+        except GeneratorExit:
+            raise
+        except BaseException as end:
+            await self.run(branches.ended_by(end))
+            raise
+        return branches.outcomes
+
+    async def _step_all(self, branches: Branches) -> None:
         lonely: deque[Branch] = deque()
         tasks: dict[asyncio.Future[Any], tuple[int, Branch, bool]] = {}
         numbers = itertools.count()
@@ -179,8 +189,7 @@ class AsyncDriver(Driver):
                     else:
                         await self._settle(branches, [branch], self.perform(effect))
                 for append, settled in merged(writes):
-                    write = self.perform(Write(writes[0][1].store, append))
-                    await self._settle(branches, settled, write)
+                    await self._settle(branches, settled, self._write(Write(writes[0][1].store, append)))
                 if lonely and not writes and not branches.is_ready:
                     branches.answer(lonely.popleft(), None)
                 if branches.is_ready:
@@ -205,7 +214,6 @@ class AsyncDriver(Driver):
             for task in tasks:
                 if task.done() and not task.cancelled():
                     task.exception()
-        return branches.outcomes
 
     async def _outcome_of(self, task: asyncio.Future[Any]) -> Any:
         return self._result_of(task)
@@ -213,12 +221,20 @@ class AsyncDriver(Driver):
     async def _settle(self, branches: Branches, settled: list[Branch], work: Awaitable[Any]) -> None:
         try:
             answer = await work
+        except asyncio.CancelledError:
+            if isinstance(work, asyncio.Future) and work.done() and not work.cancelled():
+                # The cancel has waited for a write: its branches hear of that first.
+                await self._settle(branches, settled, work)
+            raise
         except Exception as exc:
             for branch in settled:
                 branches.fail(branch, exc)
         else:
             for branch in settled:
                 branches.answer(branch, answer)
+
+    def _write(self, write: Write) -> Awaitable[Any]:
+        return lane_of(write.store).submit(write) if write.store.is_blocking else self.perform(write)
 
     def _call(self, call: Call) -> Awaitable[Any]:
         if call.timeout is not None:

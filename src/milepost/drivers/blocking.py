@@ -128,6 +128,10 @@ class SyncDriver(Driver):
             for call in running.values():
                 self._let_end(call.call, call.promise)
             raise
+        except BaseException as end:
+            kept.abandon()
+            self.run(branches.ended_by(end))
+            raise
         finally:
             kept.abandon()
         return branches.outcomes

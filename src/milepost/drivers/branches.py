@@ -7,11 +7,13 @@ The order in which branches are stepped is the order in which they became ready,
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from milepost.executor.effects import Call, Effect, Gather, Halted, Outcome, Routine, Write
+from milepost.executor.effects import Alone, Ask, Call, Effect, Emit, Gather, Halted, Outcome, Routine, Write
 from milepost.store import Append
 
 __all__ = ["Branch", "Branches", "merged"]
@@ -20,12 +22,14 @@ __all__ = ["Branch", "Branches", "merged"]
 class Branch:
     """One branch: its routine, and the gather that waits for it."""
 
-    __slots__ = ("join", "name", "routine")
+    __slots__ = ("join", "name", "pending", "routine")
 
     def __init__(self, name: str, routine: Routine[Any], join: Join) -> None:
         self.name = name
         self.routine = routine
         self.join = join
+        self.pending: Effect | None = None
+        """The effect whose answer it waits for."""
 
 
 class Join:
@@ -54,6 +58,7 @@ class Branches:
         """
         self._most_threads = limit if gather.max_parallel is None else None
         self._in_threads: set[Branch] = set()
+        self._open_branches: dict[Branch, None] = {}
         self._ready: deque[tuple[Branch, Any, BaseException | None]] = deque()
         self._waiting: deque[tuple[Branch, Call]] = deque()
         self._root = self._open(gather, None, gather.max_parallel)
@@ -87,6 +92,7 @@ class Branches:
             except BaseException as exc:
                 self._end(branch, Outcome(error=exc))
             else:
+                branch.pending = effect
                 if not isinstance(effect, Gather):
                     return branch, effect
                 self._open(effect, branch, effect.max_parallel)
@@ -94,10 +100,12 @@ class Branches:
 
     def answer(self, branch: Branch, value: Any) -> None:
         """Give a branch the answer of its effect."""
+        branch.pending = None
         self._ready.append((branch, value, None))
 
     def fail(self, branch: Branch, error: BaseException) -> None:
         """Throw into a branch what its effect raised."""
+        branch.pending = None
         self._ready.append((branch, None, error))
 
     def want(self, branch: Branch, call: Call) -> None:
@@ -129,20 +137,69 @@ class Branches:
         for join in _around(branch):
             join.calls -= 1
 
+    def ended_by(self, end: BaseException) -> Routine[None]:
+        """Throw what ends the gather into every branch that is open; do no more than what they still write and ask for.
+
+        So what a branch has done is recorded, though nobody will hear its answer.
+        """
+        while self._ready:
+            branch, value, error = self._ready.popleft()
+            step: Callable[[Any], Effect] = branch.routine.send if error is None else branch.routine.throw
+            branch.pending = _stepped(step, value if error is None else error)
+        branches = [*self._open_branches][::-1]
+        for branch in sorted(branches, key=_first_number):
+            if type(branch.pending) is Write:
+                yield from _answered(branch)
+        for branch in branches:
+            branch.pending = _stepped(branch.routine.throw, end)
+            while isinstance(branch.pending, (Alone, Ask, Emit, Write)):
+                yield from _answered(branch)
+            with suppress(Exception):
+                branch.routine.close()
+
     def _open(self, gather: Gather, parent: Branch | None, limit: int | None) -> Join:
         join = Join(gather, parent, limit)
         for name, routine in gather.branches.items():
-            self._ready.append((Branch(name, routine, join), None, None))
+            branch = Branch(name, routine, join)
+            self._open_branches[branch] = None
+            self._ready.append((branch, None, None))
         if not join.open and parent is not None:
             self.answer(parent, join.outcomes)
         return join
 
     def _end(self, branch: Branch, outcome: Outcome) -> None:
         join = branch.join
+        del self._open_branches[branch]
         join.outcomes[branch.name] = outcome
         join.open -= 1
         if not join.open and join.parent is not None:
             self.answer(join.parent, join.outcomes)
+
+
+def _answered(branch: Branch) -> Routine[None]:
+    """Have the effect performed that a branch waits for, and give it the answer."""
+    effect = branch.pending
+    assert effect is not None
+    try:
+        answer = yield effect
+    except Exception as exc:
+        branch.pending = _stepped(branch.routine.throw, exc)
+    else:
+        branch.pending = _stepped(branch.routine.send, answer)
+
+
+def _stepped(step: Callable[[Any], Effect], value: Any) -> Effect | None:
+    """Step a routine once: the effect that it asks for, or None where it has ended."""
+    try:
+        return step(value)
+    except BaseException:
+        return None
+
+
+def _first_number(branch: Branch) -> float:
+    """The number of the first record that a branch has handed in."""
+    records = branch.pending.append.records if isinstance(branch.pending, Write) else ()
+    return records[0].sequence if records else math.inf
 
 
 def _around(branch: Branch) -> Iterator[Join]:

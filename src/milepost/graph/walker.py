@@ -17,6 +17,7 @@ from typing import Any
 
 from milepost.errors import (
     MaxIterationsError,
+    MilepostError,
     RouterError,
     SerializeStateError,
     StatementError,
@@ -269,8 +270,10 @@ class Walker(Visits):
         if unit.router is not None:
             try:
                 next_node = yield from self.ask_router(unit.router, context, made.state)
-            except RouterError as error:
-                yield from self._keep_unrouted(error, unit.id, context, made, duration, statements)
+            except GeneratorExit:
+                raise
+            except BaseException as end:
+                yield from self._keep_unrouted(end, unit.id, context, made, duration, statements)
                 raise
         assert next_node is not None
         if statements:
@@ -443,26 +446,32 @@ class Walker(Visits):
 
     def _keep_unrouted(
         self,
-        error: RouterError,
+        end: BaseException,
         node_id: str,
         context: Context[Any],
         made: Made,
         duration: float,
         statements: tuple[Statement, ...],
     ) -> Routine[None]:
-        """Record the work of a node whose router failed with `error`, without a next node."""
+        """Record the work of a node whose router failed or was interrupted, with `end`, without a next node."""
         if isinstance(made.data, bytes):
             if statements:
                 yield Alone()
             self._has_done(node_id, context.visit, made)
-            original = error.__cause__ or error
             try:
                 checkpoint = self._checkpoint(context, made.data, made.updates, None, duration)
-                failure = self._failure("route", context, original, **self._for_good())
-                yield from self._end_failed((checkpoint, failure), error, original, statements)
-            except (StoreError, SerializeStateError) as failed:
-                error.add_note(f"the node's work could not be recorded: {describe(failed)}")
-        error.state = made.state
+                if isinstance(end, RouterError):
+                    original = end.__cause__ or end
+                    failure = self._failure("route", context, original, **self._for_good())
+                    yield from self._end_failed((checkpoint, failure), end, original, statements)
+                else:
+                    yield from self.journal.write((checkpoint,), None, context._tags, statements)
+            except MilepostError as failed:
+                if isinstance(end, RouterError) and not isinstance(failed, (StoreError, SerializeStateError)):
+                    raise
+                end.add_note(f"the node's work could not be recorded: {describe(failed)}")
+        if isinstance(end, RouterError):
+            end.state = made.state
 
     def ask_router(self, router: Router, context: Context[Any], state: Any) -> Routine[str]:
         """The node that `router` answers with; `RouterError` where it fails or answers with something else."""
