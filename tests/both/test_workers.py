@@ -618,6 +618,24 @@ def test_times_that_passed_while_no_worker_ran_are_not_made_up_for(medium, clock
     assert [] == started(store)
 
 
+def test_after_a_standstill_the_newest_time_alone_is_started_and_the_others_are_told(medium, clock, caplog):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "minutely")
+    clock.set(datetime(2026, 3, 1, 6, 0, 30, tzinfo=UTC))
+    engine = Engine(store, flows=[graph], clock=clock)
+    with engine.worker().every("job", graph.bind(Count()), "* * * * *"):
+        until(lambda: clock.sleepers >= 1)
+        clock.set(datetime(2026, 3, 1, 6, 10, 30, tzinfo=UTC))
+        until(lambda: clock.advance(0.01) or started(store))
+        until(lambda: clock.sleepers >= 1)
+        clock.set(datetime(2026, 3, 1, 6, 11, 30, tzinfo=UTC))
+        until(lambda: clock.advance(0.01) or len(started(store)) == 2)
+    assert ["job@2026-03-01T06:10:00Z", "job@2026-03-01T06:11:00Z"] == started(store)
+    assert ["9 times before run 'job@2026-03-01T06:10:00Z' are left out"] == [
+        record.getMessage().partition("in time: ")[2] for record in caplog.records if "in time" in record.getMessage()
+    ]
+
+
 def test_a_schedule_that_another_worker_has_with_another_input_keeps_no_run_waiting(medium, clock, caplog):
     store = medium.open(clock=clock)
     graph = one(aplus, "nightly")
@@ -700,6 +718,45 @@ def test_a_worker_takes_no_flow_that_has_no_name_of_its_own(store):
         Engine(store).worker([nameless])
     with pytest.raises(OptionError, match="two flows"):
         Engine(store).worker([one(plus, "flow"), one(plus, "flow")])
+
+
+def test_a_worker_that_has_ended_works_again(store, caplog):
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph])
+    worker = engine.worker(poll=0.01)
+    for _ in range(2):
+        handle = engine.start(graph, Count())
+        worker.run(until_idle=True)
+        assert "finished" == handle.info().status
+    for _ in range(2):
+        with worker:
+            assert Count(1) == engine.start(graph, Count()).result(timeout=10)
+    handle = engine.start(graph, Count())
+    worker.stop()
+    worker.run(until_idle=True)
+    assert "ready" == handle.info().status
+    assert 1 == sum("stopped before it began" in record.getMessage() for record in caplog.records)
+    worker.run(until_idle=True)
+    assert "finished" == handle.info().status
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 1}, {"limits": {"flow": 1}}])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_node_that_waits_for_another_run_lends_it_the_slot(store, is_async, options):
+    def plain(state: Count) -> Count:
+        if state.n > 2:
+            return state
+        return engine.start(graph, Count(state.n + 1), run_id=f"r{state.n + 1}").result(timeout=20)
+
+    async def awaited(state: Count) -> Count:
+        if state.n > 2:
+            return state
+        return await (await engine.astart(graph, Count(state.n + 1), run_id=f"r{state.n + 1}")).aresult(timeout=20)
+
+    graph = one(awaited if is_async else plain, "flow")
+    engine = Engine(store, flows=[graph])
+    with engine.worker(poll=0.01, **options):
+        assert Count(3) == engine.start(graph, Count(), run_id="r0").result(timeout=20)
 
 
 def test_a_worker_that_runs_cannot_be_run_again(store):

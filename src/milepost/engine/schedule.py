@@ -49,15 +49,25 @@ class Schedule:
                 option="cron",
             ) from exc
         self._times: Iterator[datetime] = iter(())
+        self._following = self._due
 
     def begin(self, now: datetime) -> None:
         """Look from `now` on."""
         self._times = self._make(now.astimezone(self._zone))
         self.advance()
+        self.advance()
 
     def advance(self) -> None:
         """Go on to the next time."""
-        self._due = next(self._times, datetime.max.replace(tzinfo=UTC))
+        self._due, self._following = self._following, next(self._times, datetime.max.replace(tzinfo=UTC))
+
+    def catch_up(self, now: float) -> int:
+        """Go on to the newest time that has come by `now`; how many before it are left out."""
+        missed = 0
+        while self._following.timestamp() <= now:
+            self.advance()
+            missed += 1
+        return missed
 
     @property
     def due_at(self) -> float:

@@ -11,9 +11,11 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
@@ -118,6 +120,8 @@ class Worker:
         """Runs that this worker cannot go on with, and why: they are left to other code."""
         self._schedules: dict[str, Schedule] = {}
         self._running: dict[asyncio.Task[None], tuple[str, Job]] = {}
+        self._lent: Counter[str] = Counter()
+        """How many calls of each run wait for other runs, and need no slot meanwhile."""
         self._resting: dict[str, tuple[int, float]] = {}
         """Runs that could not be read or released: how often in a row, and until when they are left alone."""
         self._suspect: str | None = None
@@ -141,7 +145,8 @@ class Worker:
 
         `flow` has its input (`flow.bind(...)`), or is a workflow that needs none. The run's id is
         `name@<due time in UTC>`: of several workers with the same schedule one starts it. Times that
-        pass while no worker runs are not made up for. Needs the extra `cron`.
+        pass while no worker runs are not made up for; of those that pass while this one stands still or its store is
+        away the newest is, with a warning. Needs the extra `cron`.
         """
         flow = _bound(flow)
         self.engine.known([flow.flow])
@@ -162,6 +167,8 @@ class Worker:
             if self._loop is not None:
                 raise OptionError("this worker runs already: make another one", option="worker")
             self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        if self._is_stopping:
+            logger.warning("a worker of %s was stopped before it began: it takes nothing", self.engine.store.place)
         listen(self.engine.store, self._poke)
         task = asyncio.current_task()
         assert task is not None
@@ -176,11 +183,15 @@ class Worker:
                 await self._drain()
             finally:
                 self._loop = self._wake = None
+                self._is_stopping = False
+                self._suspect = None
+                self._put_off.clear()
 
     def stop(self) -> None:
         """Take nothing new, give what runs `grace` seconds to come to a boundary, then release it. Does not wait.
 
         A store that does not answer is not waited for after that: what can't be released is free when its lease ends.
+        A worker that has ended may be run again. One that is stopped before it runs ends as soon as it does, once.
         """
         self._is_stopping = True
         for _, job in [*self._running.values()]:
@@ -188,6 +199,7 @@ class Worker:
         self._poke()
 
     def __enter__(self) -> Self:
+        self._error = None
         self._thread = threading.Thread(target=self._run_in_background, name="milepost-worker", daemon=True)
         self._thread.start()
         return self
@@ -198,6 +210,7 @@ class Worker:
         self.stop()
         if self._thread is not None:
             self._thread.join()
+        self._is_stopping = False  # it may have ended before it was stopped
         if self._error is not None and exc is None:
             raise self._error
 
@@ -211,6 +224,7 @@ class Worker:
         self.stop()
         if self._task is not None:
             await self._task
+        self._is_stopping = False
 
     def _run_in_background(self) -> None:
         try:
@@ -260,7 +274,7 @@ class Worker:
 
     def _next_look(self, taken: int) -> float:
         """Seconds until the next poll: not at the same moment as those of other workers."""
-        if taken and len(self._running) < self.concurrency:
+        if taken and self._busy() < self.concurrency:
             return 0.0
         if self._failures:
             return min(self.poll * 2.0**self._failures, LONGEST_PAUSE)
@@ -299,10 +313,9 @@ class Worker:
             groups.insert(self._turn % (len(groups) + 1), unlimited)
         taken = 0
         for group in groups:
-            room = self.concurrency - len(self._running)
+            room = self.concurrency - self._busy()
             if group[0] in self.limits:
-                running = sum(name == group[0] for name, _ in self._running.values())
-                room = min(room, self.limits[group[0]] - running)
+                room = min(room, self.limits[group[0]] - self._busy(group[0]))
             if room < 1:
                 continue
             # Of suspects the one that died least often goes first: it is the least likely to be to blame.
@@ -317,6 +330,26 @@ class Worker:
                         taken += 1
                         self._begin(token, row)
         return taken
+
+    def _busy(self, flow: str | None = None) -> int:
+        """Count the slots that are taken, by any run or by those of one flow."""
+        return sum(
+            not self._lent[job.run.run_id] and (flow is None or name == flow) for name, job in self._running.values()
+        )
+
+    @contextmanager
+    def _lend(self, run_id: str) -> Iterator[None]:
+        """Lend the slot of a run while a call of it waits for another run, in whatever thread: that one may need it."""
+        with self._lock:
+            self._lent[run_id] += 1
+        self._poke()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lent[run_id] -= 1
+                if not self._lent[run_id]:
+                    del self._lent[run_id]
 
     async def _put_off_suspects(self, claimed: list[tuple[Token, RunRow]]) -> None:
         """Give suspects but one back, so that they don't count as crashed too if that one takes this process down.
@@ -388,6 +421,7 @@ class Worker:
 
     def _begin(self, token: Token, row: RunRow) -> None:
         job = self.engine.job(self.flows[row.info.flow], token.run_id)
+        job.run.scope.lend = partial(self._lend, token.run_id)
         self._track(row, job, self._go_on(job, token))
 
     def _track(self, row: RunRow, job: Job, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -486,7 +520,13 @@ class Worker:
 
     async def _start_scheduled(self) -> None:
         for schedule in self._schedules.values():
-            while schedule.due_at <= self._now():
+            if schedule.due_at <= self._now():
+                missed = schedule.catch_up(self._now())
+                if missed:
+                    logger.warning(
+                        "schedule %r was not looked at in time: %d times before run %r are left out",
+                        schedule.name, missed, schedule.run_id,
+                    )  # fmt: skip
                 try:
                     await self.engine.astart(schedule.flow, run_id=schedule.run_id, if_exists="return")
                 except StoreClosedError:

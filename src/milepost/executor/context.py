@@ -24,6 +24,7 @@ from milepost.model.record import parse_time
 from milepost.store import Statement, check_tag
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from random import Random
 
     from milepost.executor.effects import Held
@@ -50,7 +51,7 @@ _queueing = threading.Lock()
 class RunScope:
     """What all contexts of one run have in common. Belongs to the core; user code sees it through `Context`."""
 
-    __slots__ = ("clock", "deps", "held", "logger", "publish", "run_id", "store")
+    __slots__ = ("clock", "deps", "held", "lend", "logger", "publish", "run_id", "store")
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class RunScope:
         self.held: Held | None = None
         self.publish: Callable[[Event], None] | None = None
         """Where live events go; None when nobody listens."""
+        self.lend: Callable[[], AbstractContextManager[None]] | None = None
+        """Lends the slot that the run has in its worker for the time of a block; None where it has none."""
 
 
 class Context(Generic[DepsT]):

@@ -30,6 +30,7 @@ from milepost.executor.checks import (
     refused_by_status,
 )
 from milepost.executor.claim import as_before, take, take_over
+from milepost.executor.context import current_context
 from milepost.executor.continuation import CONTINUE, open_turn
 from milepost.executor.effects import Call, Hold, Routine, Sleep
 from milepost.executor.journal import ask
@@ -240,7 +241,10 @@ def _look(run: Run, *, is_planning: bool = False) -> Routine[Latest | None]:
 
 
 def await_change(run: Run) -> Routine[None]:
-    """Wait before the next look at a run that is somebody else's; `RunTimeoutError` when the call's own time is over."""
+    """Wait before the next look at a run that is somebody else's; `RunTimeoutError` when the call's own time is over.
+
+    The code of a worker's run lends the slot of that run meanwhile: the other one may need it.
+    """
     pause, limit, clock = POLL, run.options.run_timeout, run.options.clock
     if limit is not None:
         pause = min(POLL, limit - (clock.monotonic() - run.started_at))
@@ -251,7 +255,9 @@ def await_change(run: Run) -> Routine[None]:
                 run_id=run.run_id,
                 timeout=limit,
             )
-    yield Sleep(pause)
+    scope = getattr(current_context.get(None), "_scope", None)
+    with contextlib.nullcontext() if scope is None or scope.lend is None else scope.lend():
+        yield Sleep(pause)
 
 
 def await_due(run: Run) -> Routine[None]:
