@@ -21,6 +21,7 @@ from milepost import (
     Retry,
     RunExistsError,
     RunStopped,
+    RunSuspended,
     Store,
     StoreClosedError,
     StoreError,
@@ -246,6 +247,31 @@ def test_a_run_of_other_code_is_given_back_with_the_reason_and_not_taken_again(s
     assert 1 == sum("left to other code" in record.getMessage() for record in caplog.records)
     Engine(store, flows=[old]).worker().run(until_idle=True)
     assert ("finished", Count(2)) == (status_of(store, "r1"), Engine(store, flows=[old]).handle("r1").result(timeout=5))
+
+
+@pytest.mark.parametrize("status", ["ready", "waiting"])
+def test_a_worker_that_begins_anew_adds_nothing_to_a_run_that_it_refuses(medium, clock, status):
+    store, new = medium.open(clock=clock), one(plus, "flow")
+    graph = Graph(Count).add_node("x", plus).add_timer("t", duration=10).add_edge("x", "t").add_edge("t", END)
+    old = graph.set_entry("x").compile("flow")
+    with pytest.raises(RunSuspended if status == "waiting" else RunStopped):
+        old.run(Count(), store=store, run_id="r1", clock=clock, stop_before=() if status == "waiting" else ("t",))
+    if status == "ready":
+        Engine(store, flows=[old], clock=clock).start(old, Count(), run_id="r1", if_exists="resume")
+    clock.advance(11)
+    records = []
+    for _ in range(3):
+        worker = Engine(store, flows=[new], clock=clock).worker()
+        worker.run(until_idle=True)
+        assert ["r1"] == [*worker.refused]
+        records.append(len(store.read("r1")))
+    assert [records[0]] * 3 == records
+    assert status == status_of(store, "r1")
+    assert "refused" in store.get_run("r1").info.reason
+    for _ in range(2):
+        Engine(store, flows=[old], clock=clock).worker().run(until_idle=True)
+        clock.advance(11)
+    assert "finished" == status_of(store, "r1")
 
 
 def test_a_refused_run_says_that_no_worker_takes_its_flow(medium, clock):

@@ -37,9 +37,11 @@ from milepost.errors import (
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, ask
+from milepost.executor.resume import REFUSED
 from milepost.job import Job
 from milepost.model.clock import Clock
 from milepost.model.failure import describe, failure_fields
+from milepost.model.info import RunInfo
 from milepost.model.retry import as_seconds
 from milepost.options import Options
 from milepost.store import RunRow, Store, Token
@@ -60,6 +62,8 @@ SUSPICIOUS = 2
 """Owners of a run that died in a row, from which on it is a suspect; less where it would be blocked by then."""
 GLANCE = 0.25
 """Seconds between two looks at what should have ended with the grace."""
+PAGE = 1000
+"""Runs that are listed at once."""
 TIDY = 60.0
 """Seconds between two times that a worker has its store forget what its retention says."""
 
@@ -244,7 +248,7 @@ class Worker:
 
     async def _work(self, until_idle: bool) -> None:
         assert self._wake is not None
-        tidied_at = self._now()
+        tidied_at, knows_refused = self._now(), False
         self._begin_schedules()
         while not self._is_stopping:
             self._wake.clear()
@@ -252,6 +256,9 @@ class Worker:
             # What a limit kept waiting is looked for once more after the runs that held it up, even if these end meanwhile.
             is_busy = bool(self._running)
             try:
+                if not knows_refused:
+                    await self._recall_refused()
+                    knows_refused = True
                 await self._start_scheduled()
                 taken = await self._claim()
                 if self._now() - tidied_at >= TIDY:
@@ -473,6 +480,33 @@ class Worker:
             return
         times = self._resting.get(run_id, (0, 0.0))[0] + 1
         self._resting[run_id] = times, self._now() + min(2.0**times, LONGEST_PAUSE)
+
+    async def _recall_refused(self) -> None:
+        """Find the runs that workers gave back refused, and leave those alone that this code refuses too.
+
+        They are not taken for that: each time that a run is taken is a record in its journal.
+        """
+        for flow in self.flows.values():
+            for status in ("ready", "waiting", "interrupted"):
+                after: str | None = None
+                while page := await self._page(flow.name, status, after):
+                    for info in page:
+                        if REFUSED in info.reason and info.run_id not in self.refused:
+                            await self._examine(flow, info.run_id)
+                    after = page[-1].run_id
+
+    async def _page(self, flow: str, status: str, after: str | None) -> list[RunInfo]:
+        routine: Routine[list[RunInfo]] = ask(
+            self.engine.store, "list_runs", flow=flow, status=status, after=after, limit=PAGE
+        )
+        return await AsyncDriver(self._clock).run(routine)
+
+    async def _examine(self, flow: Flow, run_id: str) -> None:
+        """Remember a run as refused where this code cannot go on with it; what cannot be told shows when it is taken."""
+        with suppress(MilepostError):
+            plan = await self.engine.job(flow, run_id).aplan()
+            if plan.verdict == "refuse":
+                self.refused[run_id] = plan.reason
 
     def _forget_refused(self) -> None:
         """Forget the oldest of many refused runs: those that are over by now must not be remembered for ever."""

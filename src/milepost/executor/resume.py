@@ -40,8 +40,10 @@ from milepost.model.record import OWNER, Record
 from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.store import Latest, Release, RunRow, Token
 
-__all__ = ["await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
+__all__ = ["REFUSED", "await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
 
+REFUSED = "refused: "
+"""How the reason of a run begins that a worker gave back because its code cannot go on with it."""
 POLL = 0.25
 """Seconds between two looks at a run that another owner has."""
 
@@ -109,7 +111,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
     except BaseException as exc:
         if not run.journal.is_released and not run.journal.is_dropped:
             if isinstance(exc, Exception):
-                giving_up: Routine[Any] = _give_back(run, latest, f"refused: {exc}")
+                giving_up: Routine[Any] = _give_back(run, latest, f"{REFUSED}{exc}")
             elif run.is_stopped_by(exc) or not run.claims:
                 giving_up = _give_back(run, latest, "the worker that had it was stopped")
             else:
@@ -156,6 +158,9 @@ def _give_back(run: Run, latest: Latest | None, reason: str) -> Routine[None]:
     claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
     was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
     release = Release("interrupted" if was == "running" else was) if latest is None else as_before(latest.row.info, was)
+    if release.status == "waiting" and not release.waiting_for:
+        # A worker takes such a run when its time is over: it is due for other code still.
+        release = release._replace(wake_at=run.options.clock.time())
     yield from run.journal.give_up(release._replace(reason=reason))
 
 
