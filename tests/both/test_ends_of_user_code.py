@@ -282,3 +282,22 @@ def test_without_a_limit_a_run_that_crashes_is_taken_with_growing_pauses(clock):
     clock.advance(3)
     engine.worker().run(until_idle=True)
     assert first + 1 == len(log)
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_an_end_in_a_task_that_a_node_began_ends_no_worker_in_the_background(end):
+    async def node(state: dict[str, Any]) -> dict[str, Any]:
+        async def inner() -> None:
+            raise end
+
+        await asyncio.create_task(inner())
+        return state
+
+    bad = Graph(dict).add_node("a", node).add_edge("a", END).set_entry("a").compile("bad")
+    good = Graph(dict).add_node("a", lambda state: {"n": 1}).add_edge("a", END).set_entry("a").compile("good")
+    engine = Engine(MemoryStore(), flows=[bad, good], max_crashes=2)
+    handle = engine.start(bad.bind({}))
+    with engine.worker(poll=0.01):
+        with pytest.raises(RunNotResumableError, match=end.__name__):
+            handle.result(timeout=10)
+        assert {"n": 1} == engine.start(good.bind({})).result(timeout=10)

@@ -163,7 +163,23 @@ class Worker:
 
     def run(self, until_idle: bool = False) -> None:
         """Work in this thread until `stop`, or until nothing is due and nothing runs."""
-        asyncio.run(self.arun(until_idle))
+        working: asyncio.Task[None] | None = None
+
+        async def work() -> None:
+            nonlocal working
+            if working is None:
+                working = asyncio.ensure_future(self.arun(until_idle))
+            await working
+
+        with asyncio.Runner() as runner:
+            while True:
+                try:
+                    return runner.run(work())
+                except (SystemExit, KeyboardInterrupt):
+                    # A task that user code began may raise it, and asyncio stops its loop for that. In the main thread it may
+                    # as well come from a signal.
+                    if working is None or working.done() or threading.current_thread() is threading.main_thread():
+                        raise
 
     async def arun(self, until_idle: bool = False) -> None:
         """`run`, awaited. Cancelling it drains as `stop` does."""

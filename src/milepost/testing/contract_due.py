@@ -146,6 +146,24 @@ class DueContract(StoreUnderTest):
         store.release(claimed.token, Release("interrupted"))
         assert [] == store.claim_due(["orders"], 5)
 
+    def test_a_release_may_count_a_crash(self, store: Store) -> None:
+        """`crash_count`: how often in a row the run has crashed; None: it did not now. A checkpoint ends the row."""
+        begin(store, "r", status="ready")
+        for times in (1, 2):
+            ((token, row),) = store.claim_due(["orders"], 5)
+            assert times - 1 == row.info.crash_count
+            store.release(token, Release("ready", "it crashed", crash_count=times))
+            assert times == store.get_run("r").info.crash_count
+        ((token, _),) = store.claim_due(["orders"], 5)
+        store.release(token, Release("ready"))
+        assert 2 == store.get_run("r").info.crash_count
+        ((token, _),) = store.claim_due(["orders"], 5)
+        work(store, token, "a", release=Release("ready"))
+        ((token, row),) = store.claim_due(["orders"], 5)
+        assert 0 == row.info.crash_count
+        work(store, token, release=Release("blocked", "it crashed", crash_count=1))
+        assert ("blocked", 1) == (store.get_run("r").info.status, store.get_run("r").info.crash_count)
+
     @requires(is_shared_between_processes=True, lease_has_end=True)
     def test_a_dead_run_is_due(self, store: Store, other: Store, clock: FakeClock) -> None:
         """`running` with an ended lease; that adds 1 to the crash count."""
