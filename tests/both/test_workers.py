@@ -657,7 +657,7 @@ def test_after_a_standstill_the_newest_time_alone_is_started_and_the_others_are_
         clock.set(datetime(2026, 3, 1, 6, 11, 30, tzinfo=UTC))
         until(lambda: clock.advance(0.01) or len(started(store)) == 2)
     assert ["job@2026-03-01T06:10:00Z", "job@2026-03-01T06:11:00Z"] == started(store)
-    assert ["9 times before run 'job@2026-03-01T06:10:00Z' are left out"] == [
+    assert ["9 times before run 'job@2026-03-01T06:10:00Z' left out"] == [
         record.getMessage().partition("in time: ")[2] for record in caplog.records if "in time" in record.getMessage()
     ]
 

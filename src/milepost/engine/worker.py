@@ -573,9 +573,10 @@ class Worker:
             if schedule.due_at <= self._now():
                 missed = schedule.catch_up(self._now())
                 if missed:
+                    left = "1 time" if missed == 1 else f"{missed} times"
                     logger.warning(
-                        "schedule %r was not looked at in time: %d times before run %r are left out",
-                        schedule.name, missed, schedule.run_id,
+                        "schedule %r was not looked at in time: %s before run %r left out",
+                        schedule.name, left, schedule.run_id,
                     )  # fmt: skip
                 try:
                     await self.engine.astart(schedule.flow, run_id=schedule.run_id, if_exists="return")
