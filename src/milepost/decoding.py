@@ -25,7 +25,8 @@ __all__ = ["decode_inside", "recorded_items"]
 def decode_inside(run: Run, flow: GraphFlow, since: Recorded, prefix: str = "") -> None:
     """Decode what a walk of `flow` below `prefix` goes on with: results and items of maps, replies, updates, states.
 
-    The states of a run's own graph and of its branches are left out: `milepost.executor.checks` compares them with the flow as well.
+    The states of a run's own graph and of its branches are left out: `milepost.executor.checks` compares them with the flow
+    as well.
     Raises DeserializeStateError.
     """
     for node_id, entry in since.done.items():
@@ -40,7 +41,7 @@ def decode_inside(run: Run, flow: GraphFlow, since: Recorded, prefix: str = "") 
                 graph.codec.decode(since.content(entry)[0])
             if graph.update_codec is not None:
                 for update in since.updates_in(entry):
-                    graph.update_codec.decode(update, root="updates")
+                    graph.update_codec.decode(msgspec.json.encode(update), root="updates")
     for node_id, entry in since.items.items():
         known = _unit_below(flow, node_id, prefix)
         if known is not None and isinstance(known[1].work, MapWork) and not since.is_over(node_id, entry):

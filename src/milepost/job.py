@@ -28,7 +28,7 @@ from milepost.executor.units import unit_of
 from milepost.model.ids import new_nonce, new_run_id
 from milepost.model.record import format_time
 from milepost.model.reports import ResumePlan
-from milepost.options import Options, merge_options
+from milepost.options import Options, merge_options, without_amendments
 from milepost.store import Store, Token, check_number, check_run_id
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Job:
             except RunSuspended:
                 if self.options.on_wait != "block":
                     raise
-            before = self.run
+            before, self.options = self.run, without_amendments(self.options)
             yield from await_due(before)
             self.run = self._run(before.store, before.run_id, before.is_listening)
             self.run.started_at, self.run.scope.publish = before.started_at, before.scope.publish

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from milepost.errors import OptionError
 from milepost.model.clock import SYSTEM, Clock
@@ -17,7 +17,7 @@ from milepost.model.hooks import Hook
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_tag
 
-__all__ = ["EngineOptions", "Options", "RunOptions", "merge_options", "option_names"]
+__all__ = ["UNAMENDED", "EngineOptions", "Options", "RunOptions", "merge_options", "option_names", "without_amendments"]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -141,6 +141,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     config: Any = None
     """What workflows find as `ctx.config`."""
 
+    @property
+    def amends(self) -> bool:
+        """Whether the recorded state is to be amended."""
+        return self.state_override is not None
+
     def __post_init__(self) -> None:
         _one_of(self, "if_exists", ("error", "resume", "retry", "return", "continue"))
         _one_of(self, "on_corrupt", ("error", "previous"))
@@ -182,6 +187,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         force_setattr(self, "hooks", _hooks({"hooks": self.hooks}))
         for key, value in (self.tags or {}).items():
             check_tag(key, value)
+
+
+UNAMENDED: Mapping[str, Any] = {"state_override": None}
+"""Options that leave a recorded run as it is."""
+
+
+def without_amendments(options: Options) -> Options:
+    """The options of a call whose amendment is recorded, or that only looks at a run."""
+    return replace(options, **UNAMENDED) if options.amends else options
 
 
 _FLAGS = ("compare_inputs", "checkpoint_failure_fatal", "reroute", "strict", "reopen", "takeover", "isolate")

@@ -152,10 +152,13 @@ class Claim(NamedTuple):
     max_crashes: int | None = 5
     live: Ranges | None = None
     """New live ranges, also in `record`; None keeps those there are."""
+    finish: Record | None = None
+    """The end of a run that has finished and is amended by `record`: it comes after that in the same write, and the run has
+    finished again. None: the run has an owner from now on."""
 
 
 class Claimed(NamedTuple):
-    """The answer to a claim. `token` is there when `outcome` is claimed; `row` is as of the decision."""
+    """The answer to a claim. `token` is there when a run has an owner by it; `row` is as of the decision."""
 
     outcome: Literal["claimed", "locked", "moved", "blocked"]
     token: Token | None

@@ -317,13 +317,6 @@ def test_the_result_of_a_finished_run_is_revalidated_all_the_same(verbs, store, 
         verbs.resume(graph, store, "r1", revalidate=lambda state: "too old")
 
 
-def test_a_finished_run_takes_no_override(verbs, store, line):
-    graph = line(Count)
-    verbs.run(graph, Count(), store=store, run_id="r1")
-    with pytest.raises(RunNotResumableError, match="resume_from"):
-        verbs.resume(graph, store, "r1", state_override=lambda state: state)
-
-
 @pytest.mark.parametrize("verb", ["resume", "retry"])
 def test_a_cancelled_run_is_refused_unless_it_is_reopened(verbs, store, halted, log, verb):
     assert "cancelled" == store.request_cancel("r1", "not needed", 10)

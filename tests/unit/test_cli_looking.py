@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_calls import Shop, shop
 
-from milepost import Checkpoint, SQLiteStore
+from milepost import END, Checkpoint, Graph, SQLiteStore
 from milepost.cli.looking import why_it_stands
 from milepost.model.ids import new_nonce
 from milepost.model.info import RunInfo, Wait
@@ -322,3 +322,11 @@ def test_show_and_history_give_the_traceback_of_a_failed_run(done: Shop) -> None
     errors = [record["error"] for record in records if record["kind"] == "failure"]
     assert [document["error_type"], document["traceback"]] == [errors[-1]["error_type"], errors[-1]["traceback"]]
     assert {None} == {record["error"] for record in records if record["kind"] != "failure"}
+
+
+def test_state_shows_what_a_finished_run_was_overridden_with(shop: Shop) -> None:
+    graph = Graph(dict).add_node("a", lambda state: state).add_edge("a", END).set_entry("a").compile("a")
+    with SQLiteStore("s.db") as store:
+        graph.run({"n": 1}, store=store, run_id="r")
+        graph.resume(store, "r", state_override=lambda state: {"n": 9})
+    assert {"n": 9} == shop.call("--store", "sqlite:///s.db", "state", "r", "--json").json["state"]

@@ -130,8 +130,10 @@ def _newest(store: Store, run_id: str) -> Point:
     latest = store.latest(run_id)
     if latest.point is None:
         raise NotFound(f"run {run_id!r} has no state yet")
-    overrides = [record for record in latest.tail if record.kind == OWNER and record.payload is not None]
     point = _point(latest.point)
+    owners = (record for record in latest.tail if record.kind == OWNER and record.payload is not None)
+    # One inside a branch is of the checkpoint that it names.
+    overrides = [record for record in owners if record.fields().get("overrides") in {None, point.sequence}]
     return Point(point.sequence, point.node_id, point.visit, state_of(overrides[-1])) if overrides else point
 
 

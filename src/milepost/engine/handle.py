@@ -27,6 +27,7 @@ from milepost.model.info import RunInfo
 from milepost.model.record import FINISH, Record
 from milepost.model.results import StepResult
 from milepost.model.retry import as_seconds
+from milepost.options import UNAMENDED
 from milepost.store import RunRow, Store, check_run_id
 from milepost.workflows.run import StepRun
 
@@ -210,7 +211,7 @@ class RunHandle(Generic[R]):
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         flow = yield from self._known()
         limit = None if seconds is None else max(seconds, _AT_ONCE)
-        job = Job(flow, self.store, self.run_id, {"run_timeout": limit}, self._bound, Wish())
+        job = Job(flow, self.store, self.run_id, {"run_timeout": limit, **UNAMENDED}, self._bound, Wish())
         job.run.is_awaited = is_awaited
         try:
             return (yield from look(job.run))

@@ -483,8 +483,8 @@ class Worker:
                 logger.warning("run %r is left to other code: %s", run_id, describe(exc), extra={"run_id": run_id})
                 return
             frames = failure_fields(exc.__cause__ or exc)["traceback"].rstrip() if job.run.status == "failed" else ""
-            told = f"{describe(exc)}\n{frames}" if frames else describe(exc)
-            logger.warning("run %r is %s: %s", run_id, job.run.status, told, extra={"run_id": run_id})
+            text = f"{describe(exc)}\n{frames}" if frames else describe(exc)
+            logger.warning("run %r is %s: %s", run_id, job.run.status, text, extra={"run_id": run_id})
         finally:
             self._rest(job)
 

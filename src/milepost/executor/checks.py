@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from milepost.graph.run import NodeRun
 
 __all__ = [
+    "Amendment",
     "Found",
     "Spot",
     "Wish",
@@ -94,6 +95,13 @@ class Wish(msgspec.Struct, frozen=True):
     def of(cls, node_id: str | None, visit: int | None, rerun: bool) -> Wish:
         """`resume`, or `resume_from` where a node is named."""
         return cls() if node_id is None else cls("resume_from", node_id, visit, rerun)
+
+
+class Amendment(NamedTuple):
+    """A state that takes the place of a recorded one, and its bytes."""
+
+    state: Any
+    data: bytes
 
 
 class Spot(NamedTuple):
@@ -137,6 +145,11 @@ class Found(msgspec.Struct):
     """Whether a turn begins here, or has begun and has no checkpoint yet."""
 
     @property
+    def data_seen(self) -> bytes:
+        """The state that an override is of, encoded."""
+        return self.data if self.at is None else self.since.state_of(self.since.entry_at(self.at.sequence))
+
+    @property
     def plan(self) -> str:
         """In one sentence, what going on from here means."""
         if self.is_split:
@@ -159,10 +172,6 @@ def refused_by_status(run: Run, wish: Wish, row: RunRow) -> MilepostError | None
         return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
     if wish.verb == "retry" and status != "failed":
         return not_resumable(run, status, info.reason, "retry is for a run that failed; use resume or resume_from")
-    if wish.verb == "resume" and status == "finished" and options.state_override is not None:
-        return not_resumable(
-            run, status, info.reason, "its result stands; use resume_from with the override to run a part of it again"
-        )
     is_due = info.wake_at is not None and run.store is not None and info.wake_at.timestamp() <= run.store.clock.time()
     is_ending = row.cancel is not None and not options.reopen
     if status == "waiting" and wish.verb == "resume" and not is_due and not is_ending:
@@ -383,7 +392,7 @@ def examine(
         next_node = None
     elif run.options.reroute and spot.at is not None:
         spot.since.reroute_at = spot.at.sequence
-    if is_split and run.options.state_override is not None and wish.verb != "resume_from":
+    if is_split and run.options.amends and wish.verb != "resume_from":
         raise OptionError(
             f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
             f"is for: use resume_from with a node of that branch",
@@ -391,7 +400,7 @@ def examine(
             run_id=run.run_id,
             node_id=node_id,
         )
-    if run.options.state_override is not None and wish.verb != "resume_from" and _has_begun(run, spot, next_node):
+    if run.options.amends and wish.verb != "resume_from" and _has_begun(run, spot, next_node):
         raise OptionError(
             f"run {run.run_id!r} is inside node {next_node!r}, and what was done there came of the state as it is recorded: "
             f"use resume_from with the node before it",

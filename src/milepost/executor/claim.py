@@ -10,22 +10,30 @@ from collections.abc import Callable
 from typing import Any
 
 from milepost.executor import journal
-from milepost.executor.checks import Wish, locked, not_resumable
+from milepost.executor.checks import Amendment, Wish, locked, not_resumable
 from milepost.executor.continuation import CONTINUE
 from milepost.executor.effects import Routine
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.model.info import RunInfo
-from milepost.model.record import OWNER, Record, format_time, make_record
+from milepost.model.record import FINISH, OWNER, Record, format_time, make_record
 from milepost.store import Claim, Claimed, Latest, Release, Token
 
 __all__ = ["as_before", "take", "take_over"]
 
 
 def take(
-    run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, nonces: Callable[[], str]
+    run: Run,
+    wish: Wish,
+    found: Any,
+    amendment: Amendment | None,
+    nonces: Callable[[], str],
+    *,
+    is_end: bool = False,
 ) -> Routine[bool]:
-    """Take the run; False if it has moved meanwhile. The owner record carries the override.
+    """Take the run; False if it has moved meanwhile. The owner record carries the amendment.
+
+    `is_end`: the run has finished, and ends once more in the same write, with the amended state; nobody owns it then.
 
     Raises `RunLockedError` where another owner came first, `RunNotResumableError` where too many owners died.
     """
@@ -43,12 +51,12 @@ def take(
         now,
         OWNER,
         *entered,
-        state=None if override is None else override[1],
+        state=None if amendment is None else amendment.data,
         fields={
             "verb": wish.verb,
             "from": found.point.sequence,
             "entry": run.flow.entry if wish.verb == CONTINUE else None,
-            "overrides": None if override is None or inside is None else inside.sequence,
+            "overrides": None if amendment is None or inside is None else inside.sequence,
             "epoch": epoch,
             "crashed": crashed or None,
             "live": None if live is None else [list(r) for r in live],
@@ -57,6 +65,10 @@ def take(
         },
         compressing=bool(options.compress),
     )
+    finish = None
+    if is_end:
+        end = {"status": "finished", "result": found.point.sequence, "epoch": epoch}
+        finish = make_record(run.run_id, sequence + 1, now, FINISH, fields=end)
     claim = Claim(
         run.run_id,
         found.newest,
@@ -69,6 +81,7 @@ def take(
         reopen=options.reopen,
         max_crashes=options.max_crashes,
         live=live,
+        finish=finish,
     )
     claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch, as_before(row.info))
     if claimed.outcome == "blocked":

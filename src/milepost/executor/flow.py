@@ -10,7 +10,7 @@ yielded the core walks all branches at once, up to their join.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -294,6 +294,10 @@ class GraphFlow(Flow, Protocol):
 
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
         """The fields with a reducer that have another value in one state than in the other."""
+        ...
+
+    def untold(self, fork: Fork, before: Any, after: Any, names: Iterable[str]) -> Iterator[str]:
+        """Name the fields of which the fork's join cannot tell what the value afterwards adds to the one before."""
         ...
 
     def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:

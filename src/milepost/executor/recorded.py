@@ -16,8 +16,8 @@ import msgspec
 from milepost.errors import CheckpointCorruptError
 from milepost.executor.attempt import Spent
 from milepost.executor.checks import COUNTED_FAILURES, is_live, left_of_pause
-from milepost.executor.flow import END
-from milepost.model.branch_path import turnings, way_to
+from milepost.executor.flow import END, REPLACED
+from milepost.model.branch_path import Turning, turnings, way_to
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
@@ -135,6 +135,11 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 def parent_of(step_id: str) -> str:
     """The id of what a step is part of; "" at the top."""
     return step_id.rpartition("/")[0]
+
+
+def _prefix_of(node_id: str) -> str:
+    """What is before the last part of an id, with the slash; "" at the top."""
+    return node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
 
 
 def _around(step_id: str) -> Iterator[str]:
@@ -418,18 +423,39 @@ class Recorded:
     def content(self, entry: Entry) -> tuple[bytes, str | None]:
         """The state that a checkpoint stands for, and the node to go on at (None: its router is asked)."""
         node_id = self.renamed(entry.record.node_id, entry.sequence)
-        data = self._overrides.get(entry.sequence)
-        if data is None:
-            data = entry.record.state() or b""
+        data = self.state_of(entry)
         next_node, told_at = entry.fields.get("next_node"), entry.sequence
         route = self.choices.get(node_id)
         if route is not None and route.sequence > entry.sequence and route.record.visit == entry.record.visit:
             next_node, told_at = route.fields.get("next_node"), route.sequence
         if next_node is None or entry.sequence == self.reroute_at:
             return data, None
-        name = entry.record.node_id
-        prefix = name[: len(name) - len(name.rpartition("/")[2])]
+        prefix = _prefix_of(entry.record.node_id)
         return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
+
+    def entry_at(self, sequence: int) -> Entry:
+        """The newest completion of a node, by its number."""
+        return next(entry for entry in self.done.values() if entry.sequence == sequence)
+
+    def state_of(self, entry: Entry) -> bytes:
+        """The state that a checkpoint stands for, encoded."""
+        data = self._overrides.get(entry.sequence)
+        return entry.record.state() or b"" if data is None else data
+
+    def fork_around(self, entry: Entry, point: Record) -> tuple[Turning, Entry | None] | None:
+        """The open branch that a checkpoint is in, and the checkpoint of its fork (None: `point`); None for none."""
+        prefix, label = _prefix_of(self.renamed(entry.record.node_id, entry.sequence)), self.label_of(entry)
+        if self.open_fork(label, prefix, point) is None:
+            return None
+        turning = turnings(label)[-1]
+        return turning, self.newest_in(prefix, turning.outer, point.sequence)
+
+    def beside(self, turning: Turning, branches: Iterable[str], after: int) -> list[Entry]:
+        """The newest checkpoint of each of the other branches of a fork that has one."""
+        fork, visit, mine, outer = turning
+        ways = (way_to(outer, fork, visit, branch) for branch in branches if branch != mine)
+        found = (self.newest_in(_prefix_of(fork), way, after) for way in ways)
+        return [entry for entry in found if entry is not None]
 
     def override(self, sequence: int, data: bytes) -> None:
         """Have a checkpoint stand for another state."""
@@ -462,27 +488,36 @@ class Recorded:
         begun = {item for item in ids if any(number > after for number in self._numbers(item))}
         return begun.union([item for item in ids if item not in begun][:1])
 
-    def updates_in(self, entry: Entry) -> list[bytes]:
-        """What one checkpoint tells of what nodes returned for fields with a reducer."""
+    def updates_in(self, entry: Entry) -> list[dict[str, Any]]:
+        """What one checkpoint tells of what nodes returned for fields with a reducer; as JSON."""
         told = entry.fields.get("updates")
-        several = told if isinstance(told, list) else [] if told is None else [told]
-        return [msgspec.json.encode(update) for update in several]
+        return [*told] if isinstance(told, list) else [] if told is None else [told]
 
-    def updates(self, label: str, parent: str = "") -> list[bytes]:
-        """What the nodes of a branch, those of finished forks in it included, returned for fields with a reducer."""
+    def updates(
+        self, label: str, parent: str, replaced: Callable[[bytes, bytes], Sequence[str]]
+    ) -> list[dict[str, Any]]:
+        """What the nodes of a branch, those of finished forks in it included, returned for fields with a reducer; as JSON.
+
+        A field that an override of a checkpoint changed has been replaced by then: `replaced` names those in which two
+        states differ.
+        """
         trail = self._trails.get((label, parent), [])
-        found: list[bytes] = []
+        found: list[dict[str, Any]] = []
         for number, entry in enumerate(trail):
             if isinstance(entry.fields.get("updates"), list):  # all until then, instead of what was told before
                 found = []
             found += self.updates_in(entry)
+            amended = self._overrides.get(entry.sequence)
+            if amended is not None:
+                names = replaced(entry.record.state() or b"", amended)
+                found = [{name: update[name] for name in update if name not in names} for update in found]
+                found.append({REPLACED: [*names]})
             if "fork" in entry.fields and number + 1 < len(trail):
                 # From what was recorded: names are mapped once, whatever they are mapped to.
                 outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit
                 for branch in entry.fields["fork"]:
-                    found += self.updates(
-                        self._renamed_label(way_to(outer, fork, visit, branch), entry.sequence), parent
-                    )
+                    way = self._renamed_label(way_to(outer, fork, visit, branch), entry.sequence)
+                    found += self.updates(way, parent, replaced)
         return found
 
     # -- what is in flight -----------------------------------------------------------------------------

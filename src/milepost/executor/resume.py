@@ -11,20 +11,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, cast
 
+from milepost.amending import amended, check_branch
 from milepost.errors import (
     MilepostError,
     NoCheckpointFoundError,
     RunSuspended,
     RunTimeoutError,
-    SerializeStateError,
-    StateTypeError,
     StateValidationError,
     StoreClosedError,
     StoreError,
 )
 from milepost.executor.checks import (
+    Amendment,
     Wish,
     locked,
     refused_by_status,
@@ -33,11 +33,13 @@ from milepost.executor.claim import as_before, take, take_over
 from milepost.executor.context import current_context
 from milepost.executor.continuation import CONTINUE, open_turn
 from milepost.executor.effects import Call, Hold, Routine, Sleep
+from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
 from milepost.executor.run import LONGEST_PAUSE, Run
-from milepost.model.failure import describe, first_line, message_of, place
+from milepost.model.failure import describe, first_line, message_of
 from milepost.model.record import OWNER, Record
 from milepost.model.reports import ResumeInfo, ResumePlan
+from milepost.options import without_amendments
 from milepost.store import Latest, Release, RunRow, Token
 
 __all__ = ["REFUSED", "await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
@@ -59,31 +61,31 @@ def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[Any]:
             if token is None:
                 continue
             return (yield from _after_fence(run, wish, latest.row, token, nonces))
-        refusal = refused_by_status(run, wish, latest.row)
-        if refusal is not None:
-            raise refusal
+        waiting = refused_by_status(run, wish, latest.row)
+        if waiting is not None and not (isinstance(waiting, RunSuspended) and _asks_of_state(run)):
+            raise waiting
         found = yield from run.find(wish, latest)
-        refusal = None if _is_ending(run, latest.row) else run.refusal(wish, found)
+        is_ending = _is_ending(run, latest.row)
+        refusal = None if is_ending else run.refusal(wish, found)
         if refusal is not None:
             raise refusal
-        override = None
-        if wish.verb == CONTINUE:
-            override = open_turn(run, found, wish.state)
-            yield from _revalidate(run, found, override[0])
-        elif found.info.already_completed:
-            yield from _revalidate(run, found, found.state)
-            return (yield from run.stored(found))
-        elif not _is_ending(run, latest.row):
-            override = yield from _override(run, found)
-            yield from _revalidate(run, found, _seen(found) if override is None else override[0])
-        if (yield from take(run, wish, found, override, nonces)):
-            return (yield from _go(run, wish, found, override, is_ending=_is_ending(run, latest.row)))
+        amendment = None if is_ending else (yield from _amended(run, wish, found))
+        if found.info.already_completed:
+            if amendment is None or (yield from take(run, wish, found, amendment, nonces, is_end=True)):
+                return (yield from run.stored(found))
+            continue
+        if waiting is not None and amendment is None:
+            raise waiting
+        if (yield from take(run, wish, found, amendment, nonces)):
+            return (yield from _go(run, wish, found, amendment, is_ending=is_ending))
 
 
 def resume_claimed(run: Run, token: Token) -> Routine[Any]:
     """Go on with a run that a worker has claimed. A refusal gives it back as it was, with the reason, for other code."""
     assert run.store is not None
     run.journal.token, run.journal.epoch = token, token.epoch
+    # An engine's override is for its verbs: a worker goes on with a run many times.
+    run.options = without_amendments(run.options)
     latest: Latest | None = None
     try:
         # From here on, and not only once the state is read and decoded: many that were claimed at once wait for their turn.
@@ -100,6 +102,8 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         refusal = None if is_ending else run.refusal(wish, found)
         if refusal is not None:
             raise refusal
+        if not is_ending and not run.is_replayed:
+            yield from _revalidate(run, found, _seen(found))
     except StoreError as exc:
         if not run.journal.is_dropped:
             # The store, not the run, is at fault: a worker tries again, a little later each time.
@@ -145,11 +149,11 @@ def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
         yield from run.journal.let_go(giving_back())
 
 
-def _go(run: Run, wish: Wish, found: Any, override: tuple[Any, bytes] | None, *, is_ending: bool) -> Routine[Any]:
+def _go(run: Run, wish: Wish, found: Any, amendment: Amendment | None, *, is_ending: bool) -> Routine[Any]:
     """Go on with a run that is this call's, or carry out the cancel that is open."""
     run.info = found.info
-    body = run.end(found, found.row) if is_ending else run.go_on(wish, found, override)
-    return (yield from run.hold(body, found.state if override is None else override[0]))
+    body = run.end(found, found.row) if is_ending else run.go_on(wish, found, amendment)
+    return (yield from run.hold(body, found.state if amendment is None else amendment.state))
 
 
 def _give_back(run: Run, latest: Latest | None, reason: str) -> Routine[None]:
@@ -171,26 +175,37 @@ def make_ready(run: Run, wish: Wish, nonces: Callable[[], str], at: float = 0.0)
         latest = yield from _look(run)
         if latest is None:
             continue
-        if latest.row.info.status == "ready" and wish.verb != CONTINUE:
+        row = latest.row
+        if row.info.status == "ready" and wish.verb != CONTINUE and not run.options.amends:
             return
-        refusal = refused_by_status(run, wish, latest.row)
-        if refusal is not None:
-            raise refusal
+        waiting = refused_by_status(run, wish, row)
+        if waiting is not None and not (isinstance(waiting, RunSuspended) and _asks_of_state(run)):
+            raise waiting
         found = yield from run.find(wish, latest)
         refusal = run.refusal(wish, found)
         if refusal is not None:
             raise refusal
-        override = None
-        if wish.verb == CONTINUE:
-            override = open_turn(run, found, wish.state)
-            yield from _revalidate(run, found, override[0])
-        elif found.info.already_completed:
+        amendment = yield from _amended(run, wish, found)
+        if found.info.already_completed:
+            if amendment is None or (yield from take(run, wish, found, amendment, nonces, is_end=True)):
+                return
+            continue
+        if waiting is not None and amendment is None:
+            raise waiting
+        if (yield from take(run, wish, found, amendment, nonces)):
+            release = Release("ready", wake_at=at or None, degraded=row.info.degraded, missed=row.info.missed)
+            if row.info.status in {"ready", "waiting"}:
+                wake_at = None if row.info.wake_at is None else row.info.wake_at.timestamp()
+                release = release._replace(status=row.info.status, reason=row.info.reason, wake_at=at or wake_at)
+                release = release._replace(waiting_for=row.info.waiting_for, signals=row.signals)
+            yield from run.journal.let_go(_left(run, release))
             return
-        if (yield from take(run, wish, found, override, nonces)):
-            row = latest.row.info
-            ready = Release("ready", wake_at=at or None, degraded=row.degraded, missed=row.missed)
-            yield from run.journal.let_go(run.journal.give_up(ready))
-            return
+
+
+def _left(run: Run, release: Release) -> Routine[None]:
+    """Release a run that was amended; where a signal came meanwhile, it has something to go on with."""
+    if (yield from run.journal.give_up(release)) == "refused":
+        yield from run.journal.give_up(Release("ready", degraded=release.degraded, missed=release.missed))
 
 
 def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
@@ -299,24 +314,29 @@ def _is_ending(run: Run, row: RunRow) -> bool:
 # -- correct: user code ------------------------------------------------------------------------------------
 
 
-def _override(run: Run, found: Any) -> Routine[tuple[Any, bytes] | None]:
-    """The corrected state and its bytes, or None; what the override raises is raised as it is."""
-    override = run.options.state_override
-    if override is None:
-        return None
-    state = yield Call(override, (_seen(found),), None, iscoroutinefunction(override))
-    try:
-        data = run.journal.encode(state, run.flow.codec)
-        if isinstance(data, SerializeStateError):
-            raise data
-    except (StateTypeError, SerializeStateError) as exc:
-        # The override may have changed what it was given.
-        exc.run_id, exc.node_id, exc.state = run.run_id, found.info.from_node, run.flow.codec.decode(found.data)
-        if isinstance(exc, StateTypeError):
-            exc.op = "override"
-        place(exc, f"what state_override gave for run {run.run_id!r} is refused", "return a state of the declared type")
-        raise
-    return state, data
+def _amended(run: Run, wish: Wish, found: Any) -> Routine[Amendment | None]:
+    """The state that the run goes on with, where that is to be recorded; `revalidate` is asked of what it will be."""
+    if wish.verb == CONTINUE:
+        turn = Amendment(*open_turn(run, found, wish.state))
+        yield from _revalidate(run, found, turn.state)
+        return turn
+    amendment = None
+    if run.options.amends:
+        amendment = yield from amended(
+            run, run.flow.codec, found.data_seen, found.info.from_node, f"run {run.run_id!r}"
+        )
+    if amendment is not None and found.at is not None:
+        entry = found.since.entry_at(found.at.sequence)
+        check_branch(run, cast("GraphFlow", run.flow), found.since, entry, found.point, found.data, amendment)
+    yield from _revalidate(run, found, _seen(found) if amendment is None else amendment.state)
+    if amendment is not None and found.at is None:
+        found.state, found.data = amendment.state, amendment.data
+    return amendment
+
+
+def _asks_of_state(run: Run) -> bool:
+    """Whether the call has something to do with the state of a run that waits, which stays where it is."""
+    return run.options.amends or run.options.revalidate is not None
 
 
 def _seen(found: Any) -> Any:

@@ -37,7 +37,7 @@ from milepost.renames import Renames
 from milepost.store import ENDED, Latest, Release, RunRow, Store
 
 if TYPE_CHECKING:
-    from milepost.executor.checks import Wish
+    from milepost.executor.checks import Amendment, Wish
     from milepost.model.events import Event
     from milepost.model.info import Wait
 
@@ -127,7 +127,7 @@ class Run:
         """Whether a replay came to its end at this step, or in it: it is not stopped before it once more."""
         return False
 
-    def go_on(self, wish: Wish, found: Any, override: tuple[Any, bytes] | None) -> Routine[Any]:
+    def go_on(self, wish: Wish, found: Any, amendment: Amendment | None) -> Routine[Any]:
         """Go on where `found` says; what the flow ends with."""
         raise NotImplementedError
 

@@ -37,6 +37,7 @@ from milepost.model.failure import (
     type_name,
 )
 from milepost.model.record import FAILURE, FINISH, START, Record, make_record
+from milepost.options import without_amendments
 from milepost.store import ENDED, Latest, NewRun, Release, RunRow, Token
 
 logger = logging.getLogger("milepost")
@@ -175,6 +176,7 @@ def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[Wish | None]:
 def attach(run: Run) -> Routine[Any]:
     """Wait for the end of a run that somebody executes; changes nothing."""
     assert run.store is not None
+    run.options = without_amendments(run.options)
     is_told = False
     while True:
         latest: Latest = yield from ask(run.store, "latest", run.run_id)

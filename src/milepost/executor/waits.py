@@ -457,8 +457,6 @@ def reply_of(work: Waits, data: bytes) -> Reply[Any]:
 
 def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) -> Waits:
     """The work of a step that waits as a node does; `until` and `prompt` as they were asked for."""
-    from milepost.workflows.steps import Waits
-
     return Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
 
 

@@ -6,7 +6,7 @@ It is what the core asks about units, forks and states, and what people and prog
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -152,6 +152,10 @@ class CompiledGraph(StateVerbs[StateT]):
     def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:
         """The state where the branches meet, field by field; see `milepost.graph.merge`."""
         return self._mergings[fork.join].merge(fork, before, ends, data)
+
+    def untold(self, fork: Fork, before: Any, after: Any, names: Iterable[str]) -> Iterator[str]:
+        """Name the fields of which the fork's join cannot tell what the value afterwards adds to the one before."""
+        return self._mergings[fork.join].untold(before, after, names)
 
     def read(self, before: Any, returned: Any) -> Whole | Part:
         """Tell whether user code that was given the state before returned a whole state or a part of one.

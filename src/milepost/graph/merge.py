@@ -10,7 +10,7 @@ completion.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, get_origin, is_typeddict
 
 import msgspec
@@ -118,6 +118,18 @@ class Merging:
                 del merged[name]
         return merged
 
+    def untold(self, before: Any, after: Any, names: Iterable[str]) -> Iterator[str]:
+        """Name the fields of which nothing tells what the value afterwards adds to the one before."""
+        for name in names:
+            reducer = self._reducers.get(name)
+            old, new = _get(self._codec, before, name), _get(self._codec, after, name)
+            if reducer is None or old is new:
+                continue
+            try:
+                self._told(reducer, old, new)
+            except (ValueError, TypeError):
+                yield name
+
     def _several(
         self, fork: Fork, name: str, before: Any, old: Any, changed: Mapping[str, Any], ends: Mapping[str, BranchEnd]
     ) -> Any:
@@ -147,8 +159,8 @@ class Merging:
         difference = _difference(reducer)
         if difference is None:
             raise ValueError(
-                "a node of it returned a whole state, of which nothing tells what is to be reduced into what was there: "
-                "let it return a mapping of what changed"
+                "a node of it returned a whole state, or state_override gave one, of which nothing tells what is to be reduced "
+                "into what was there: let it return a mapping of what changed, and give that as update="
             )
         return difference(old, new)
 
@@ -167,7 +179,10 @@ class Merging:
         state = before
         for branch, end in ends.items():
             updates = [update[name] for update in end.updates if name in update]
-            if branch in changed and (not updates or any(name in update.get(REPLACED, ()) for update in end.updates)):
+            is_replaced = any(name in update.get(REPLACED, ()) for update in end.updates)
+            if is_replaced and branch not in changed:
+                continue
+            if branch in changed and (not updates or is_replaced):
                 try:
                     updates = [self._told(reducer, old, changed[branch])]
                 except (ValueError, TypeError) as exc:

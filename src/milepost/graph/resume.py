@@ -10,8 +10,10 @@ from milepost.errors import (
     CheckpointCorruptError,
     InvalidResumeNodeError,
     NoCheckpointFoundError,
+    OptionError,
 )
 from milepost.executor.checks import (
+    Amendment,
     Found,
     Spot,
     Wish,
@@ -262,7 +264,22 @@ def _inside(run: NodeRun, wish: Wish, record: Record, trunk: int, latest: Latest
         return is_late and not wish.rerun and not any(number < other.sequence for number in changed)
 
     narrowed = yield from _narrowed(run, latest, spot, stays)
-    return narrowed._replace(at=None if wish.rerun else record)
+    if not wish.rerun:
+        return narrowed._replace(at=record)
+    if not run.options.amends:
+        return narrowed
+    before = _followed(record, spot)
+    if before is None:
+        fork_id = turnings(mine)[-1].fork
+        raise OptionError(
+            f"node {record.node_id!r} of run {run.run_id!r} is the first of its branch, and is given the state before the "
+            f"fork, which is that of the other branches too: amend it with resume_from the node before the fork, "
+            f"{fork_id!r}, or leave rerun out",
+            option="state_override",
+            run_id=run.run_id,
+            node_id=record.node_id,
+        )
+    return narrowed._replace(at=before)
 
 
 def _narrowed(run: NodeRun, latest: Latest, spot: Spot, stays: Callable[[Record], bool]) -> Routine[Spot]:
@@ -275,19 +292,23 @@ def _narrowed(run: NodeRun, latest: Latest, spot: Spot, stays: Callable[[Record]
     return Spot(spot.point, tail, Recorded(records, live, run.renames), live)
 
 
+def _followed(record: Record, spot: Spot) -> Record | None:
+    """The checkpoint that a visit followed on its way; None where it is the first there."""
+    place = record.fields().get("branch"), parent_of(record.node_id)
+    before = [
+        other
+        for other in spot.tail
+        if other.kind == CHECKPOINT
+        and other.sequence < record.sequence
+        and (other.fields().get("branch"), parent_of(other.node_id)) == place
+    ]
+    return before[-1] if before else None
+
+
 def _redone(record: Record, spot: Spot) -> Callable[[Record], bool]:
     """Tells what was recorded of a visit, and of all that its node is made of, since the record that it followed."""
-    place = record.fields().get("branch"), parent_of(record.node_id)
-    followed = max(
-        (
-            other.sequence
-            for other in spot.tail
-            if other.kind == CHECKPOINT
-            and other.sequence < record.sequence
-            and (other.fields().get("branch"), parent_of(other.node_id)) == place
-        ),
-        default=-1,
-    )
+    before = _followed(record, spot)
+    followed = -1 if before is None else before.sequence
 
     def is_redone(other: Record) -> bool:
         is_its = other.node_id == record.node_id or other.node_id.startswith(f"{record.node_id}/")
@@ -406,7 +427,7 @@ def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
 # -- going on --------------------------------------------------------------------------------------------
 
 
-def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | None) -> Routine[Any]:
+def go_on(run: NodeRun, wish: Wish, found: Found, amendment: Amendment | None) -> Routine[Any]:
     """Go on from the point, with its state or what the override made of it; the final state."""
     state, data = found.state, found.data
     walker, recorded = run.walker, found.since
@@ -415,11 +436,11 @@ def go_on(run: NodeRun, wish: Wish, found: Found, override: tuple[Any, bytes] | 
         recorded.crashes.append(run.journal.sequence)
     if wish.verb == "retry":
         recorded.retry(run.journal.sequence)
-    if override is not None and found.at is not None:
-        recorded.override(found.at.sequence, override[1])
-    elif override is not None:
+    if amendment is not None and found.at is not None:
+        recorded.override(found.at.sequence, amendment.data)
+    elif amendment is not None:
         # What was given stays the caller's own.
-        data = override[1]
+        data = amendment.data
         state = run.flow.codec.decode(data)
     walker.given = data
     # A turn that begins goes on with nothing that is recorded.

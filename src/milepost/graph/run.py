@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from milepost.errors import MilepostError, SerializeStateError
 from milepost.executor import waits as parking
-from milepost.executor.checks import Found, Wish, refusal_of
+from milepost.executor.checks import Amendment, Found, Wish, refusal_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
@@ -20,7 +20,7 @@ from milepost.graph.walker import Walker
 from milepost.model.events import RunCompleted, RunStarted
 from milepost.model.record import OWNER, REPLY, WAIT, Record, format_time
 from milepost.model.reports import RunResult
-from milepost.options import Options
+from milepost.options import Options, without_amendments
 from milepost.store import Latest, Release, RunRow, Store
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class NodeRun(Run):
         self.walker.iteration = found.iteration
         return super().stored(found)
 
-    def go_on(self, wish: Wish, found: Any, override: tuple[Any, bytes] | None) -> Routine[Any]:
+    def go_on(self, wish: Wish, found: Any, amendment: Amendment | None) -> Routine[Any]:
         """Walk on from the point that was found."""
-        return self._unless_parked(finding.go_on(self, wish, found, override))
+        return self._unless_parked(finding.go_on(self, wish, found, amendment))
 
     def _unless_parked(self, walk: Routine[Any]) -> Routine[Any]:
         """Walk to the end; a run that has to wait is parked, or goes on from its records where an answer came meanwhile."""
@@ -93,6 +93,8 @@ class NodeRun(Run):
                     raise parking.suspended(self) from None
             assert self.store is not None
             latest: Latest = yield from ask(self.store, "latest", self.run_id)
+            # The call's amendment is recorded, and a new run has none.
+            self.options = without_amendments(self.options)
             found = yield from finding.find(self, Wish(), latest)
             self.walker, self.open_waits = Walker(self, self.flow), {}
             walk = finding.go_on(self, Wish(), found, None)

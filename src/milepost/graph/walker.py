@@ -15,6 +15,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from milepost.errors import (
     MaxIterationsError,
     MilepostError,
@@ -66,15 +68,12 @@ class Walker(Visits):
         """What a function makes of an item, which is given encoded with `codec` where there is a store."""
         self.item_codec = codec
         node_id = self.prefix + unit.id
-        if self.is_resuming and self.since is not None:
-            entry = self.since.done.get(node_id)
+        if self.is_resuming and (since := self.since) is not None:
+            entry = since.done.get(node_id)
             if entry is not None and entry.record.visit == visit:
-                kept = entry.record
-                return self.since.take(
-                    entry.sequence, lambda: self.flow.codec.decode(kept.state() or b"", root="output")
-                )
+                return since.take(entry.sequence, lambda: self.flow.codec.decode(since.state_of(entry), root="output"))
             self._raise_standing(node_id)
-            self.spent = self.since.spent(node_id, self.sequence, self.options.clock.time())
+            self.spent = since.spent(node_id, self.sequence, self.options.clock.time())
         if self.spent is None:
             self.spent = Spent(visit)
         self.spent.visit = visit
@@ -127,9 +126,13 @@ class Walker(Visits):
             self.tally.iteration = max(self.iteration, int(entry.fields.get("iteration") or 0))
         codec = self.flow.update_codec
         if self.updates is not None and codec is not None:
-            told = self.since.updates(self.label, self.prefix[:-1])
-            self.updates += [codec.decode(update, root="updates") for update in told]
+            told = self.since.updates(self.label, self.prefix[:-1], self._replaced)
+            self.updates += [codec.decode(msgspec.json.encode(update), root="updates") for update in told]
         return self.since.take(entry.sequence, lambda: self.flow.codec.decode(data)), next_node
+
+    def _replaced(self, before: bytes, after: bytes) -> tuple[str, ...]:
+        """The fields with a reducer in which two encoded states differ."""
+        return self.flow.replaced(self.flow.codec.decode(before), self.flow.codec.decode(after))
 
     def _is_split_at(self, node_id: str, next_node: str | None) -> bool:
         """Whether a node that is recorded is a fork whose branches are open."""

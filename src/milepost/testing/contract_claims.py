@@ -6,11 +6,11 @@ import pytest
 
 from milepost.errors import RunNotFoundError
 from milepost.model.process import this_process
-from milepost.model.record import OWNER
+from milepost.model.record import FINISH, OWNER
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract_subject import StoreUnderTest, requires
-from milepost.testing.journals import begin, claim_of, take, whole, work
+from milepost.testing.journals import begin, claim_of, finish, owner, take, whole, work
 
 
 class ClaimContract(StoreUnderTest):
@@ -51,6 +51,30 @@ class ClaimContract(StoreUnderTest):
         with pytest.raises(RunNotFoundError):
             store.claim(wish._replace(run_id="nobody"))
         assert [] == store.read("nobody")
+
+    def test_a_finished_run_is_amended_in_one_write_and_has_no_owner(self, store: Store) -> None:
+        """The end comes after the owner record in the same write, and the run has finished again."""
+        release = Release("finished", degraded=True, missed=("x#1",))
+        work(store, begin(store, "r"), "a", release=release)
+        latest = store.latest("r")
+        amendment = owner("r", 2, 2, state=b'{"n":9}')
+        wish = claim_of(latest, record=amendment, finish=finish("r", 3))
+        claimed = store.claim(wish)
+        assert ("claimed", None) == (claimed.outcome, claimed.token)
+        row = store.get_run("r")
+        assert row == claimed.row
+        assert ("finished", "free", 2, 3, True) == (
+            row.info.status,
+            row.lease,
+            row.epoch,
+            row.info.sequence,
+            row.info.degraded,
+        )
+        assert [(OWNER, b'{"n":9}'), (FINISH, None)] == [(r.kind, r.state()) for r in store.latest("r").tail]
+        assert store.verify("r").ok
+        assert "moved" == store.claim(wish).outcome
+        with pytest.raises(ValueError, match="number 5"):
+            store.claim(wish._replace(finish=finish("r", 5)))
 
     def test_a_run_with_a_live_owner_is_locked(self, store: Store) -> None:
         """A claim succeeds if the run is free or its lease has ended; else it is locked and changes nothing."""

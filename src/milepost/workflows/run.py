@@ -34,7 +34,7 @@ from milepost.errors import (
     WorkflowError,
 )
 from milepost.executor import waits as parking
-from milepost.executor.checks import Wish
+from milepost.executor.checks import Amendment, Wish
 from milepost.executor.effects import Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
 from milepost.executor.journal import ask
@@ -196,7 +196,7 @@ class StepRun(Run):
         """Why the verb does not go on where the replay ended, or None."""
         return replaying.refusal(self, wish, found)
 
-    def go_on(self, wish: Wish, found: Found, override: tuple[Any, bytes] | None) -> Routine[Any]:
+    def go_on(self, wish: Wish, found: Found, amendment: Amendment | None) -> Routine[Any]:
         """Go on with the code that was replayed, or with the end that the run was on its way to."""
         assert self.main is not None
         self._taken(found)

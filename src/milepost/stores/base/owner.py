@@ -203,6 +203,8 @@ class Journal(Store):
 
     def claim(self, claim: Claim) -> Claimed:
         check_run_id(claim.run_id)
+        if claim.finish is not None and claim.finish.sequence != claim.sequence + 2:
+            raise ValueError(f"an end after {claim.sequence + 1} can't have number {claim.finish.sequence}")
         if claim.record.sequence != claim.sequence + 1:
             raise ValueError(f"an owner record after {claim.sequence} can't have number {claim.record.sequence}")
         claimed = self._change("claim", lambda tx: self._claim(tx, self._row(tx, claim.run_id), claim))
@@ -234,6 +236,12 @@ class Journal(Store):
             tx.put_row(ruling.row)
             return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
         tx.take(ruling.row, self._sealed(row.run_id, wish.record))
+        if wish.finish is not None:
+            release = Release("finished", degraded=row.degraded, missed=row.missed)
+            ended = fence.end_ownership(ruling.row, release, newest=wish.finish.sequence, now=now)
+            tx.put_row(ended)
+            tx.insert(row.run_id, (self._sealed(row.run_id, wish.finish),))
+            return Claimed("claimed", None, self._view_of(tx, ended, "free", checkpoint, wish.finish.sequence))
         token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
         if self._bases is not None:
             self._bases.hand_over(row, token)

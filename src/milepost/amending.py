@@ -1,0 +1,76 @@
+"""How a recorded state is amended before a run goes on: by what `state_override` makes of it.
+
+The amendment is made and checked here, and nothing is written: whoever takes the run records it in the owner record.
+"""
+
+from __future__ import annotations
+
+from inspect import iscoroutinefunction
+
+from milepost.errors import OptionError, SerializeStateError, StateTypeError
+from milepost.executor.checks import Amendment
+from milepost.executor.effects import Call, Routine
+from milepost.executor.flow import Codec, GraphFlow
+from milepost.executor.recorded import Entry, Recorded
+from milepost.executor.run import Run
+from milepost.model.failure import place
+from milepost.model.record import Record
+
+__all__ = ["amended", "check_branch"]
+
+
+def amended(run: Run, codec: Codec, data: bytes, node_id: str | None, where: str) -> Routine[Amendment | None]:
+    """Make of the state in `data`, recorded at `node_id`, what the call's options say; None where they say nothing.
+
+    What the override raises is raised as it is; `StateTypeError` and `SerializeStateError` tell of a state that it may
+    not give. `where` says in their texts which run that was for.
+    """
+    override = run.options.state_override
+    if override is None:
+        return None
+    state = yield Call(override, (codec.decode(data),), None, iscoroutinefunction(override))
+    try:
+        encoded = run.journal.encode(state, codec)
+        if isinstance(encoded, SerializeStateError):
+            raise encoded
+    except (StateTypeError, SerializeStateError) as exc:
+        # The override may have changed what it was given.
+        exc.run_id, exc.node_id, exc.state = run.run_id, node_id, codec.decode(data)
+        if isinstance(exc, StateTypeError):
+            exc.op = "override"
+        place(exc, f"what state_override gave for {where} is refused", "return a state of the declared type")
+        raise
+    return Amendment(state, encoded)
+
+
+def check_branch(
+    run: Run, flow: GraphFlow, since: Recorded, entry: Entry, point: Record, data: bytes, amendment: Amendment
+) -> None:
+    """Raise `OptionError` where the join could not tell what an amended state of a branch adds to the state before the fork.
+
+    `entry` is the checkpoint that is amended, in a node of `flow`; `point` is the record that the run's own graph had come
+    to, with its state in `data`.
+    """
+    around = since.fork_around(entry, point)
+    if around is None or flow.update_codec is None:
+        return
+    turning, began = around
+    fork_id = turning.fork
+    fork = flow.splits.get(fork_id.rpartition("/")[2])
+    if fork is None or fork.merge is not None:
+        return
+    decode = flow.codec.decode
+    base = decode(data if began is None else since.state_of(began))
+    others = since.beside(turning, fork.branches, point.sequence)
+    # What a single branch changed is taken as it is.
+    reduced = {name for other in others for name in flow.replaced(base, decode(since.state_of(other)))}
+    changed = flow.replaced(decode(since.state_of(entry)), amendment.state)
+    for name in flow.untold(fork, base, amendment.state, [name for name in changed if name in reduced]):
+        raise OptionError(
+            f"state_override changed field {name!r} in a branch of the fork after node {fork_id!r} of run {run.run_id!r}, and "
+            f"its reducer does not tell what that adds to the value before the fork: give what is to be reduced instead, as "
+            f"update={{{name!r}: ...}}",
+            option="state_override",
+            run_id=run.run_id,
+            node_id=entry.record.node_id,
+        )

@@ -1,0 +1,328 @@
+"""What amends a recorded run: it reaches whatever reads the run afterwards, and counts as if it had been recorded first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+from forking import Basket, few
+
+from milepost import (
+    END,
+    BranchError,
+    Engine,
+    Graph,
+    OptionError,
+    RunStopped,
+    RunSuspended,
+    StateTypeError,
+    StateValidationError,
+)
+from milepost.model.record import CHECKPOINT, FINISH, OWNER, START, WAIT
+from milepost.reducers import append, total
+
+
+@dataclass
+class Order:
+    amount: int = 0
+    paid: int = 0
+    by: str = ""
+
+
+def discount(order: Order) -> Order:
+    return dataclasses.replace(order, amount=7)
+
+
+@pytest.fixture
+def orders(verbs, log):
+    """A graph that prices an order, waits for approval and charges it."""
+
+    def price(order: Order) -> Order:
+        log.append("price")
+        return dataclasses.replace(order, amount=10)
+
+    def charge(order: Order) -> Order:
+        log.append("charge")
+        return dataclasses.replace(order, paid=order.amount)
+
+    graph = Graph(Order).add_node("price", verbs.node(price)).add_node("charge", verbs.node(charge))
+    graph.add_wait("ok", "approval", apply=lambda order, reply: dataclasses.replace(order, by=reply.payload))
+    graph.add_edge("price", "ok").add_edge("ok", "charge").add_edge("charge", END)
+    return graph.set_entry("price").compile("orders")
+
+
+@pytest.fixture
+def waiting(verbs, store, orders, log):
+    with pytest.raises(RunSuspended):
+        verbs.run(orders, Order(), store=store, run_id="r")
+    log.clear()
+    return orders
+
+
+# -- runs that wait ------------------------------------------------------------------------------------------
+
+
+def test_an_override_of_a_run_that_waits_is_recorded_and_the_run_waits_on_with_it(verbs, medium, waiting, log):
+    store = medium.open()
+    before = store.get_run("r").info.waiting_for
+    with pytest.raises(RunSuspended) as caught:
+        verbs.resume(waiting, store, "r", state_override=discount)
+    assert (before, before) == (caught.value.waiting_for, store.get_run("r").info.waiting_for)
+    assert ([START, CHECKPOINT, WAIT, OWNER], []) == ([record.kind for record in store.read("r")], log)
+    assert Order(7) == verbs.call(Engine(store).handle("r", waiting), "state")
+    again = medium.open()
+    verbs.call(waiting, "signal", again, "r", "approval", "ann")
+    assert Order(7, 7, "ann") == verbs.resume(waiting, again, "r")
+
+
+@few
+def test_a_worker_goes_on_with_what_a_run_was_given_while_it_waited(verbs, store, waiting):
+    with pytest.raises(RunSuspended):
+        verbs.resume(waiting, store, "r", state_override=discount)
+    verbs.call(waiting, "signal", store, "r", "approval", "ann")
+    engine = Engine(store, flows=[waiting])
+    engine.worker().run(until_idle=True)
+    assert Order(7, 7, "ann") == verbs.call(engine.handle("r"), "result", timeout=0)
+
+
+@few
+def test_a_run_that_died_right_after_it_was_overridden_waits_on_with_the_override(verbs, medium, clock, orders):
+    store = medium.open(Dying, clock=clock)
+    with pytest.raises(RunSuspended):
+        verbs.run(orders, Order(), store=store, run_id="r")
+    store.killed = verbs.Killed
+    verbs.crash(orders, store, "r", state_override=discount)
+    store.killed = None
+    with pytest.raises(RunSuspended):
+        verbs.resume(orders, store, "r")
+    verbs.call(orders, "signal", store, "r", "approval", "ann")
+    assert Order(7, 7, "ann") == verbs.resume(orders, store, "r")
+
+
+class Dying:
+    """A store whose user dies when it would write its first append."""
+
+    killed: type[BaseException] | None = None
+
+    def append(self, batch: Any) -> Any:
+        if self.killed is not None:
+            raise self.killed
+        return super().append(batch)  # type: ignore[misc]
+
+
+def test_revalidate_is_asked_about_a_run_that_waits_and_about_what_it_is_overridden_with(verbs, store, waiting):
+    asked: list[Order] = []
+
+    def check(order: Order) -> bool:
+        asked.append(order)
+        return order.amount < 10
+
+    with pytest.raises(StateValidationError):
+        verbs.resume(waiting, store, "r", revalidate=check)
+    with pytest.raises(RunSuspended):
+        verbs.resume(waiting, store, "r", state_override=discount, revalidate=check)
+    with pytest.raises(RunSuspended):
+        verbs.resume(waiting, store, "r", revalidate=check)
+    assert [Order(10), Order(7), Order(7)] == asked
+    with pytest.raises(StateTypeError):
+        verbs.resume(waiting, store, "r", state_override=lambda order: 42)
+    assert [START, CHECKPOINT, WAIT, OWNER] == [record.kind for record in store.read("r")]
+
+
+@few
+def test_an_override_counts_once_where_the_verb_blocks_until_the_answer_comes(verbs, store, waiting):
+    def one_less(order: Order) -> Order:
+        # The answer comes while the override is recorded.
+        waiting.signal(store, "r", "approval", "ann")
+        return dataclasses.replace(order, amount=order.amount - 1)
+
+    assert Order(9, 9, "ann") == verbs.resume(
+        waiting, store, "r", state_override=one_less, on_wait="block", run_timeout=10
+    )
+
+
+@pytest.mark.parametrize("status", ["waiting", "interrupted", "finished"])
+@few
+def test_a_run_that_is_made_ready_with_an_override_goes_on_with_it(verbs, store, orders, status):
+    engine = Engine(store, flows=[orders])
+    if status == "interrupted":
+        with pytest.raises(RunStopped):
+            verbs.run(orders, Order(), store=store, run_id="r", stop_after="price")
+    else:
+        with pytest.raises(RunSuspended):
+            verbs.run(orders, Order(), store=store, run_id="r")
+    if status == "finished":
+        orders.signal(store, "r", "approval", "ann")
+        verbs.resume(orders, store, "r")
+    handle = verbs.call(
+        engine, "start", orders, Order(), run_id="r", if_exists="resume", state_override=discount, revalidate=bool
+    )
+    expected = {"interrupted": "ready"}.get(status, status)
+    assert (expected, 7) == (handle.info().status, handle.state().amount)
+    if status != "finished":
+        handle.signal("approval", "ann")
+        engine.worker().run(until_idle=True)
+        assert Order(7, 7, "ann") == handle.result(timeout=0)
+
+
+# -- runs that have finished -----------------------------------------------------------------------------------
+
+
+def test_an_override_of_a_finished_run_is_its_result_from_then_on(verbs, medium, line, log, tmp_path):
+    graph, store = line(Basket, "ab", {name: lambda state: state for name in "ab"}), medium.open()
+    verbs.run(graph, Basket(10), store=store, run_id="r")
+    log.clear()
+    told = verbs.resume(graph, store, "r", state_override=lambda state: Basket(999), full=True)
+    assert (Basket(999), "finished", True) == (told.state, told.status, told.resumed.already_completed)
+    kinds = [START, CHECKPOINT, CHECKPOINT, FINISH, OWNER, FINISH]
+    assert (kinds, []) == ([record.kind for record in store.read("r")], log)
+    again = medium.open()
+    handle = Engine(again, flows=[graph]).handle("r")
+    assert Basket(999) == verbs.call(handle, "result", timeout=0) == verbs.call(handle, "state")
+    assert Basket(999) == verbs.resume(graph, again, "r")
+    assert Basket(999) == verbs.run(graph, Basket(10), store=again, run_id="r", if_exists="return")
+    assert "finished" == verbs.plan(graph, again, "r").verdict
+    assert ("finished", True) == (again.get_run("r").info.status, again.verify("r").ok)
+    assert "copy" == again.import_run(again.export("r"), run_id="copy")
+    fork = verbs.call(graph, "fork_run", again, "r", new_run_id="fork")
+    assert Basket(999) == verbs.resume(graph, again, "copy") == verbs.resume(graph, again, fork)
+    assert Basket(1000) == verbs.resume(
+        graph, again, "r", state_override=lambda state: dataclasses.replace(state, n=state.n + 1)
+    )
+
+
+def test_a_finished_run_whose_override_is_refused_stays_as_it_was(verbs, store, line):
+    graph = line(Basket, "a", {"a": lambda state: state})
+    verbs.run(graph, Basket(10), store=store, run_id="r")
+    with pytest.raises(StateTypeError):
+        verbs.resume(graph, store, "r", state_override=lambda state: 5)
+    with pytest.raises(StateValidationError, match="too large"):
+        verbs.resume(
+            graph, store, "r", state_override=lambda state: Basket(999), revalidate=lambda s: "too large" * (s.n > 100)
+        )
+    assert ([START, CHECKPOINT, FINISH], Basket(10)) == (
+        [record.kind for record in store.read("r")],
+        verbs.resume(graph, store, "r"),
+    )
+
+
+@few
+def test_a_turn_begins_with_what_the_run_was_overridden_with_at_its_end(verbs, store, line):
+    graph = line(Basket, "a", {"a": lambda state: {"n": state.n + 1}}, partial=True)
+    verbs.run(graph, Basket(1), store=store, run_id="r")
+    verbs.resume(graph, store, "r", state_override=lambda state: Basket(100, note="fixed"))
+    options = {"store": store, "run_id": "r", "if_exists": "continue"}
+    assert Basket(101, note="fixed") == verbs.run(graph, {"who": ""}, **options)
+    assert Basket(5, note="fixed") == verbs.resume(
+        graph, store, "r", state_override=lambda state: dataclasses.replace(state, n=5)
+    )
+    store.prune(keep_last=1)
+    assert Basket(5, note="fixed") == verbs.resume(graph, store, "r")
+
+
+# -- in a branch of a graph of parts ---------------------------------------------------------------------------
+
+
+@dataclass
+class Sums:
+    cost: Annotated[int, total] = 0
+    notes: Annotated[list[str], append] = dataclasses.field(default_factory=list)
+    peak: int = 0
+    plain: str = ""
+
+
+def parts(verbs, peak: Any = max, **bodies: Any) -> Any:
+    """f, then p, p2 beside q, then j; the nodes give parts."""
+    usual: dict[str, Mapping[str, Any]] = {
+        "p": {"cost": 100, "notes": ["p"], "plain": "p", "peak": 4},
+        "q": {"cost": 1, "notes": ["q"], "peak": 2},
+    }
+    graph = Graph(Sums, partial=True, reducers={"peak": peak})
+    for name in ("f", "p", "p2", "q", "j"):
+        body = bodies.get(name, lambda state, name=name: dict(usual.get(name, {})))
+        graph.add_node(name, verbs.node(body))
+    for edge in ("f p", "f q", "p p2", "p2 j", "q j"):
+        graph.add_edge(*edge.split())
+    return graph.add_edge("j", END).set_entry("f").compile("parts")
+
+
+def corrected(state: Sums) -> Sums:
+    return dataclasses.replace(state, cost=70, notes=["corrected"], plain="corrected")
+
+
+def test_an_override_in_a_branch_of_a_graph_of_parts_stands_for_the_branch_at_the_join(verbs, store):
+    graph = parts(verbs, p2=lambda state: {"cost": 5, "notes": ["p2"]})
+    assert Sums(106, ["p", "p2", "q"], 4, "p") == verbs.run(graph, Sums(), store=store, run_id="r")
+    expected = Sums(76, ["corrected", "p2", "q"], 4, "corrected")
+    assert expected == verbs.resume_from(graph, store, "r", "p", state_override=corrected)
+    assert expected == verbs.resume_from(graph, store, "r", "q")
+    reset = verbs.resume_from(graph, store, "r", "p2", state_override=lambda state: Sums(peak=state.peak))
+    assert Sums(1, ["q"], 4, "") == reset
+
+
+@few
+def test_an_override_in_a_branch_reaches_the_join_after_a_crash_right_behind_it(verbs, timed):
+    def die(state: Any) -> Any:
+        raise verbs.Killed
+
+    verbs.run(parts(verbs), Sums(), store=timed, run_id="r")
+    with pytest.raises(BranchError):
+        verbs.resume_from(parts(verbs, p2=lambda state: 1 / 0), timed, "r", "p", state_override=corrected)
+    verbs.crash(parts(verbs, p2=die), timed, "r")
+    assert Sums(71, ["corrected", "q"], 4, "corrected") == verbs.resume(parts(verbs), timed, "r")
+
+
+@few
+def test_an_override_in_a_fork_inside_a_branch_reaches_the_outer_join(verbs, store):
+    graph = Graph(Sums, partial=True)
+    for name in ("f", "p", "x", "y", "k", "q", "j"):
+        graph.add_node(name, verbs.node(lambda state, name=name: {"cost": 10, "notes": [name]}))
+    for edge in ("f p", "f q", "p x", "p y", "x k", "y k", "k j", "q j"):
+        graph.add_edge(*edge.split())
+    flow = graph.add_edge("j", END).set_entry("f").compile("nested")
+    assert Sums(70, ["f", "p", "x", "y", "k", "q", "j"]) == verbs.run(flow, Sums(), store=store, run_id="r")
+    fix = {"state_override": lambda state: dataclasses.replace(state, cost=state.cost + 1)}
+    assert 71 == verbs.resume_from(flow, store, "r", "x", **fix).cost
+    assert (72, 72) == (verbs.resume_from(flow, store, "r", "k", **fix).cost, verbs.resume(flow, store, "r").cost)
+    verbs.call(flow, "fork_run", store, "r", "k", new_run_id="again")
+    assert 71 == verbs.resume(flow, store, "again").cost
+
+
+@few
+def test_an_override_in_a_branch_is_refused_where_the_join_cannot_tell_what_it_adds(verbs, store):
+    graph = parts(verbs, peak=lambda value, update: value * 10 + update)
+    verbs.run(graph, Sums(), store=store, run_id="r")
+    before = [record.kind for record in store.read("r")]
+    for wrong in ({"peak": 9}, {"notes": ["other"]}):
+        base = parts(verbs, peak=max, f=lambda state: {"notes": ["f"]})
+        flow, run_id = (graph, "r") if "peak" in wrong else (base, "s")
+        if run_id == "s":
+            verbs.run(base, Sums(), store=store, run_id="s")
+        with pytest.raises(OptionError, match="update="):
+            override = {"state_override": lambda state, wrong=wrong: dataclasses.replace(state, **wrong)}
+            verbs.resume_from(flow, store, run_id, "p", **override)
+    assert before == [record.kind for record in store.read("r")]
+    # What it leaves alone stays as the nodes gave it.
+    fixed = verbs.resume_from(graph, store, "r", "p", state_override=lambda s: dataclasses.replace(s, cost=7))
+    assert (8, 42) == (fixed.cost, fixed.peak)
+
+
+@few
+def test_an_override_where_a_node_of_a_branch_runs_again_is_of_what_that_node_is_given(verbs, store):
+    seen: list[int] = []
+
+    def p2(state: Sums) -> dict[str, Any]:
+        seen.append(state.cost)
+        return {"cost": 5}
+
+    graph = parts(verbs, p2=p2)
+    verbs.run(graph, Sums(), store=store, run_id="r")
+    fix = {"state_override": lambda state: dataclasses.replace(state, cost=50)}
+    assert 56 == verbs.resume_from(graph, store, "r", "p2", rerun=True, **fix).cost
+    assert [100, 50] == seen
+    with pytest.raises(OptionError, match="before the fork, 'f'"):
+        verbs.resume_from(graph, store, "r", "p", rerun=True, **fix)
+    assert 156 == verbs.resume_from(graph, store, "r", "f", **fix).cost
