@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,7 +14,9 @@ from forking import Basket, few
 from milepost import (
     END,
     BranchError,
+    CheckpointMigrationError,
     Engine,
+    FlowChangedError,
     Graph,
     OptionError,
     RunStopped,
@@ -326,3 +329,67 @@ def test_an_override_where_a_node_of_a_branch_runs_again_is_of_what_that_node_is
     with pytest.raises(OptionError, match="before the fork, 'f'"):
         verbs.resume_from(graph, store, "r", "p", rerun=True, **fix)
     assert 156 == verbs.resume_from(graph, store, "r", "f", **fix).cost
+
+
+# -- saved from outside, where a run forks ---------------------------------------------------------------------
+
+
+def saved(store: Any, node_id: str, **fields: Any) -> None:
+    envelope = {"version": 1, "run_id": "r", "node_id": node_id, "sequence": 1, "timestamp": "2026-01-01T00:00:00Z"}
+    state = {"cost": 1000, "notes": [], "peak": 0, "plain": ""}
+    store.save("r", node_id, json.dumps({**envelope, "state": state, **fields}).encode())
+
+
+@pytest.mark.parametrize("fields", [{}, {"next_node": None}, {"next_node": "j"}])
+@few
+def test_all_branches_run_after_a_checkpoint_that_was_saved_at_their_fork(verbs, store, fields):
+    graph = parts(verbs)
+    saved(store, "f", **fields)
+    with pytest.raises(RunStopped):
+        verbs.resume(graph, store, "r", stop_before="p2")
+    expected = Sums(1101, ["p", "q"], 4, "p")
+    assert (expected, True) == (verbs.resume(graph, store, "r"), store.verify("r").ok)
+    saved(store, "f", **fields)
+    assert expected == verbs.resume(graph, store, "r")
+    assert expected == verbs.resume_from(graph, store, "r", "f")
+
+
+@few
+def test_a_checkpoint_that_was_saved_inside_a_fork_is_refused_and_says_where_to_save_one(verbs, store):
+    graph = parts(verbs)
+    verbs.run(graph, Sums(), store=store, run_id="r")
+    for node_id, fields in (("p", {"next_node": "p2"}), ("p", {}), ("p2", {"next_node": "j"}), ("q", {})):
+        saved(store, node_id, **fields)
+        for verb, more in (("resume", {}), ("resume_from", {}), ("resume_from", {"rerun": True})):
+            arguments = ("r",) if verb == "resume" else ("r", node_id)
+            with pytest.raises((CheckpointMigrationError, FlowChangedError), match="fork"):
+                verbs.call(graph, verb, store, *arguments, **more)
+        assert "refuse" == verbs.plan(graph, store, "r").verdict
+    saved(store, "j")
+    assert 1000 == verbs.resume(graph, store, "r").cost
+    saved(store, "f")
+    assert 1101 == verbs.resume(graph, store, "r").cost
+
+
+@few
+def test_a_checkpoint_that_was_saved_inside_a_sub_graph_is_refused(verbs, store):
+    inner = Graph(Sums).add_node("a", verbs.node(lambda state: state)).add_node("b", verbs.node(lambda state: state))
+    inner = inner.add_edge("a", "b").add_edge("b", END).set_entry("a").compile("inner")
+    graph = Graph(Sums).add_subgraph("sub", inner).add_node("b", verbs.node(lambda state: state))
+    flow = graph.add_edge("sub", "b").add_edge("b", END).set_entry("sub").compile("outer")
+    saved(store, "sub/a", next_node="b")
+    with pytest.raises(CheckpointMigrationError, match="save one at node 'sub'"):
+        verbs.resume(flow, store, "r")
+    saved(store, "sub")
+    assert 1000 == verbs.resume(flow, store, "r").cost
+
+
+@few
+def test_the_hint_for_an_override_with_a_fork_open_can_be_followed(verbs, store):
+    graph = parts(verbs)
+    with pytest.raises(RunStopped):
+        verbs.run(graph, Sums(), store=store, run_id="r", stop_after="f")
+    fix = {"state_override": lambda state: dataclasses.replace(state, cost=5)}
+    with pytest.raises(OptionError, match="or with node 'f'"):
+        verbs.resume(graph, store, "r", **fix)
+    assert 106 == verbs.resume_from(graph, store, "r", "f", **fix).cost

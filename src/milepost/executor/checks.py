@@ -385,8 +385,12 @@ def examine(
         spot.since.call(before, next_node)
     node_id = run.renames.now(point.node_id, point.sequence)
     differences = (*remarks, *_differences(run, point if point.kind == START else begun))
-    is_split = turn is None and check_fork(run, point, fields, node_id, next_node, differences)
-    if wish.rerun and spot.live is None:
+    is_alone = wish.rerun and spot.live is None
+    at_next = wish.node_id if is_alone else next_node
+    is_split = turn is None and check_fork(run, point, fields, node_id, at_next, differences)
+    if is_split:
+        next_node = run.flow.splits[node_id].join
+    if is_alone:
         next_node, is_split = wish.node_id, False
     elif run.options.reroute and point.kind == CHECKPOINT and not is_split and turn is None:
         next_node = None
@@ -395,7 +399,7 @@ def examine(
     if is_split and run.options.amends and wish.verb != "resume_from":
         raise OptionError(
             f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
-            f"is for: use resume_from with a node of that branch",
+            f"is for: use resume_from with a node of that branch, or with node {node_id!r}, which all of them follow",
             option="state_override",
             run_id=run.run_id,
             node_id=node_id,
@@ -403,7 +407,7 @@ def examine(
     if run.options.amends and wish.verb != "resume_from" and _has_begun(run, spot, next_node):
         raise OptionError(
             f"run {run.run_id!r} is inside node {next_node!r}, and what was done there came of the state as it is recorded: "
-            f"use resume_from with the node before it",
+            f"use resume_from with the node before it, or begin another run with the corrected state where there is none",
             option="state_override",
             run_id=run.run_id,
             node_id=next_node,
@@ -488,16 +492,38 @@ def check_fork(
     recorded = fields.get("fork")
     fork = run.flow.splits.get(node_id) if point.kind == CHECKPOINT else None
     if recorded is None:
-        around = [
-            other for other in run.flow.splits.values() if next_node in other.nodes and node_id not in other.nodes
-        ]
+        if point.is_foreign:
+            _check_saved_outside(run, node_id)
+        around = [other for other in run.flow.splits.values() if next_node in other.nodes]
         if around and point.kind == CHECKPOINT:
             told = differences or (f"node {next_node!r} is inside the fork after {around[0].node_id!r} now",)
             raise _changed(run, f"would go on at node {next_node!r}, which is inside a fork now", next_node, told)
-        return False
+        # Of one that was saved from outside, no branch is done; nor where a router was to say what a fork says now.
+        return fork is not None and (next_node is None or (point.is_foreign and next_node == fork.join))
     names = [run.renames.now(name, point.sequence) for name in recorded]
     _check_same_fork(run, fork, node_id, next_node, names, differences)
     return True
+
+
+def _check_saved_outside(run: NodeRun, node_id: str) -> None:
+    """Raise `CheckpointMigrationError` for a checkpoint saved from outside that is not on the way of the run's own graph."""
+    around = next((fork for fork in run.flow.splits.values() if node_id in fork.nodes), None)
+    if around is not None:
+        where = (
+            f"in a branch of the fork after node {around.node_id!r}, and does not say what the other branches have done"
+        )
+        hint = f"save one at node {around.node_id!r}, after which all branches run, or at node {around.join!r}, where they meet"
+    elif node_id not in run.flow.units and unit_of(run.flow, node_id) is not None:
+        outer = node_id.partition("/")[0]
+        where, hint = f"inside node {outer!r}, and does not say what that was given", f"save one at node {outer!r}"
+    else:
+        return
+    raise CheckpointMigrationError(
+        f"the checkpoint of run {run.run_id!r} at node {node_id!r} was saved from outside {where}: {hint}",
+        run_id=run.run_id,
+        node_id=node_id,
+        found="no branch",
+    )
 
 
 def _check_same_fork(

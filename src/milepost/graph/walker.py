@@ -105,7 +105,7 @@ class Walker(Visits):
         yield from self.run.live()
         if self.is_resuming:
             self._raise_standing(self.prefix + (at or self.at[0]))
-        if at is None:
+        if at is None and not is_split:
             at = yield from self.ask_again(state)
         return (yield from self.walk(state, self.at[0] if is_split else at, until, is_split=is_split))
 
@@ -137,7 +137,7 @@ class Walker(Visits):
     def _is_split_at(self, node_id: str, next_node: str | None) -> bool:
         """Whether a node that is recorded is a fork whose branches are open."""
         fork = self.flow.splits.get(node_id)
-        return fork is not None and next_node == fork.join
+        return fork is not None and next_node in {fork.join, None}
 
     def _raise_standing(self, node_id: str) -> None:
         """Raise the failure with which this ended for good, where what is around it has not ended yet."""
