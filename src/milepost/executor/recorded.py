@@ -543,6 +543,9 @@ class Recorded:
         held = [found for kind in (self.choices, self.items, self.waits) if (found := kind.get(step_id))]
         begun = [entry for entry in (*failures, *held) if entry.sequence > after]
         visit = max((entry.record.visit for entry in begun), default=next_visit)
+        if begun and self.was_completed(step_id, visit):
+            # It succeeded, and what it ended with is superseded: what it began with stands, and the next visit takes it up.
+            visit = last + 1
         spent = Spent(visit, 0, tried if visit == last else 0)
         over = max(self.retried, self._tried_again_at(step_id))
         for entry in failures:
@@ -584,6 +587,15 @@ class Recorded:
             ends.append(newest)
         ended = min((entry.sequence for entry in ends if entry.sequence > after), default=None)
         return Part(part_id, numbers, ended)
+
+    def was_completed(self, step_id: str, visit: int) -> bool:
+        """Return whether a visit succeeded, and what it ended with is superseded."""
+        return (step_id, visit) in self._succeeded
+
+    def is_in_flight(self, step_id: str, entry: Entry) -> bool:
+        """Return whether a record is for the visit that is in flight, though it may be of one that is superseded."""
+        done = self.done.get(step_id)
+        return self.was_completed(step_id, entry.record.visit) and (done is None or done.sequence < entry.sequence)
 
     def _tried_again_at(self, step_id: str) -> int:
         """Where the newest attempt of what a step is part of began: what failed before that used up none of its tries."""

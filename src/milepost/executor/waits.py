@@ -180,7 +180,7 @@ def wait(
     if run.store is None:
         return (yield from _wait_here(run, work, step_id))
     told = run.recorded.replies.get(step_id)
-    if told is not None and told.record.visit == visit:
+    if told is not None and (told.record.visit == visit or run.recorded.is_in_flight(step_id, told)):
         data = told.record.state() or b"{}"
         try:
             return reply_of(work, data), data
@@ -320,6 +320,8 @@ def _recorded_waits(run: Waiting) -> dict[str, Open]:
         if reply is not None and reply.sequence > entry.sequence:
             continue
         if any(recorded.done[over].sequence > entry.sequence for over in _and_above(step_id) if over in recorded.done):
+            continue
+        if recorded.was_completed(step_id, entry.record.visit):
             continue
         fields = entry.fields
         wake_at = fields.get("wake_at")

@@ -28,6 +28,7 @@ from milepost.model.failure import place, shown
 from milepost.model.record import ITEMS
 
 if TYPE_CHECKING:
+    from milepost.executor.recorded import Entry
     from milepost.graph.visits import Commit, Made, Tally
     from milepost.graph.walker import Walker
 
@@ -112,11 +113,14 @@ class _Item(msgspec.Struct, frozen=True):
 def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any) -> Routine[list[Any]]:
     """Do every item; the results in the order of the items."""
     run, node_id, visit = walker.run, walker.prefix + unit.id, spent.visit
-    items, has_begun = _recorded_items(walker, node_id, visit), True
-    if items is None:
+    begun = _begun_with(walker, node_id, visit)
+    has_begun = begun is not None
+    if begun is not None:
+        items = recorded_items(node_id, begun)
+    else:
         given = yield from _asked(walker, unit, spent, state, _listing(work.over), _listed)
-        items, has_begun = (yield from _begun(walker, unit, work, visit, given)), False
-    mapping = _Mapping(walker, unit, work, visit, len(items))
+        items = yield from _begun(walker, unit, work, visit, given)
+    mapping = _Mapping(walker, unit, work, visit, len(items), begun)
     if walker.options.stop_before and walker.since is not None:
         ids = [f"{node_id}/{index}" for index in range(len(items))]
         mapping.next_ids = walker.since.begun_with(ids, walker.sequence) if has_begun else set()
@@ -124,9 +128,8 @@ def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any)
     limits = [limit for limit in (work.max_parallel, walker.options.max_parallel) if limit is not None]
     needs_threads = not run.is_awaited and _executor_of(walker, work) is None
     limit = min(limits, default=SYNC_LANES if needs_threads else None)
-    if has_begun and walker.since is not None:
-        begun = walker.since.items[node_id].sequence
-        walker.since.queue([*routines], limit, begun)
+    if begun is not None and walker.since is not None:
+        walker.since.queue([*routines], limit, begun.sequence)
     outcomes = yield from in_lanes(run, routines, limit)
     raise_of(walker, node_id, visit, ("item", "items"), f"of map {node_id!r}", outcomes)
     return [outcome.value for outcome in outcomes.values()]
@@ -137,14 +140,13 @@ def _executor_of(walker: Walker, work: MapWork) -> Any:
     return (work.each.executor if isinstance(work.each, Unit) else None) or walker.options.executor
 
 
-def _recorded_items(walker: Walker, node_id: str, visit: int) -> list[bytes] | None:
-    """The items of a visit that began before, encoded; None where there is none."""
+def _begun_with(walker: Walker, node_id: str, visit: int) -> Entry | None:
+    """The record of the items that a visit goes on with; None where it begins."""
     if not walker.is_resuming or walker.since is None:
         return None
     entry = walker.since.items.get(node_id)
-    if entry is None or entry.record.visit != visit:
-        return None
-    return recorded_items(node_id, entry)
+    is_its = entry is not None and (entry.record.visit == visit or walker.since.is_in_flight(node_id, entry))
+    return entry if is_its else None
 
 
 def _listing(over: Function) -> Function:
@@ -217,10 +219,11 @@ class _Mapping:
     """One visit of a map, while its items are being done."""
 
     __slots__ = (
-        *("done", "flow", "label", "next_ids", "node_id", "stop", "stops", "tally", "total", "visit", "walker", "work"),
+        *("begun", "done", "flow", "label", "next_ids", "node_id", "stop", "stops", "tally", "total", "visit"),
+        *("walker", "work"),
     )
 
-    def __init__(self, walker: Walker, unit: Unit, work: MapWork, visit: int, total: int) -> None:
+    def __init__(self, walker: Walker, unit: Unit, work: MapWork, visit: int, total: int, begun: Entry | None) -> None:
         self.walker = walker
         self.work = work
         self.visit = visit
@@ -229,7 +232,10 @@ class _Mapping:
         self.next_ids: set[str] | None = None
         """With which items a resume begins, where that counts."""
         self.node_id = walker.prefix + unit.id
-        self.label = label_of(walker, unit.id, visit, "")
+        self.begun = -1 if begun is None else begun.sequence
+        """The number of the record of the items, after which results of items count."""
+        # What was done of the items is found by the visit that began with them.
+        self.label = label_of(walker, unit.id, visit if begun is None else begun.record.visit, "")
         self.stop = Stop(is_fast=False)
         self.stops = (*walker.stops, self.stop)
         self.tally = walker.item_tally()
@@ -261,7 +267,7 @@ class _Mapping:
         walker, each = self.walker, self.work.each
         if isinstance(each, Unit):
             inner = self._inner(index, self.flow, f"{self.node_id}/", self.tally)
-            return inner.do_item(cast("Unit", _ItemUnit(index, each)), self.visit, item, self.work.items)
+            return inner.do_item(cast("Unit", _ItemUnit(index, each)), self.visit, item, self.work.items, self.begun)
         inner = self._inner(index, each, f"{self.node_id}/{index}/", walker.item_tally())
         if inner.has_begun():
             return inner.go(None, None, each.entry)

@@ -64,13 +64,16 @@ class Walker(Visits):
         tally.visits, tally.knows_visits = self.tally.visits, self.tally.knows_visits
         return tally
 
-    def do_item(self, unit: Unit, visit: int, item: Any, codec: Codec) -> Routine[Any]:
-        """What a function makes of an item, which is given encoded with `codec` where there is a store."""
+    def do_item(self, unit: Unit, visit: int, item: Any, codec: Codec, begun: int) -> Routine[Any]:
+        """What a function makes of an item, which is given encoded with `codec` where there is a store.
+
+        `begun` is the number of the record that has the items: a result after that is one of this item.
+        """
         self.item_codec = codec
         node_id = self.prefix + unit.id
         if self.is_resuming and (since := self.since) is not None:
             entry = since.done.get(node_id)
-            if entry is not None and entry.record.visit == visit:
+            if entry is not None and entry.sequence > begun >= 0:
                 return since.take(entry.sequence, lambda: self.flow.codec.decode(since.state_of(entry), root="output"))
             self._raise_standing(node_id)
             self.spent = since.spent(node_id, self.sequence, self.options.clock.time())
@@ -105,9 +108,11 @@ class Walker(Visits):
         yield from self.run.live()
         if self.is_resuming:
             self._raise_standing(self.prefix + (at or self.at[0]))
-        if at is None and not is_split:
+        if is_split:
+            at = self.at[0]
+        elif at is None:
             at = yield from self.ask_again(state)
-        return (yield from self.walk(state, self.at[0] if is_split else at, until, is_split=is_split))
+        return (yield from self.walk(state, at, until, is_split=is_split))
 
     def _newest(self) -> Entry | None:
         """The newest checkpoint of this walker's own nodes since it began."""

@@ -287,6 +287,8 @@ class Composing:
         walker = Walker(run, graph, f"{step_id}/")
         walker.since = recorded
         walker.is_resuming = bool(recorded.children(step_id))
+        # Visits count on over those that are superseded.
+        walker.tally.visits = recorded.visits
         walker.tally.knows_visits = not walker.is_resuming and not self.spent.attempts
         data = None
         if run.store is not None and not walker.has_begun():
