@@ -14,10 +14,9 @@ from milepost.errors import (
     OptionError,
     RunStopped,
     RunSuspended,
-    SerializeStateError,
     naming,
 )
-from milepost.executor.checks import Wish
+from milepost.executor.checks import Wish, check_recordable
 from milepost.executor.continuation import CONTINUE, check_options
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow, GraphFlow, StepFlow
@@ -142,40 +141,8 @@ class Job:
     def _begun(self, state: Any) -> Routine[Any]:
         if self.wish is not None:
             return resume(self.run, self.wish, new_nonce)
-        self._refuse_uncarried()
-        self._refuse_waits()
+        check_recordable(self.run)
         return start(self.run, state, new_nonce)
-
-    def _refuse_uncarried(self) -> None:
-        problems = getattr(self.flow.codec, "problems", ())
-        if self.run.store is not None and problems:
-            path, text = problems[0]
-            what = "the state" if self.flow.front == "graph" else "the inputs"
-            raise SerializeStateError(
-                f"{what} of flow {self.flow.name!r} cannot be recorded: {path}: {text}",
-                path=path,
-                type_name=getattr(self.flow.codec, "problem_types", {}).get(path, ""),
-                run_id=self.run.run_id,
-            )
-
-    def _refuse_waits(self) -> None:
-        """A graph that has to wait needs a store that can keep it meanwhile; without one, a timer is slept out."""
-        store, flow = self.run.store, self.flow
-        if store is None and getattr(flow, "has_waits", False):
-            what = "waits for signals, which nobody can send to a run without a store"
-        elif (
-            store is not None
-            and not getattr(store, "can_park", True)
-            and (getattr(flow, "has_waits", False) or getattr(flow, "has_timers", False))
-        ):
-            what = f"has to wait, and {store.place} can't keep a run that waits"
-        else:
-            return
-        raise OptionError(
-            f"flow {flow.name!r} {what}: give store= with one of Milepost's stores",
-            option="store",
-            run_id=self.run.run_id,
-        )
 
     def refuse_coroutines(self) -> None:
         """Raise `AsyncNodeError` where a sync verb would have to await something."""
@@ -219,7 +186,7 @@ class Job:
         await self._adrive(self._queued(state, at))
 
     def _queued(self, state: Any, at: float) -> Routine[None]:
-        self._refuse_uncarried()
+        check_recordable(self.run)
         return enqueue(self.run, state, new_nonce, at)
 
     def _drive(self, routine: Routine[T]) -> T:

@@ -18,9 +18,11 @@ from milepost import (
     Engine,
     FlowChangedError,
     Graph,
+    NodeError,
     OptionError,
     RunStopped,
     RunSuspended,
+    SerializeStateError,
     StateTypeError,
     StateValidationError,
 )
@@ -326,7 +328,7 @@ def test_an_override_where_a_node_of_a_branch_runs_again_is_of_what_that_node_is
     fix = {"state_override": lambda state: dataclasses.replace(state, cost=50)}
     assert 56 == verbs.resume_from(graph, store, "r", "p2", rerun=True, **fix).cost
     assert [100, 50] == seen
-    with pytest.raises(OptionError, match="before the fork, 'f'"):
+    with pytest.raises(OptionError, match=r"before the fork, .f."):
         verbs.resume_from(graph, store, "r", "p", rerun=True, **fix)
     assert 156 == verbs.resume_from(graph, store, "r", "f", **fix).cost
 
@@ -393,3 +395,63 @@ def test_the_hint_for_an_override_with_a_fork_open_can_be_followed(verbs, store)
     with pytest.raises(OptionError, match="or with node 'f'"):
         verbs.resume(graph, store, "r", **fix)
     assert 106 == verbs.resume_from(graph, store, "r", "f", **fix).cost
+
+
+# -- the checks that a run makes ---------------------------------------------------------------------------------
+
+
+def carrying(verbs, kind: Any, is_nested: bool) -> Any:
+    """A node that succeeds and one that fails, over a state with a field of that type, inside another graph where asked."""
+    Holder: Any = dataclasses.make_dataclass("Holder", [("item", kind)])
+    graph = Graph(Holder).add_node("a", verbs.node(lambda state: state)).add_node("b", verbs.node(lambda state: 1 / 0))
+    graph = graph.add_edge("a", "b").add_edge("b", END).set_entry("a")
+    if not is_nested:
+        return Holder, graph.compile("holder")
+    outer = Graph(dict).add_subgraph(
+        "sub", graph.compile(), into=lambda state: Holder({}), out=lambda state, inner: state
+    )
+    return dict, outer.add_edge("sub", END).set_entry("sub").compile("holder")
+
+
+def factory(sku: str = "", quantity: int = 0) -> Any:
+    """What is no type, and was one once."""
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@few
+def test_no_verb_goes_on_with_a_state_that_run_would_refuse(verbs, store, is_nested):
+    state, graph = carrying(verbs, dict, is_nested)
+    with pytest.raises(NodeError):
+        verbs.run(graph, {} if is_nested else state({}), store=store, run_id="r")
+    before = [record.kind for record in store.read("r")]
+    state, graph = carrying(verbs, factory, is_nested)
+    engine, given = Engine(store, flows=[graph]), {} if is_nested else state({})
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("run", (graph, given), {"run_id": "new"}),
+        ("run", (graph, given), {"run_id": "r", "if_exists": "resume"}),
+        ("start", (graph, given), {"run_id": "new"}),
+        ("start", (graph, given), {"run_id": "r", "if_exists": "resume"}),
+        ("resume", (graph, "r"), {}),
+        ("retry", (graph, "r"), {}),
+        ("fork_run", (graph, "r"), {}),
+    ]
+    if not is_nested:
+        calls.append(("resume_from", (graph, "r", "a"), {}))
+    for verb, arguments, options in calls:
+        with pytest.raises(SerializeStateError, match="cannot be recorded"):
+            verbs.call(engine, verb, *arguments, **options)
+    with pytest.raises(SerializeStateError):
+        verbs.resume_stream(graph, store, "r")
+    plan = verbs.plan(graph, store, "r")
+    assert ("refuse", SerializeStateError) == (plan.verdict, type(plan.error))
+    assert (["r"], before) == ([i.run_id for i in store.list_runs()], [record.kind for record in store.read("r")])
+
+
+@few
+def test_a_worker_gives_back_a_run_with_a_state_that_run_would_refuse(verbs, store):
+    state, graph = carrying(verbs, dict, False)
+    Engine(store, flows=[graph]).start(graph, state({}), run_id="r")
+    _, changed = carrying(verbs, factory, False)
+    Engine(store, flows=[changed]).worker().run(until_idle=True)
+    info = store.get_run("r").info
+    assert ("ready", True) == (info.status, "cannot be recorded" in info.reason)

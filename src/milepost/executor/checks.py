@@ -26,11 +26,12 @@ from milepost.errors import (
     RunLockedError,
     RunNotResumableError,
     RunSuspended,
+    SerializeStateError,
     WrongFlowError,
 )
 from milepost.executor.attempt import Spent
 from milepost.executor.continuation import CONTINUE, newest_turn, refused
-from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, StepFlow, Unit
+from milepost.executor.flow import END, Flow, Fork, GraphFlow, GraphWork, MapWork, StepFlow, Unit
 from milepost.executor.run import Run
 from milepost.executor.units import is_of_item, unit_of
 from milepost.model.checkpoint import read_envelope
@@ -60,6 +61,7 @@ __all__ = [
     "Spot",
     "Wish",
     "check_flow",
+    "check_recordable",
     "check_renames",
     "check_seal",
     "content_of",
@@ -260,8 +262,49 @@ def check_renames(run: Run, recorded: Recorded, names: Iterable[str] = ()) -> No
     )
 
 
+def check_recordable(run: Run) -> None:
+    """Raise what keeps every run of the flow from its store: a type that cannot be carried, a wait that cannot be kept."""
+    store, flow = run.store, run.flow
+    problem = None if store is None else next(_problems(flow), None)
+    if problem is not None:
+        path, text, type_name = problem
+        what = "the state" if flow.front == "graph" else "the inputs"
+        raise SerializeStateError(
+            f"{what} of flow {flow.name!r} cannot be recorded: {path}: {text}",
+            path=path,
+            type_name=type_name,
+            run_id=run.run_id,
+        )
+    if store is None and getattr(flow, "has_waits", False):
+        told = "waits for signals, which nobody can send to a run without a store"
+    elif (
+        store is not None
+        and not getattr(store, "can_park", True)
+        and (getattr(flow, "has_waits", False) or getattr(flow, "has_timers", False))
+    ):
+        told = f"has to wait, and {store.place} can't keep a run that waits"
+    else:
+        return
+    raise OptionError(
+        f"flow {flow.name!r} {told}: give store= with one of Milepost's stores", option="store", run_id=run.run_id
+    )
+
+
+def _problems(flow: Flow) -> Iterator[tuple[str, str, str]]:
+    """List what of a flow's own states, and of the graphs in it, cannot be recorded: paths, sentences, types."""
+    types = getattr(flow.codec, "problem_types", {})
+    yield from ((path, text, types.get(path, "")) for path, text in getattr(flow.codec, "problems", ()))
+    units: Mapping[str, Unit] = getattr(flow, "units", {})
+    for unit in units.values():
+        work = unit.work
+        inner = work.graph if isinstance(work, GraphWork) else work.each if isinstance(work, MapWork) else None
+        if inner is not None and not isinstance(inner, Unit):
+            yield from _problems(inner)
+
+
 def check_flow(run: Run, row: RunRow) -> None:
-    """Raise `WrongFlowError` unless the run is one of this flow."""
+    """Raise `WrongFlowError` unless the run is one of this flow, and what `check_recordable` raises."""
+    check_recordable(run)
     if row.info.flow and row.info.flow != run.flow.name:
         raise WrongFlowError(
             f"run {run.run_id!r} is one of flow {row.info.flow!r}, not of {run.flow.name!r}: resume it with that flow, "
