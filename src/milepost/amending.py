@@ -1,16 +1,18 @@
-"""How a recorded state is amended before a run goes on: by what `state_override` makes of it.
+"""How a recorded state is amended before a run goes on: by what `state_override` or `update` makes of it.
 
 The amendment is made and checked here, and nothing is written: whoever takes the run records it in the owner record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import iscoroutinefunction
+from typing import Any
 
 from milepost.errors import OptionError, SerializeStateError, StateTypeError
 from milepost.executor.checks import Amendment
 from milepost.executor.effects import Call, Routine
-from milepost.executor.flow import Codec, GraphFlow
+from milepost.executor.flow import Codec, GraphFlow, Part, Whole
 from milepost.executor.recorded import Entry, Recorded
 from milepost.executor.run import Run
 from milepost.model.failure import place
@@ -19,28 +21,56 @@ from milepost.model.record import Record
 __all__ = ["amended", "check_branch"]
 
 
-def amended(run: Run, codec: Codec, data: bytes, node_id: str | None, where: str) -> Routine[Amendment | None]:
+def amended(
+    run: Run, flow: GraphFlow | None, codec: Codec, data: bytes, node_id: str | None, where: str
+) -> Routine[Amendment | None]:
     """Make of the state in `data`, recorded at `node_id`, what the call's options say; None where they say nothing.
 
-    What the override raises is raised as it is; `StateTypeError` and `SerializeStateError` tell of a state that it may
-    not give. `where` says in their texts which run that was for.
+    `flow` is the graph whose state that is, None for what came of an item. What the override, or a reducer, raises is
+    raised as it is; `StateTypeError` and `SerializeStateError` tell of a state that may not be. `where` says in their texts
+    which run that was for.
     """
-    override = run.options.state_override
-    if override is None:
+    override, part = run.options.state_override, run.options.update
+    if override is not None:
+        state = yield Call(override, (codec.decode(data),), None, iscoroutinefunction(override))
+    elif part is None:
         return None
-    state = yield Call(override, (codec.decode(data),), None, iscoroutinefunction(override))
+    if part is not None and (flow is None or not flow.takes_parts):
+        what = (
+            "no graph's state" if flow is None else f"the state of graph {flow.name!r}, whose nodes return whole states"
+        )
+        raise OptionError(
+            f"update= of {where} is for {what}: give state_override=, or let nodes return parts with Graph(..., partial=True)",
+            option="update",
+            run_id=run.run_id,
+            node_id=node_id,
+        )
+    updates: bytes | None = None
     try:
-        encoded = run.journal.encode(state, codec)
-        if isinstance(encoded, SerializeStateError):
-            raise encoded
+        if part is not None and flow is not None:
+            state = flow.taken_up(codec.decode(data), part)
+            if flow.update_codec is not None:
+                given = Part(part) if isinstance(part, Mapping) else Whole(part)
+                updates = _encoded(run, flow.updates(given) or {}, flow.update_codec)
+        encoded = _encoded(run, state, codec)
     except (StateTypeError, SerializeStateError) as exc:
         # The override may have changed what it was given.
         exc.run_id, exc.node_id, exc.state = run.run_id, node_id, codec.decode(data)
         if isinstance(exc, StateTypeError):
             exc.op = "override"
-        place(exc, f"what state_override gave for {where} is refused", "return a state of the declared type")
+        what, act = "what state_override gave", "return a state of the declared type"
+        if part is not None:
+            what, act = "what update= makes of the state", "give some of its fields, with values of the declared types"
+        place(exc, f"{what} for {where} is refused", act)
         raise
-    return Amendment(state, encoded)
+    return Amendment(state if part is None else codec.decode(encoded), encoded, updates)
+
+
+def _encoded(run: Run, value: Any, codec: Codec) -> bytes:
+    encoded = run.journal.encode(value, codec)
+    if isinstance(encoded, SerializeStateError):
+        raise encoded
+    return encoded
 
 
 def check_branch(
@@ -52,7 +82,7 @@ def check_branch(
     to, with its state in `data`.
     """
     around = since.fork_around(entry, point)
-    if around is None or flow.update_codec is None:
+    if around is None or flow.update_codec is None or amendment.updates is not None:
         return
     turning, began = around
     fork_id = turning.fork

@@ -230,39 +230,20 @@ class Job:
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
-    def fork(
-        self,
-        node_id: str | None,
-        visit: int | None,
-        new_id: str | None,
-        override: Callable[[Any], Any] | None,
-        into: AnyStore | None,
-    ) -> str:
+    def fork(self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None) -> str:
         """Copy the run, up to a visit, into a new one; its id."""
-        if iscoroutinefunction(override):
+        if iscoroutinefunction(self.options.state_override):
             raise AsyncNodeError(
                 "'state_override' is a coroutine function: await afork_run(...) instead", names=("state_override",)
             )
-        return self._drive(self._forked(node_id, visit, new_id, override, into))
+        return self._drive(self._forked(node_id, visit, new_id, into))
 
-    async def afork(
-        self,
-        node_id: str | None,
-        visit: int | None,
-        new_id: str | None,
-        override: Callable[[Any], Any] | None,
-        into: AnyStore | None,
-    ) -> str:
+    async def afork(self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None) -> str:
         """Copy the run, up to a visit, into a new one; its id."""
-        return await self._adrive(self._forked(node_id, visit, new_id, override, into))
+        return await self._adrive(self._forked(node_id, visit, new_id, into))
 
     def _forked(
-        self,
-        node_id: str | None,
-        visit: int | None,
-        new_id: str | None,
-        override: Callable[[Any], Any] | None,
-        into: AnyStore | None,
+        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None
     ) -> Routine[str]:
         from milepost.graph.fork_run import fork  # what most programs never need
 
@@ -275,7 +256,6 @@ class Job:
             into=store if into is None else store_of(into),
             node_id=node_id,
             visit=visit,
-            override=override,
             run=run,
         )
 

@@ -28,7 +28,8 @@ class EngineOptions(TypedDict, total=False):
     checkpoint_failure_fatal: bool
     state_override: Callable[[Any], Any] | None
     revalidate: Callable[[Any], Any] | None
-    reroute: bool
+    update: Mapping[str, Any] | None
+    reroute: bool | None
     rename: Mapping[str, str] | None
     strict: bool
     on_corrupt: Literal["error", "previous"]
@@ -75,8 +76,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Correct the recorded state before a resume goes on; what it returns is recorded."""
     revalidate: Callable[[Any], Any] | None = None
     """Refuse the state that a resume would go on from: by raising, or by returning False, an error or a text."""
-    reroute: bool = False
-    """Ask the router again instead of taking the recorded route."""
+    update: Mapping[str, Any] | None = None
+    """A part of the state, which amends the recorded one as if the node had returned it: of graphs of parts only."""
+    reroute: bool | None = None
+    """True: ask the router again instead of taking the recorded route; False: do not; None: do so where `state_override` or
+    `update` amends the state. At a simple edge, a fork or a join, and of a run that waits or has finished, the way stays."""
     rename: Mapping[str, str] | None = None
     """Recorded node ids and what the nodes are called now, for as long as the run is to go on at a recorded id.
 
@@ -144,7 +148,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def amends(self) -> bool:
         """Whether the recorded state is to be amended."""
-        return self.state_override is not None
+        return self.state_override is not None or self.update is not None
 
     def __post_init__(self) -> None:
         _one_of(self, "if_exists", ("error", "resume", "retry", "return", "continue"))
@@ -172,6 +176,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         for name in _FLAGS:
             if type(getattr(self, name)) is not bool:
                 raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}", option=name)
+        if self.reroute is not None and type(self.reroute) is not bool:
+            raise OptionError(f"reroute must be True, False or None, not {self.reroute!r}", option="reroute")
+        if self.update is not None and not isinstance(self.update, Mapping):
+            raise OptionError(
+                f"update must be a mapping of some of the state's fields, not {self.update!r}", option="update"
+            )
+        if self.update is not None and self.state_override is not None:
+            raise OptionError("update and state_override both amend the state: give one of them", option="update")
         if self.compress is not None and type(self.compress) is not bool:
             raise OptionError(f"compress must be True, False or None, not {self.compress!r}", option="compress")
         checked_executor(self.executor, "a run")
@@ -189,16 +201,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             check_tag(key, value)
 
 
-UNAMENDED: Mapping[str, Any] = {"state_override": None}
+UNAMENDED: Mapping[str, Any] = {"state_override": None, "update": None, "reroute": None}
 """Options that leave a recorded run as it is."""
 
 
 def without_amendments(options: Options) -> Options:
     """The options of a call whose amendment is recorded, or that only looks at a run."""
-    return replace(options, **UNAMENDED) if options.amends else options
+    return replace(options, **UNAMENDED) if options.amends or options.reroute is not None else options
 
 
-_FLAGS = ("compare_inputs", "checkpoint_failure_fatal", "reroute", "strict", "reopen", "takeover", "isolate")
+_FLAGS = ("compare_inputs", "checkpoint_failure_fatal", "strict", "reopen", "takeover", "isolate")
 
 _NAMES = frozenset(Options.__struct_fields__)
 

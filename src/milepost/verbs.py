@@ -225,6 +225,8 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         new_run_id: str | None = None,
         state_override: Callable[[Any], Any] | None = None,
+        update: Mapping[str, Any] | None = None,
+        reroute: bool | None = None,
         into: AnyStore | None = None,
     ) -> str:
         """Copy a run up to a visit of a node or step into a new run, which is to be resumed; the new run's id.
@@ -233,13 +235,16 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         itself is only read: it may have any status, and may be executed meanwhile. The fork is `interrupted`, in the
         store `into` (None: the same) under `new_run_id` (None: one is made). It has the records up to that visit under
         the same numbers, with visits, attempts and keys as they were, and none of the signals that they have not used.
-        `state_override` (graphs only) corrects the state at that point.
+        `state_override` (graphs only) corrects the state at that point, whatever it is inside of; `update` takes a part of
+        it instead, reduced as if the node had returned that. Whoever resumes the fork then asks the router there again,
+        unless `reroute` is False; with True it is asked in any case.
 
         Raises `RunNotFoundError`, `InvalidResumeNodeError`, `NoCheckpointFoundError` where that visit is not recorded,
         `RunExistsError` where the new id is taken, `WrongFlowError`, `CheckpointIntegrityError` for records that were
         changed, and `OptionError` for a store that keeps no journals.
         """
-        return self._job(store, run_id, _NO_OPTIONS, Wish()).fork(node_id, visit, new_run_id, state_override, into)
+        amends = {"state_override": state_override, "update": update, "reroute": reroute}
+        return self._job(store, run_id, amends, Wish()).fork(node_id, visit, new_run_id, into)
 
     async def afork_run(
         self,
@@ -250,11 +255,13 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         new_run_id: str | None = None,
         state_override: Callable[[Any], Any] | None = None,
+        update: Mapping[str, Any] | None = None,
+        reroute: bool | None = None,
         into: AnyStore | None = None,
     ) -> str:
         """`fork_run`, awaited."""
-        job = self._job(store, run_id, _NO_OPTIONS, Wish())
-        return await job.afork(node_id, visit, new_run_id, state_override, into)
+        amends = {"state_override": state_override, "update": update, "reroute": reroute}
+        return await self._job(store, run_id, amends, Wish()).afork(node_id, visit, new_run_id, into)
 
     def signal(
         self,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from forking import Basket, few
@@ -455,3 +456,191 @@ def test_a_worker_gives_back_a_run_with_a_state_that_run_would_refuse(verbs, sto
     Engine(store, flows=[changed]).worker().run(until_idle=True)
     info = store.get_run("r").info
     assert ("ready", True) == (info.status, "cannot be recorded" in info.reason)
+
+
+# -- where an amended state leads ---------------------------------------------------------------------------------
+
+
+class Chat(TypedDict):
+    messages: Annotated[list[str], operator.add]
+
+
+def chat(verbs, log: list[str], router: Any = None) -> Any:
+    """A model that calls a tool as long as it is greeted."""
+
+    def model(state: Chat) -> dict[str, Any]:
+        log.append("model")
+        return {"messages": ["CALL" if state["messages"][-1] == "hi" else "done"]}
+
+    def route(state: Chat) -> str:
+        log.append("asked")
+        return "tool" if state["messages"][-1] == "CALL" else END
+
+    graph = Graph(Chat, partial=True).add_node("model", verbs.node(model))
+    graph.add_node("tool", verbs.node(lambda state: {"messages": ["tool ran"]}))
+    graph.add_conditional_edge("model", verbs.node(router or route), ["tool", END])
+    return graph.add_edge("tool", "model").set_entry("model").compile("chat")
+
+
+PLAIN = {"state_override": lambda state: {"messages": ["hi", "plain"]}}
+MORE = {"update": {"messages": ["plain"]}}
+TOOL = ["tool ran", "done"]
+
+
+@pytest.mark.parametrize("verb", ["resume", "resume_from", "fork_run"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PLAIN, ["hi", "plain"]),
+        (MORE, ["hi", "CALL", "plain"]),
+        ({**PLAIN, "reroute": False}, ["hi", "plain", *TOOL]),
+        ({"reroute": True}, ["hi", "CALL", *TOOL]),
+    ],
+)
+@few
+def test_an_amended_state_leads_where_the_router_says_unless_the_way_is_to_stay(
+    verbs, store, log, verb, options, expected
+):
+    graph, run_id = chat(verbs, log), "r"
+    if verb == "resume":
+        with pytest.raises(RunStopped):
+            verbs.run(graph, {"messages": ["hi"]}, store=store, run_id="r", stop_after="model")
+        log.clear()
+        done = verbs.resume(graph, store, "r", **options)
+    else:
+        verbs.run(graph, {"messages": ["hi"]}, store=store, run_id="r")
+        log.clear()
+        if verb == "resume_from":
+            done = verbs.resume_from(graph, store, "r", "model", visit=1, **options)
+        else:
+            run_id = verbs.call(graph, "fork_run", store, "r", "model", visit=1, **options)
+            done = verbs.resume(graph, store, run_id)
+    assert (expected, options.get("reroute") is not False) == (done["messages"], log[:1] == ["asked"])
+    assert (expected, True) == (verbs.resume(graph, store, run_id)["messages"], store.verify(run_id).ok)
+
+
+@few
+def test_a_run_that_died_before_its_router_answered_anew_has_it_asked(verbs, timed, log):
+    def die(state: Chat) -> str:
+        raise verbs.Killed
+
+    with pytest.raises(RunStopped):
+        verbs.run(chat(verbs, log), {"messages": ["hi"]}, store=timed, run_id="r", stop_after="model")
+    verbs.crash(chat(verbs, log, die), timed, "r", **MORE)
+    fork = verbs.call(chat(verbs, log), "fork_run", timed, "r")
+    assert {"messages": ["hi", "CALL", "plain"]} == verbs.resume(chat(verbs, log), timed, fork)
+    assert {"messages": ["hi", "CALL", "plain", *TOOL]} == verbs.resume(chat(verbs, log), timed, "r", reroute=False)
+
+
+@few
+def test_a_node_that_failed_keeps_its_visit_and_attempts_where_the_router_leads_to_it_again(verbs, store, log):
+    seen: list[tuple[int, int]] = []
+
+    def work(ctx: Any, state: Basket) -> Basket:
+        seen.append((ctx.visit, ctx.attempt))
+        if not state.n:
+            raise ValueError("no")
+        return state
+
+    graph = Graph(Basket).add_node("a", verbs.node(lambda state: state)).add_node("b", verbs.node(work))
+    graph.add_conditional_edge("a", verbs.node(lambda state: "b"), ["b", END]).add_edge("b", END)
+    flow = graph.set_entry("a").compile("again")
+    with pytest.raises(NodeError):
+        verbs.run(flow, Basket(), store=store, run_id="r")
+    assert Basket(1) == verbs.resume(flow, store, "r", state_override=lambda state: Basket(1))
+    assert [(1, 1), (1, 2)] == seen
+
+
+@few
+def test_the_way_of_a_run_that_waits_or_has_finished_stays(verbs, store):
+    asked: list[int] = []
+
+    def route(order: Order) -> str:
+        asked.append(order.amount)
+        return "ok" if order.amount > 5 else END
+
+    graph = Graph(Order).add_node("price", verbs.node(lambda order: dataclasses.replace(order, amount=10)))
+    graph.add_wait("ok", "approval", apply=lambda order, reply: dataclasses.replace(order, by=reply.payload))
+    graph.add_conditional_edge("price", verbs.node(route), ["ok", END])
+    graph.add_conditional_edge("ok", verbs.node(route), ["ok", END])
+    flow = graph.set_entry("price").compile("stays")
+    cheap = {"state_override": lambda order: dataclasses.replace(order, amount=1)}
+    with pytest.raises(RunSuspended):
+        verbs.run(flow, Order(), store=store, run_id="r")
+    with pytest.raises(RunSuspended):
+        verbs.resume(flow, store, "r", **cheap)
+    verbs.call(flow, "signal", store, "r", "approval", "ann")
+    assert Order(1, by="ann") == verbs.resume(flow, store, "r", **cheap)
+    dear = {"state_override": lambda order: dataclasses.replace(order, amount=99)}
+    assert Order(99, by="ann") == verbs.resume(flow, store, "r", **dear)
+    assert [10, 1] == asked
+
+
+# -- a part of a state ----------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_reduced_as_if_the_node_had_returned_it(verbs, store):
+    graph = parts(verbs, peak=lambda value, update: value * 10 + update)
+    assert 42 == verbs.run(graph, Sums(), store=store, run_id="r").peak
+    done = verbs.resume(graph, store, "r", update={"cost": 1, "plain": "late"})
+    assert (102, ["p", "q"], "late") == (done.cost, done.notes, done.plain)
+    inside = verbs.resume_from(graph, store, "r", "p", update={"notes": ["more"], "peak": 3, "plain": "new"})
+    assert Sums(101, ["p", "more", "q"], 432, "new") == inside == verbs.resume_from(graph, store, "r", "q")
+    fork = verbs.call(graph, "fork_run", store, "r", "p", update={"notes": ["fork"]})
+    assert ["p", "fork", "q"] == verbs.resume(graph, store, fork).notes
+    assert store.verify(fork).ok
+
+
+@few
+def test_an_update_is_refused_where_no_part_can_be_taken_up(verbs, store, line):
+    graph = parts(verbs)
+    verbs.run(graph, Sums(), store=store, run_id="r")
+    whole = line(Basket, "ab", {name: lambda state: state for name in "ab"})
+    verbs.run(whole, Basket(), store=store, run_id="w")
+    for flow, run_id, options in (
+        (whole, "w", {"update": {"n": 1}}),
+        (graph, "r", {"update": {"cost": 1}, "state_override": corrected}),
+        (graph, "r", {"update": 5}),
+    ):
+        for verb, more in (("resume", ()), ("fork_run", ())):
+            with pytest.raises(OptionError, match="update"):
+                verbs.call(flow, verb, store, run_id, *more, **options)
+    for wrong in ({"plain": 5}, {"unknown": 1}):
+        with pytest.raises(StateTypeError, match="what update= makes of the state for run 'r'"):
+            verbs.resume(graph, store, "r", update=wrong)
+    assert FINISH == store.read("r", newest=True, limit=1)[0].kind
+    assert ["r", "w"] == sorted(info.run_id for info in store.list_runs())
+
+
+@few
+def test_a_fork_of_a_run_amends_the_state_of_a_sub_graph_an_item_and_a_branch(verbs, store):
+    inner = Graph(Sums, partial=True).add_node("x", verbs.node(lambda s: {"cost": 1, "notes": ["x"]}))
+    inner.add_node("y", verbs.node(lambda s: {"cost": s.cost * 10}))
+    small = inner.add_edge("x", "y").add_edge("y", END).set_entry("x").compile("small")
+    graph = Graph(dict).add_map(
+        "m", lambda s: [Sums(), Sums()], small, merge=lambda s, got: {**s, "m": sum(g.cost for g in got)}
+    )
+    graph.add_map("f", lambda s: [1, 2], verbs.node(lambda item: item), merge=lambda s, got: {**s, "f": got})
+    graph.add_subgraph(
+        "sub", small, into=lambda s: Sums(5), out=lambda s, sub: {**s, "sub": sub.cost, "notes": sub.notes}
+    )
+    graph.add_edge("m", "f").add_edge("f", "sub").add_edge("sub", END)
+    flow = graph.set_entry("m").compile("outer")
+    usual = {"m": 22, "f": [1, 2], "sub": 66, "notes": ["x"]}
+    assert usual == verbs.run(flow, {}, store=store, run_id="r")
+    for node_id, options, expected in (
+        ("sub/x", {"update": {"cost": 1, "notes": ["more"]}}, {"sub": 77, "notes": ["x", "more"]}),
+        ("sub/x", {"state_override": lambda s: Sums(1)}, {"sub": 11, "notes": []}),
+        ("m/0/x", {"update": {"cost": 2}}, {"m": 44}),
+        ("f/1", {"state_override": lambda item: 7}, {"f": [1, 7]}),
+    ):
+        fork = verbs.call(flow, "fork_run", store, "r", node_id, **options)
+        assert {**usual, **expected} == verbs.resume(flow, store, fork)
+        assert (usual, True) == (verbs.resume(flow, store, "r"), store.verify(fork).ok)
+    with pytest.raises(OptionError, match="give state_override="):
+        verbs.call(flow, "fork_run", store, "r", "f/1", update={"cost": 1})
+    with pytest.raises(RunStopped):
+        verbs.run(flow, {}, store=store, run_id="s", stop_after="sub/x")
+    with pytest.raises(OptionError, match="such as 'sub/x'"):
+        verbs.call(flow, "fork_run", store, "s", update={"cost": 1})
+    assert 77 == verbs.resume(flow, store, verbs.call(flow, "fork_run", store, "s", "sub/x", update={"cost": 1}))["sub"]

@@ -129,8 +129,8 @@ def test_override_reroute_and_rename_work_together(verbs, store):
 
     for run_id, options, expected in (
         ("r1", {}, 11),
-        ("r2", {"state_override": lambda state: Count(60)}, 70),
-        ("r3", {"state_override": lambda state: Count(60), "reroute": True}, 160),
+        ("r2", {"state_override": lambda state: Count(60), "reroute": False}, 70),
+        ("r3", {"state_override": lambda state: Count(60)}, 160),
     ):
         with pytest.raises(RunStopped):
             verbs.run(build("b"), Count(), store=store, run_id=run_id, stop_after="a")

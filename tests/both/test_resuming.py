@@ -680,7 +680,7 @@ def routed(verbs, log):
 
 def test_the_recorded_route_stays_unless_the_router_is_to_be_asked_again(verbs, store, log):
     graph = routed(verbs, log)
-    for run_id, options, route in (("r1", {}, "b"), ("r2", {"reroute": True}, "c")):
+    for run_id, options, route in (("r1", {"reroute": False}, "b"), ("r2", {}, "c"), ("r3", {"reroute": True}, "c")):
         with pytest.raises(RunStopped):
             verbs.run(graph, Count(), store=store, run_id=run_id, stop_after="a")
         assert Count(101) == verbs.resume(graph, store, run_id, state_override=lambda s: Count(100), **options)

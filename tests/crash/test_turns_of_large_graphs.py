@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-from milepost import END, CompiledGraph, Graph, MemoryStore, OptionError, RunNotResumableError, RunSuspended
+from milepost import END, CompiledGraph, Graph, MemoryStore, RunNotResumableError, RunSuspended
 from milepost.model.record import CHECKPOINT, OWNER
 from milepost.testing import crashtest
 
@@ -95,11 +95,11 @@ def test_a_fork_after_any_record_ends_as_its_origin_did(name: str):
     assert all(of_beginning[0] == ended != result for ended in of_beginning)
 
 
-def test_the_state_inside_a_fork_is_not_overridden_by_a_fork_of_the_run():
+def test_a_state_before_or_inside_a_fork_is_overridden_by_a_fork_of_the_run():
     graph, store = forked(), MemoryStore()
     graph.run(Seen(seen=[]), store=store, run_id="r1")
-    with pytest.raises(OptionError, match="has states of its own"):
-        graph.fork_run(store, "r1", "left", state_override=lambda s: s)
+    fork = graph.fork_run(store, "r1", "left", state_override=lambda s: {"seen": [*s["seen"], "w"]})
+    assert "w" in graph.resume(store, fork)["seen"]
     fork = graph.fork_run(store, "r1", "a", state_override=lambda s: {"seen": ["z"]})
     assert "z" == graph.resume(store, fork)["seen"][0]
 

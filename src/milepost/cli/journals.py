@@ -236,6 +236,8 @@ def next_node(latest: Latest) -> str | None:
         for record in tail:
             if record.kind == ROUTE:
                 found = record.fields().get("next_node")
+            elif record.kind == OWNER and record.fields().get("reroute"):
+                found = None
     except DeserializeStateError:
         return latest.row.info.next_node
     return latest.row.info.next_node if latest.point.is_foreign else found

@@ -53,7 +53,8 @@ _correcting = _options(
     click.option("--on-locked", type=click.Choice(["error", "wait"]), default="error", show_default=True,
                  help="What to do while another owner executes the run."),
     click.option("--reopen", is_flag=True, help="Go on with a run that was cancelled or blocked."),
-    click.option("--reroute", is_flag=True, help="Ask the router again instead of taking the recorded route."),
+    click.option("--reroute/--no-reroute", default=None,
+                 help="Ask the router again, or take the recorded route. Default: what a fork with another state left to do."),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="What a recorded node is called now; repeatable."),
     click.option("--strict", is_flag=True, help="Refuse if the flow's shape has changed."),
     click.option("--on-corrupt", type=click.Choice(["error", "previous"]), default="error", show_default=True,
@@ -153,7 +154,10 @@ def retry(invocation: Invocation, run_id: str, target: str, **correcting: Any) -
 
 def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
     """The options of a verb from those of a command; what was not given stays at the verb's default."""
+    reroute = given.pop("reroute")
     options = {name: value for name, value in given.items() if value not in (None, False, ())}
+    if reroute is not None:
+        options["reroute"] = reroute
     if "rename" in options:
         options["rename"] = read_pairs(options["rename"], "--rename")
     return options

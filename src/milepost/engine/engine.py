@@ -377,11 +377,13 @@ class Engine:
         *,
         new_run_id: str | None = None,
         state_override: Callable[[Any], Any] | None = None,
+        update: Mapping[str, Any] | None = None,
+        reroute: bool | None = None,
         into: AnyStore | None = None,
     ) -> str:
         """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume."""
-        job = self._fork(flow, run_id, state_override)
-        return job.fork(node_id, visit, new_run_id, state_override, into)
+        amends = {"state_override": state_override, "update": update, "reroute": reroute}
+        return self._fork(flow, run_id, amends).fork(node_id, visit, new_run_id, into)
 
     async def afork_run(
         self,
@@ -392,11 +394,13 @@ class Engine:
         *,
         new_run_id: str | None = None,
         state_override: Callable[[Any], Any] | None = None,
+        update: Mapping[str, Any] | None = None,
+        reroute: bool | None = None,
         into: AnyStore | None = None,
     ) -> str:
         """`fork_run`, awaited."""
-        job = self._fork(flow, run_id, state_override)
-        return await job.afork(node_id, visit, new_run_id, state_override, into)
+        amends = {"state_override": state_override, "update": update, "reroute": reroute}
+        return await self._fork(flow, run_id, amends).afork(node_id, visit, new_run_id, into)
 
     # -- leaving it to a worker ------------------------------------------------------------------------
 
@@ -691,16 +695,14 @@ class Engine:
             self._ask_to_resume(job, run_id)
         return job
 
-    def _fork(self, flow: Verbs[Any] | Bound[Any], run_id: str, override: Callable[[Any], Any] | None) -> Job:
-        job = self._job(flow, run_id, {}, Wish(), is_asked=False)
-        self._gate.ask("resume", run_id, job.flow.name)
-        if override is not None:
-            self._gate.ask("override", run_id, job.flow.name)
+    def _fork(self, flow: Verbs[Any] | Bound[Any], run_id: str, amends: Mapping[str, Any]) -> Job:
+        job = self._job(flow, run_id, amends, Wish(), is_asked=False)
+        self._ask_to_resume(job, run_id)
         return job
 
     def _ask_to_resume(self, job: Job, run_id: str) -> None:
         self._gate.ask("resume", run_id, job.flow.name)
-        if job.options.state_override is not None:
+        if job.options.amends:
             self._gate.ask("override", run_id, job.flow.name)
 
     def _deletion(self, run_id: str, force: bool) -> Routine[None]:

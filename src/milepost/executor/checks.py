@@ -45,6 +45,7 @@ from milepost.model.record import (
     OWNER,
     ROUTE,
     START,
+    WAIT,
     Record,
     parse_time,
 )
@@ -104,6 +105,8 @@ class Amendment(NamedTuple):
 
     state: Any
     data: bytes
+    updates: bytes | None = None
+    """What of an update is for fields with a reducer, as JSON, where the graph forks; None: it is a whole state."""
 
 
 class Spot(NamedTuple):
@@ -143,6 +146,10 @@ class Found(msgspec.Struct):
     """The checkpoint inside a branch that the verb goes on after, to which an override applies."""
     seen: Any = None
     """The state there, which is asked about; without one, the state of the point."""
+    way: str | None = None
+    """Where the records say to go on, whatever the router is to answer now."""
+    reroute: bool | None = None
+    """Whether the router is to be asked again from now on; None: as it was."""
     is_turn: bool = False
     """Whether a turn begins here, or has begun and has no checkpoint yet."""
 
@@ -191,15 +198,16 @@ def refusal_of(run: NodeRun, wish: Wish, found: Found) -> MilepostError | None:
     """Why the verb does not go on at the point that was found, or None."""
     info, options = found.row.info, run.options
     status = info.status
-    if wish.verb == "resume" and status == "failed" and found.next_node not in {None, END}:
-        policy = run.flow.units[str(found.next_node)].retry or options.retry
+    target = found.way if options.reroute is None else found.next_node
+    if wish.verb == "resume" and status == "failed" and target is not None and target in run.flow.units:
+        policy = run.flow.units[target].retry or options.retry
         if policy is not None and found.spent.failures >= policy.max_attempts:
             return not_resumable(
                 run,
                 status,
                 info.reason,
-                f"node {found.next_node!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
-                node_id=found.next_node,
+                f"node {target!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
+                node_id=target,
                 state=found.state,
             )
         for node_id, most in _used_up(run, found.since):
@@ -413,11 +421,13 @@ def examine(
         begun_with = turn.fields()
         fields = {**fields, "timestamp": begun_with.get("timestamp")}
         next_node, iteration, told_at = str(begun_with.get("entry") or run.flow.entry), 0, turn.sequence
+    is_rerouted = False
     for record in tail:
         if record.kind == ROUTE and record.node_id == point.node_id:
-            next_node, told_at = record.fields().get("next_node"), record.sequence
-        elif record.kind == OWNER and record.payload is not None and record.fields().get("overrides") is None:
-            data = record.state() or b""
+            next_node, told_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
+        elif record.kind == OWNER and record.fields().get("overrides") is None:
+            data = data if record.payload is None else record.state() or b""
+            is_rerouted = bool(record.fields().get("reroute", is_rerouted))
         elif record.kind == CHECKPOINT and not is_of_item(
             run.flow, spot.since.renamed(record.node_id, record.sequence)
         ):
@@ -435,10 +445,17 @@ def examine(
         next_node = run.flow.splits[node_id].join
     if is_alone:
         next_node, is_split = wish.node_id, False
-    elif run.options.reroute and point.kind == CHECKPOINT and not is_split and turn is None:
-        next_node = None
-    elif run.options.reroute and spot.at is not None:
-        spot.since.reroute_at = spot.at.sequence
+    way, reroute = next_node, None
+    if spot.at is not None:
+        reroute = _reroute_in_branch(run, wish, spot, latest.newest + 1)
+    elif not is_alone and not is_split and turn is None and point.kind == CHECKPOINT:
+        unit = run.flow.units.get(node_id)
+        is_still = latest.row.info.status == "finished" and wish.verb == "resume"
+        is_still = is_still or any(record.kind == WAIT and record.node_id == way for record in tail)
+        reroute = _reroute(run, is_rerouted, has_router=unit is not None and unit.router is not None)
+        reroute = None if is_still else reroute
+        if reroute or (is_rerouted and reroute is None and not is_still):
+            next_node = None
     if is_split and run.options.amends and wish.verb != "resume_from":
         raise OptionError(
             f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
@@ -447,7 +464,11 @@ def examine(
             run_id=run.run_id,
             node_id=node_id,
         )
-    if run.options.amends and wish.verb != "resume_from" and _has_begun(run, spot, next_node):
+    if (
+        run.options.amends
+        and wish.verb != "resume_from"
+        and _has_begun(run, spot, way if run.options.reroute is None else next_node)
+    ):
         raise OptionError(
             f"run {run.run_id!r} is inside node {next_node!r}, and what was done there came of the state as it is recorded: "
             f"use resume_from with the node before it, or begin another run with the corrected state where there is none",
@@ -461,13 +482,14 @@ def examine(
     leads_to = unit.next_node if next_node is None and unit is not None else next_node
     if wish.verb == "resume_from" and leads_to == END and not wish.rerun:
         raise ResumeNodeCompletedError(
-            f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again",
+            f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again, or "
+            f"resume the run, which amends its result where a state_override or an update is given",
             run_id=run.run_id,
             node_id=wish.node_id,
             state=state,
         )
     is_continued = wish.verb != "resume_from" and not is_cut and _is_newest(latest, point)
-    spent = _spent(run, tail, next_node, is_continued)
+    spent = _spent(run, tail, way, is_continued)
     missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
     amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
     inside = [record.sequence for record in tail if is_cut]
@@ -502,8 +524,33 @@ def examine(
         live = ranges_upto(latest.row.live, cut)
     return Found(
         latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, spot.since,
-        is_split, spot.at, seen, turn is not None,
+        is_split, spot.at, seen, way, reroute, turn is not None,
     )  # fmt: skip
+
+
+def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | None:
+    """Whether the router of a checkpoint is to be asked again from now on; None: as it was.
+
+    `is_rerouted`: it was to be asked, and has not answered since.
+    """
+    wanted = run.options.reroute
+    if wanted is None:
+        return True if run.options.amends and has_router else None
+    return True if wanted else False if is_rerouted else None
+
+
+def _reroute_in_branch(run: NodeRun, wish: Wish, spot: Spot, sequence: int) -> bool | None:
+    """`_reroute` for the checkpoint inside a branch that a verb goes on after, which the claim `sequence` tells of."""
+    assert spot.since is not None
+    assert spot.at is not None
+    node_id = spot.since.renamed(spot.at.node_id, spot.at.sequence)
+    unit = run.flow.units.get(node_id)
+    if unit is None or unit.router is None or wish.rerun:
+        return None
+    found = _reroute(run, spot.since.is_rerouted(spot.at.sequence), has_router=True)
+    if found is not None:
+        spot.since.reroute(spot.at.sequence, sequence if found else None)
+    return found
 
 
 def decoded(run: NodeRun, record: Record, data: bytes) -> Any:

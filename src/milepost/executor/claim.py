@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from milepost.executor import journal
 from milepost.executor.checks import Amendment, Wish, locked, not_resumable
 from milepost.executor.continuation import CONTINUE
@@ -45,6 +47,10 @@ def take(
     entered = yield from _entered(run) if found.live is not None else _nothing()
     now = format_time(options.clock.time())
     inside: Record | None = getattr(found, "at", None)
+    reroute: bool | None = getattr(found, "reroute", None)
+    updates = None
+    if amendment is not None and amendment.updates is not None and inside is not None:
+        updates = msgspec.Raw(amendment.updates)
     record = make_record(
         run.run_id,
         sequence,
@@ -56,7 +62,9 @@ def take(
             "verb": wish.verb,
             "from": found.point.sequence,
             "entry": run.flow.entry if wish.verb == CONTINUE else None,
-            "overrides": None if amendment is None or inside is None else inside.sequence,
+            "overrides": inside.sequence if inside is not None and (amendment or reroute is not None) else None,
+            "updates": updates,
+            "reroute": reroute,
             "epoch": epoch,
             "crashed": crashed or None,
             "live": None if live is None else [list(r) for r in live],

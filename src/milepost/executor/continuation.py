@@ -35,6 +35,7 @@ CONTINUE: Literal["continue"] = "continue"
 
 _MEANINGLESS = {
     "state_override": "the state that is given is the one that the turn begins with",
+    "update": "the state that is given is the one that the turn begins with, and may be a part itself",
     "reroute": "a turn begins at the entry, and no router is asked",
     "reopen": "a turn follows a run that has finished; reopen one that was cancelled or blocked with resume",
     "takeover": "a run that somebody executes has not finished; on_locked='wait' waits for its end",

@@ -284,6 +284,11 @@ class GraphFlow(Flow, Protocol):
         """Make the state after `unit` of the state before it and what it gave; what a reducer raises comes through."""
         ...
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a node may return a part of the state."""
+        ...
+
     def taken_up(self, before: Any, given: Any) -> Any:
         """The state with which a new turn begins, from that at the end of the run and what it is continued with."""
         ...

@@ -209,9 +209,10 @@ class Recorded:
         self._renewed = -1
         """The sequence of the newest claim that went on after an end, or was a `retry`."""
         self.newest = -1
-        self.reroute_at = -1
-        """The checkpoint whose router is asked again, whatever it answered."""
-        self._overrides: dict[int, bytes] = {}
+        self._reroutes: dict[int, int] = {}
+        """The checkpoints whose router is asked again, and the records after which it is to answer."""
+        self._overrides: dict[int, tuple[bytes, dict[str, Any] | None]] = {}
+        """The states that checkpoints stand for instead of their own, and of updates what is for fields with a reducer."""
         self._decoded: dict[int, Any] = {}
         """What was decoded before anything went on, by the number of its record."""
         self._trails: dict[tuple[str, str], list[Entry]] = {}
@@ -294,8 +295,11 @@ class Recorded:
             self.finish = entry
         elif kind == OWNER:
             self._claimed(fields, record.sequence)
+            amends = int(fields.get("overrides", fields.get("from", -1)))
             if record.payload is not None:
-                self.override(int(fields.get("overrides", fields.get("from", -1))), record.state() or b"")
+                self.override(amends, record.state() or b"", fields.get("updates"))
+            if "reroute" in fields:
+                self.reroute(amends, record.sequence if fields["reroute"] else None)
         if step_id and kind not in {ROLLBACK, OWNER}:
             self._place(step_id)
 
@@ -428,7 +432,8 @@ class Recorded:
         route = self.choices.get(node_id)
         if route is not None and route.sequence > entry.sequence and route.record.visit == entry.record.visit:
             next_node, told_at = route.fields.get("next_node"), route.sequence
-        if next_node is None or entry.sequence == self.reroute_at:
+        is_answered = route is not None and route.sequence > self._reroutes.get(entry.sequence, -1)
+        if next_node is None or (entry.sequence in self._reroutes and not is_answered):
             return data, None
         prefix = _prefix_of(entry.record.node_id)
         return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
@@ -439,8 +444,8 @@ class Recorded:
 
     def state_of(self, entry: Entry) -> bytes:
         """The state that a checkpoint stands for, encoded."""
-        data = self._overrides.get(entry.sequence)
-        return entry.record.state() or b"" if data is None else data
+        amended = self._overrides.get(entry.sequence)
+        return entry.record.state() or b"" if amended is None else amended[0]
 
     def fork_around(self, entry: Entry, point: Record) -> tuple[Turning, Entry | None] | None:
         """The open branch that a checkpoint is in, and the checkpoint of its fork (None: `point`); None for none."""
@@ -457,10 +462,21 @@ class Recorded:
         found = (self.newest_in(_prefix_of(fork), way, after) for way in ways)
         return [entry for entry in found if entry is not None]
 
-    def override(self, sequence: int, data: bytes) -> None:
-        """Have a checkpoint stand for another state."""
-        self._overrides[sequence] = data
+    def override(self, sequence: int, data: bytes, updates: dict[str, Any] | None = None) -> None:
+        """Have a checkpoint stand for another state; of one that an update made, `updates` is for fields with a reducer."""
+        self._overrides[sequence] = data, updates
         self._decoded.pop(sequence, None)
+
+    def is_rerouted(self, sequence: int) -> bool:
+        """Whether the router of a checkpoint was to be asked again."""
+        return sequence in self._reroutes
+
+    def reroute(self, sequence: int, after: int | None) -> None:
+        """Have the router of a checkpoint asked again, unless it answered after a record; None: take the recorded way."""
+        if after is None:
+            self._reroutes.pop(sequence, None)
+        else:
+            self._reroutes[sequence] = after
 
     def keep(self, sequence: int, value: Any) -> None:
         """Keep what a record holds, decoded, for whoever asks for it first."""
@@ -508,8 +524,10 @@ class Recorded:
                 found = []
             found += self.updates_in(entry)
             amended = self._overrides.get(entry.sequence)
-            if amended is not None:
-                names = replaced(entry.record.state() or b"", amended)
+            if amended is not None and amended[1] is not None:
+                found = [*found, amended[1]]
+            elif amended is not None:
+                names = replaced(entry.record.state() or b"", amended[0])
                 found = [{name: update[name] for name in update if name not in names} for update in found]
                 found.append({REPLACED: [*names]})
             if "fork" in entry.fields and number + 1 < len(trail):

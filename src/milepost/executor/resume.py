@@ -322,12 +322,11 @@ def _amended(run: Run, wish: Wish, found: Any) -> Routine[Amendment | None]:
         return turn
     amendment = None
     if run.options.amends:
-        amendment = yield from amended(
-            run, run.flow.codec, found.data_seen, found.info.from_node, f"run {run.run_id!r}"
-        )
+        flow, where = cast("GraphFlow", run.flow), f"run {run.run_id!r}"
+        amendment = yield from amended(run, flow, flow.codec, found.data_seen, found.info.from_node, where)
     if amendment is not None and found.at is not None:
         entry = found.since.entry_at(found.at.sequence)
-        check_branch(run, cast("GraphFlow", run.flow), found.since, entry, found.point, found.data, amendment)
+        check_branch(run, flow, found.since, entry, found.point, found.data, amendment)
     yield from _revalidate(run, found, _seen(found) if amendment is None else amendment.state)
     if amendment is not None and found.at is None:
         found.state, found.data = amendment.state, amendment.data

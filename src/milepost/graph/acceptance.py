@@ -66,6 +66,11 @@ class Acceptance:
         """Make the whole state that follows; what a reducer raises comes through."""
         return given.state if isinstance(given, Whole) else self._changed(before, given.fields)
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a node may return a part of the state."""
+        return self._reducers is not None
+
     def taken_up(self, before: Any, given: Any) -> Any:
         """What a state becomes by what is given to go on with: a part is taken up as one that a node returned, all else
         replaces it.

@@ -168,6 +168,11 @@ class CompiledGraph(StateVerbs[StateT]):
         """Make the whole state after `unit` of the state before it and what it gave; what a reducer raises comes through."""
         return self._acceptance.accept(before, given)
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a node may return a part of the state."""
+        return self._acceptance.takes_parts
+
     def taken_up(self, before: Any, given: Any) -> Any:
         """The state of a new turn: with `partial=True` a mapping is reduced into `before`, all else replaces it."""
         return self._acceptance.taken_up(before, given)

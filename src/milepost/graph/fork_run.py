@@ -7,31 +7,30 @@ checked before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import iscoroutinefunction
 from typing import Any, cast
 
+import msgspec
+
+from milepost.amending import amended, check_branch
 from milepost.errors import (
     CheckpointCorruptError,
-    DeserializeStateError,
     InvalidResumeNodeError,
     NoCheckpointFoundError,
     OptionError,
     RunExistsError,
-    SerializeStateError,
-    StateTypeError,
 )
 from milepost.executor.checks import check_flow, content_of, is_live
-from milepost.executor.effects import Call, Routine
+from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
+from milepost.executor.recorded import Recorded
 from milepost.executor.run import Run
+from milepost.executor.units import codec_at, unit_of
 from milepost.graph.resume import check_live
-from milepost.model.failure import place
 from milepost.model.info import VerifyReport
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
 from milepost.store import Latest, Ranges, Signal, Store, check_id, check_run_id
-from milepost.stores.base.forked_run import Prefix, lines_of_fork, unexplained_gaps
+from milepost.stores.base.forked_run import Prefix, lines_of_fork, live_of, unexplained_gaps
 
 __all__ = ["fork"]
 
@@ -44,14 +43,14 @@ def fork(
     into: Store,
     node_id: str | None = None,
     visit: int | None = None,
-    override: Callable[[Any], Any] | None = None,
     run: Run | None = None,
 ) -> Routine[str]:
     """Copy a run up to a visit of `node_id` (None: its newest point to resume from) into a new run; its id.
 
-    `run` is the run as its flow sees it; without one the flow is not checked, and nothing can be overridden.
+    `run` is the run as its flow sees it, whose options amend the state there; without one the flow is not checked, and
+    nothing is amended.
     """
-    _check(store, into, node_id, visit, override, run)
+    _check(store, into, node_id, visit, run)
     check_run_id(run_id)
     check_run_id(new_run_id)
     latest: Latest = yield from ask(store, "latest", run_id)
@@ -62,13 +61,11 @@ def fork(
         raise _cut_short(run_id, latest.expected, f"it ends at record {latest.newest}")
     sequence, point = yield from _end(store, run_id, latest, node_id, visit, run)
     prefix = yield from _prefix(store, run_id, latest, sequence)
-    override_with = None
-    if override is not None:
-        assert run is not None
-        data = yield from _overridden(run, prefix, point, override)
-        override_with = point.sequence, data
+    amendment = None
+    if run is not None and run.flow.front == "graph":
+        amendment = yield from _amendment(run, prefix, point, node_id)
     missed = content_of(point)[0].get("missed") or ()
-    lines = lines_of_fork(prefix, store.seals, into.clock.time(), missed, override_with)
+    lines = lines_of_fork(prefix, store.seals, into.clock.time(), missed, amendment)
     try:
         yield from ask(into, "import_run", lines, run_id=new_run_id)
     except RunExistsError as exc:
@@ -85,7 +82,6 @@ def _check(
     into: Store,
     node_id: str | None,
     visit: int | None,
-    override: Callable[[Any], Any] | None,
     run: Run | None,
 ) -> None:
     """Raise `OptionError` for what cannot be forked so."""
@@ -99,14 +95,9 @@ def _check(
         check_id(node_id)
     if visit is not None and (node_id is None or type(visit) is not int or visit < 1):
         raise OptionError(f"visit is the number of a visit of node_id, from 1, not {visit!r}", option="visit")
-    if override is None:
-        return
-    if not callable(override):
-        raise OptionError("state_override must be a function of the state", option="state_override")
-    if run is None or run.flow.front != "graph":
-        raise OptionError(
-            "state_override is for graphs: a workflow has no state but its steps' results", option="state_override"
-        )
+    if run is not None and run.options.amends and run.flow.front != "graph":
+        option = "update" if run.options.state_override is None else "state_override"
+        raise OptionError(f"{option} is for graphs: a workflow has no state but its steps' results", option=option)
 
 
 # -- where the copy ends ---------------------------------------------------------------------------------
@@ -124,8 +115,9 @@ def _end(
     point = latest.point
     if point is None:
         raise NoCheckpointFoundError(run_id, None, "the run has neither a start record nor a checkpoint")
-    # What was decided since is kept, as a resume would keep it; what failed or was begun since is the fork's to do.
-    decided = {ROUTE, ITEMS, REPLY}
+    # What was decided since is kept, as a resume would keep it; what failed or was begun since is the fork's to do, and
+    # what was decided about a state that is amended now.
+    decided = {ROUTE} if run is not None and run.options.amends else {ROUTE, ITEMS, REPLY}
     amended = [r.sequence for r in latest.tail if r.kind in decided or (r.kind == OWNER and r.payload is not None)]
     return max((point.sequence, *amended)), point
 
@@ -212,35 +204,53 @@ def _cut_short(run_id: str, sequence: int, what: str) -> CheckpointCorruptError:
     )
 
 
-def _overridden(run: Run, prefix: Prefix, point: Record, override: Callable[[Any], Any]) -> Routine[bytes]:
-    """The state at the point as `override` corrects it, encoded; what it raises is raised as it is."""
+def _amendment(
+    run: Run, prefix: Prefix, point: Record, node_id: str | None
+) -> Routine[tuple[dict[str, Any], bytes | None] | None]:
+    """What an owner record says of how the point is amended, and the state that it is amended with; None for nothing."""
+    flow, where = cast("GraphFlow", run.flow), f"a fork of run {run.run_id!r}"
     fields, data = content_of(point)
-    if "trunk" in fields or fields.get("branch"):
-        raise OptionError(
-            f"record {point.sequence} of run {run.run_id!r} is inside a fork, a map or a graph, which has states of its own: "
-            f"fork the run without state_override, and give it to resume_from",
-            option="state_override",
-        )
-    for record in prefix.records:
-        if record.sequence > point.sequence and record.kind == OWNER and record.payload is not None:
-            data = record.state() or b""
-    try:
-        before = run.flow.codec.decode(data)
-    except DeserializeStateError as exc:
-        exc.run_id, exc.node_id = run.run_id, point.node_id or None
-        where = f"what record {point.sequence} of run {run.run_id!r} holds is no state of flow {run.flow.name!r}"
-        place(exc, where, "lift old states with Graph(..., upgrade=)")
-        raise
-    state = yield Call(override, (before,), None, iscoroutinefunction(override))
-    try:
-        made = run.journal.encode(state, run.flow.codec)
-        if isinstance(made, SerializeStateError):
-            raise made
-    except (StateTypeError, SerializeStateError) as exc:
-        exc.run_id, exc.node_id, exc.state = run.run_id, point.node_id or None, run.flow.codec.decode(data)
-        if isinstance(exc, StateTypeError):
-            exc.op = "override"
-        where = f"what state_override gave for a fork of run {run.run_id!r} is refused"
-        place(exc, where, "return a state of the declared type")
-        raise
-    return made
+    trunk = fields.get("trunk") if not point.is_foreign else None
+    since = entry = None
+    graph: GraphFlow | None = flow
+    codec, unit, begun = flow.codec, flow.units.get(point.node_id), point
+    if trunk is not None:
+        if node_id is None:
+            raise OptionError(
+                f"run {run.run_id!r} is inside a fork, a map or a graph, where it stands at more than one node: name the one "
+                f"whose state is meant, such as {point.node_id!r}",
+                option="state_override",
+            )
+        begun = next(record for record in prefix.records if record.sequence == trunk)
+        since = Recorded((r for r in prefix.records if r.sequence > trunk), live_of(prefix.records))
+        entry = since.entry_at(point.sequence)
+        data, codec, known = since.state_of(entry), codec_at(flow, point.node_id), unit_of(flow, point.node_id)
+        graph, unit = (None, None) if known is None or known[2] else known[:2]
+    else:
+        data = _newest_override(prefix, point) or data
+    amendment = yield from amended(run, graph, codec, data, point.node_id or None, where)
+    if amendment is not None and graph is not None and since is not None and entry is not None:
+        base = _newest_override(prefix, begun) or content_of(begun)[1]
+        check_branch(run, graph, since, entry, begun, base, amendment)
+    wanted = run.options.reroute
+    wanted = amendment is not None if wanted is None else wanted
+    reroute = (wanted and unit is not None and unit.router is not None) or None
+    if amendment is None and reroute is None:
+        return None
+    updates = (
+        None if since is None or amendment is None or amendment.updates is None else msgspec.Raw(amendment.updates)
+    )
+    told = {
+        "from": point.sequence if trunk is None else trunk,
+        "overrides": None if trunk is None else point.sequence,
+        "updates": updates,
+        "reroute": reroute,
+    }
+    return told, None if amendment is None else amendment.data
+
+
+def _newest_override(prefix: Prefix, point: Record) -> bytes | None:
+    """The state with which a point of the run's own graph was amended last; None where it was not."""
+    owners = (record for record in prefix.records if record.sequence > point.sequence and record.kind == OWNER)
+    found = [record for record in owners if record.payload is not None and record.fields().get("overrides") is None]
+    return found[-1].state() if found else None

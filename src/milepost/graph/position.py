@@ -133,6 +133,9 @@ class Reader:
         if kind == START:
             self._begin(fields)
         elif kind == OWNER:
+            if fields.get("reroute"):
+                amended: Any = fields.get("overrides", fields.get("from", -1))
+                self._reroute(int(amended))
             if self.finish is not None or fields.get("verb") == "retry":
                 self.renewed, self.finish = record.sequence, None
         elif kind == FINISH:
@@ -144,6 +147,12 @@ class Reader:
         shape = fields.get("shape")
         self.root.shape = shape if isinstance(shape, dict) else {}
         self.root.entry = str(fields.get("entry") or self.root.shape.get("entry") or "")
+
+    def _reroute(self, sequence: int) -> None:
+        """Have the visit that was recorded under a number wait for its router's answer."""
+        for visit in self.visits.values():
+            if visit.is_done and visit.sequence == sequence:
+                visit.next_node = None
 
     # -- where a record belongs ----------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from milepost.decoding import decode_inside
 from milepost.errors import (
     CheckpointCorruptError,
@@ -12,6 +14,7 @@ from milepost.errors import (
     NoCheckpointFoundError,
     OptionError,
 )
+from milepost.executor.attempt import Spent
 from milepost.executor.checks import (
     Amendment,
     Found,
@@ -258,7 +261,8 @@ def _inside(run: NodeRun, wish: Wish, record: Record, trunk: int, latest: Latest
         if other.sequence <= last:
             return not is_redone(other)
         if other.kind == OWNER:
-            return other.payload is None or _overridden(other) in beside
+            amends = _overridden(other)
+            return amends in beside or (amends is None and other.payload is None)
         # What its router answered later, about the same state.
         is_late = other.kind == ROUTE and (other.node_id, other.visit) == (record.node_id, record.visit)
         return is_late and not wish.rerun and not any(number < other.sequence for number in changed)
@@ -318,8 +322,8 @@ def _redone(record: Record, spot: Spot) -> Callable[[Record], bool]:
 
 
 def _overridden(record: Record) -> int | None:
-    """The number of the checkpoint inside a branch whose state an owner record overrides; None for none."""
-    number = record.fields().get("overrides") if record.kind == OWNER and record.payload is not None else None
+    """The number of the checkpoint inside a branch that an owner record amends; None for none."""
+    number = record.fields().get("overrides") if record.kind == OWNER else None
     return number if isinstance(number, int) else None
 
 
@@ -437,7 +441,8 @@ def go_on(run: NodeRun, wish: Wish, found: Found, amendment: Amendment | None) -
     if wish.verb == "retry":
         recorded.retry(run.journal.sequence)
     if amendment is not None and found.at is not None:
-        recorded.override(found.at.sequence, amendment.data)
+        updates = None if amendment.updates is None else msgspec.json.decode(amendment.updates)
+        recorded.override(found.at.sequence, amendment.data, updates)
     elif amendment is not None:
         # What was given stays the caller's own.
         data = amendment.data
@@ -465,6 +470,8 @@ def go_on(run: NodeRun, wish: Wish, found: Found, amendment: Amendment | None) -
         return (yield from walker.walk(state, walker.at[0], is_split=True))
     if next_node is None:
         next_node = yield from walker.ask_again(state)
+        if next_node != found.way:
+            found.spent = Spent(visit=0)
     if next_node == END:
         yield from run.journal.finish(found.point.sequence)
         return state

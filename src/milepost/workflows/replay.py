@@ -288,7 +288,7 @@ def output_of(run: StepRun) -> Any:
 
 
 def _refuse_states(run: StepRun) -> None:
-    for name in ("state_override", "revalidate"):
+    for name in ("state_override", "update", "revalidate"):
         if getattr(run.options, name) is not None:
             raise RunNotResumableError(
                 f"{name} is for graphs: run {run.run_id!r} is one of workflow {run.flow.name!r}, which has no state "

@@ -20,7 +20,7 @@ from milepost.stores.base.fence import Row
 from milepost.stores.base.gaps import Gaps
 from milepost.stores.base.transaction import Note, note_of
 
-__all__ = ["Prefix", "lines_of_fork", "unexplained_gaps"]
+__all__ = ["Prefix", "lines_of_fork", "live_of", "unexplained_gaps"]
 
 NOT_COPIED = "milepost.not-copied"
 """The name of a signal that was not copied, where one with a higher number was: nothing waits for it."""
@@ -58,19 +58,23 @@ def unexplained_gaps(prefix: Prefix) -> int:
 
 
 def lines_of_fork(
-    prefix: Prefix, seals: Seals, now: float, missed: Sequence[str], override: tuple[int, bytes] | None
+    prefix: Prefix,
+    seals: Seals,
+    now: float,
+    missed: Sequence[str],
+    amendment: tuple[Mapping[str, Any], bytes | None] | None,
 ) -> bytes:
     """The lines of the fork, still under the run id of its origin, sealed with that one's `seals`.
 
-    `override` are the number of the point that is overridden and its new state, encoded.
+    `amendment` is what an owner record says of how the point is amended, and its new state, encoded (None: as it was).
     """
     info, records = prefix.row.info, list(prefix.records)
     epoch = prefix.row.epoch
     if records[0].kind == START:
         records[0] = _with_origin(records[0], info.run_id, prefix.sequence, seals)
-    if override is not None:
+    if amendment is not None:
         epoch += 1
-        records.append(_override(prefix, seals, now, epoch, *override))
+        records.append(_amendment(prefix, seals, now, epoch, *amendment))
     signals = _signals(prefix)
     row = Row(
         info.run_id,
@@ -84,7 +88,7 @@ def lines_of_fork(
         degraded=bool(missed),
         missed=tuple(missed),
         tags={**info.tags, FORKED_FROM: f"{info.run_id}#{prefix.sequence}"},
-        live=_live(prefix.records),
+        live=live_of(prefix.records),
         sequence=records[-1].sequence,
         pruned=unexplained_gaps(prefix),
     )
@@ -102,15 +106,18 @@ def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals) -> Rec
     return start._replace(header=seals.seal(_encode({**fields, "origin": origin})[:-1]))
 
 
-def _override(prefix: Prefix, seals: Seals, now: float, epoch: int, point: int, state: bytes) -> Record:
-    fields = {"verb": "fork", "from": point, "epoch": epoch, "reason": "its state was overridden"}
+def _amendment(
+    prefix: Prefix, seals: Seals, now: float, epoch: int, told: Mapping[str, Any], state: bytes | None
+) -> Record:
+    reason = "its router is to be asked again" if state is None else "its state was overridden"
+    fields = {"verb": "fork", **told, "epoch": epoch, "reason": reason}
     info = prefix.row.info
     record = make_record(info.run_id, prefix.sequence + 1, format_time(now), OWNER, state=state, fields=fields)
     assert record.header is not None
     return record._replace(header=seals.seal(record.header))
 
 
-def _live(records: Sequence[Record]) -> Ranges:
+def live_of(records: Sequence[Record]) -> Ranges:
     """The live ranges as they were at the end of these records."""
     for record in reversed(records):
         live = record.fields().get("live") if record.kind == OWNER else None

@@ -46,7 +46,20 @@ READABLE = {
     *("version", "run_id", "node_id", "sequence", "timestamp", "kind", "visit", "next_node", "attempt", "prev_node_id"),
     *("iteration", "duration_ms", "branch", "outcome", "missed", "epoch", "tags", "compressed", "size"),
     *("flow", "flow_version", "fingerprint", "shape", "entry", "verb", "from", "was", "crashed", "live", "removed"),
-    *("op", "error_type", "final", "given_up", "retry_at", "status", "result", "trunk", "fork", "overrides", "count"),
+    *(
+        "op",
+        "error_type",
+        "final",
+        "given_up",
+        "retry_at",
+        "status",
+        "result",
+        "trunk",
+        "fork",
+        "overrides",
+        "reroute",
+        "count",
+    ),
     *("front", "step_type", "signal", "wake_at"),
 }
 """The fields of a header that stay readable. Any other may hold what a user's code said, and is encrypted."""

@@ -64,7 +64,8 @@ def trace_of(record: Record) -> Trace:
             needs = fields.get("result")
         elif record.kind == OWNER:
             is_turn = fields.get("verb") == "continue"
-            needs = fields.get("from") if record.payload is not None and not is_turn else None
+            amends = record.payload is not None or "reroute" in fields
+            needs = fields.get("from") if amends and not is_turn else None
     return Trace(record.sequence, record.kind, record.node_id, record.visit, branch, needs, is_turn)
 
 
