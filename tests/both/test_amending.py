@@ -21,11 +21,14 @@ from milepost import (
     Graph,
     NodeError,
     OptionError,
+    RunNotResumableError,
     RunStopped,
     RunSuspended,
     SerializeStateError,
     StateTypeError,
     StateValidationError,
+    step,
+    workflow,
 )
 from milepost.model.record import CHECKPOINT, FINISH, OWNER, START, WAIT
 from milepost.reducers import append, total
@@ -172,6 +175,37 @@ def test_a_run_that_is_made_ready_with_an_override_goes_on_with_it(verbs, store,
         handle.signal("approval", "ann")
         engine.worker().run(until_idle=True)
         assert Order(7, 7, "ann") == handle.result(timeout=0)
+
+
+@few
+def test_a_worker_asks_whether_the_state_is_still_good_and_gives_the_run_back(verbs, store, orders, log):
+    with pytest.raises(RunStopped):
+        verbs.run(orders, Order(), store=store, run_id="r", stop_after="price")
+    engine = Engine(store, flows=[orders], revalidate=lambda order: "too dear" if order.amount > 9 else None)
+    engine.start(orders, Order(3), run_id="new")
+    verbs.call(Engine(store, flows=[orders]), "start", orders, Order(), run_id="r", if_exists="resume")
+    engine.worker().run(until_idle=True)
+    assert ("ready", True) == (store.get_run("r").info.status, "too dear" in store.get_run("r").info.reason)
+    assert ("waiting", ["price", "price"]) == (store.get_run("new").info.status, log)
+
+
+@few
+@pytest.mark.parametrize("status", ["waiting", "finished"])
+@pytest.mark.parametrize("option", ["state_override", "update", "revalidate"])
+def test_a_workflow_that_waits_or_has_finished_refuses_by_name_what_is_for_graphs(verbs, store, status, option):
+    @workflow("answers")
+    def code():
+        yield step("ok").wait_for("go")
+
+    with pytest.raises(RunSuspended):
+        verbs.run(code, store=store, run_id="r")
+    if status == "finished":
+        verbs.call(code, "signal", store, "r", "go")
+        verbs.resume(code, store, "r")
+    before = [record.kind for record in store.read("r")]
+    with pytest.raises(RunNotResumableError, match=f"{option} is for graphs"):
+        verbs.resume(code, store, "r", **{option: {"a": 1} if option == "update" else bool})
+    assert (status, before) == (store.get_run("r").info.status, [record.kind for record in store.read("r")])
 
 
 # -- runs that have finished -----------------------------------------------------------------------------------
