@@ -323,3 +323,16 @@ def test_a_partial_state_stands_like_any_other() -> None:
     graph.add_node("d", lambda state: {}).add_edge("a", "b").add_edge("a", "c").add_edge("b", "d").add_edge("c", "d")
     store = ended(graph.add_edge("d", END).set_entry("a").compile("partial"), {"n": 0})
     assert ["fork", "node"] == [visit.kind for visit in stands(store).visits]
+
+
+def test_a_visit_whose_router_is_to_be_asked_again_leads_nowhere_yet() -> None:
+    graph = Graph(dict).add_node("a", keep).add_node("b", keep).add_conditional_edge("a", lambda state: "b", ["b", END])
+    flow = graph.add_edge("b", END).set_entry("a").compile("again")
+    store = MemoryStore()
+    flow.run({}, store=store, run_id="r")
+    flow.fork_run(store, "r", "a", new_run_id="f", state_override=keep)
+    row = store.get_run("f")
+    found = standing(store.read("f"), row.live, row.info.status)
+    assert [("a", None, "next")] == [(visit.node_id, visit.next_node, visit.status) for visit in found.visits]
+    flow.resume(store, "f")
+    assert [("a", "b"), ("b", END)] == [(v.node_id, v.next_node) for v in standing(store.read("f"), row.live).visits]

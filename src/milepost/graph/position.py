@@ -134,8 +134,7 @@ class Reader:
             self._begin(fields)
         elif kind == OWNER:
             if fields.get("reroute"):
-                amended: Any = fields.get("overrides", fields.get("from", -1))
-                self._reroute(int(amended))
+                self._reroute(fields.get("overrides", fields.get("from")))
             if self.finish is not None or fields.get("verb") == "retry":
                 self.renewed, self.finish = record.sequence, None
         elif kind == FINISH:
@@ -148,7 +147,7 @@ class Reader:
         self.root.shape = shape if isinstance(shape, dict) else {}
         self.root.entry = str(fields.get("entry") or self.root.shape.get("entry") or "")
 
-    def _reroute(self, sequence: int) -> None:
+    def _reroute(self, sequence: Any) -> None:
         """Have the visit that was recorded under a number wait for its router's answer."""
         for visit in self.visits.values():
             if visit.is_done and visit.sequence == sequence:
