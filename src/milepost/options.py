@@ -147,7 +147,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def amends(self) -> bool:
-        """Whether the recorded state is to be amended."""
+        """Tell whether the recorded state is to be amended."""
         return self.state_override is not None or self.update is not None
 
     def __post_init__(self) -> None:

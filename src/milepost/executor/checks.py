@@ -529,7 +529,7 @@ def examine(
 
 
 def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | None:
-    """Whether the router of a checkpoint is to be asked again from now on; None: as it was.
+    """Tell whether the router of a checkpoint is to be asked again from now on; None: as it was.
 
     `is_rerouted`: it was to be asked, and has not answered since.
     """

@@ -286,7 +286,7 @@ class GraphFlow(Flow, Protocol):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a node may return a part of the state."""
+        """Tell whether a node may return a part of the state."""
         ...
 
     def taken_up(self, before: Any, given: Any) -> Any:

@@ -468,7 +468,7 @@ class Recorded:
         self._decoded.pop(sequence, None)
 
     def is_rerouted(self, sequence: int) -> bool:
-        """Whether the router of a checkpoint was to be asked again."""
+        """Tell whether the router of a checkpoint was to be asked again."""
         return sequence in self._reroutes
 
     def reroute(self, sequence: int, after: int | None) -> None:

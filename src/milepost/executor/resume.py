@@ -334,7 +334,7 @@ def _amended(run: Run, wish: Wish, found: Any) -> Routine[Amendment | None]:
 
 
 def _asks_of_state(run: Run) -> bool:
-    """Whether the call has something to do with the state of a run that waits, which stays where it is."""
+    """Tell whether the call has something to do with the state of a run that waits, which stays where it is."""
     return run.options.amends or run.options.revalidate is not None
 
 

@@ -68,7 +68,7 @@ class Acceptance:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a node may return a part of the state."""
+        """Tell whether a node may return a part of the state."""
         return self._reducers is not None
 
     def taken_up(self, before: Any, given: Any) -> Any:

@@ -170,7 +170,7 @@ class CompiledGraph(StateVerbs[StateT]):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a node may return a part of the state."""
+        """Tell whether a node may return a part of the state."""
         return self._acceptance.takes_parts
 
     def taken_up(self, before: Any, given: Any) -> Any:
