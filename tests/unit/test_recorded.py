@@ -8,6 +8,7 @@ import pytest
 
 from milepost import CheckpointCorruptError, NoBranchMatchedError, StepError, WorkflowError
 from milepost.executor.recorded import Entry, Recorded, parent_of
+from milepost.executor.renames import Renames
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
     CHECKPOINT,
@@ -24,7 +25,6 @@ from milepost.model.record import (
     make_record,
     step_head,
 )
-from milepost.renames import Renames
 
 
 class Journal:

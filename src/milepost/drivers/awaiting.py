@@ -13,7 +13,6 @@ from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, hel
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.store_queue import lane_of
 from milepost.drivers.threads import Promise
-from milepost.ends import error_of
 from milepost.errors import AttemptTimedOut
 from milepost.executor.context import current_context
 from milepost.executor.effects import (
@@ -32,6 +31,7 @@ from milepost.executor.effects import (
     Write,
 )
 from milepost.model.clock import Clock
+from milepost.model.ends import error_of
 from milepost.model.hooks import Hook, surround
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from typing import Any, Literal, Protocol, Self, cast
 from milepost.drivers import AsyncDriver
 from milepost.drivers.store_queue import lane_of
 from milepost.drivers.wakeups import listen, unlisten
-from milepost.ends import is_cancellation
 from milepost.engine.schedule import Schedule
 from milepost.errors import (
     LeaseLost,
@@ -40,6 +39,7 @@ from milepost.executor.journal import Drained, ask
 from milepost.executor.resume import REFUSED
 from milepost.job import Job
 from milepost.model.clock import Clock
+from milepost.model.ends import is_cancellation
 from milepost.model.failure import describe, failure_fields
 from milepost.model.info import RunInfo
 from milepost.model.retry import as_seconds

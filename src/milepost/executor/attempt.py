@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from milepost.ends import contained
 from milepost.errors import AttemptTimedOut, StatementError
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Routine, Sleep
 from milepost.executor.run import Run
+from milepost.model.ends import contained
 from milepost.model.retry import Retry
 from milepost.store import Statement
 

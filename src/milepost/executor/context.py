@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
-from milepost.ends import contained
 from milepost.errors import OptionError, RunCancelled, interruption
+from milepost.model.ends import contained
 from milepost.model.events import Emitted, Event, Progress
 from milepost.model.hooks import surround
 from milepost.model.record import parse_time

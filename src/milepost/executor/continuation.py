@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from milepost.ends import contained
 from milepost.errors import (
     OptionError,
     RunNotFoundError,
@@ -23,6 +22,7 @@ from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
+from milepost.model.ends import contained
 from milepost.model.failure import place
 from milepost.model.record import OWNER, Record
 from milepost.options import Options

@@ -17,6 +17,7 @@ from milepost.errors import CheckpointCorruptError
 from milepost.executor.attempt import Spent
 from milepost.executor.checks import COUNTED_FAILURES, is_live, left_of_pause
 from milepost.executor.flow import END, REPLACED
+from milepost.executor.renames import Renames
 from milepost.model.branch_path import Turning, turnings, way_to
 from milepost.model.record import (
     CHECKPOINT,
@@ -32,7 +33,6 @@ from milepost.model.record import (
     Record,
     StepHead,
 )
-from milepost.renames import Renames
 from milepost.store import Ranges
 
 if TYPE_CHECKING:

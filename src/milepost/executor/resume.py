@@ -13,7 +13,6 @@ from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, cast
 
-from milepost.amending import amended, check_branch
 from milepost.errors import (
     MilepostError,
     NoCheckpointFoundError,
@@ -23,6 +22,7 @@ from milepost.errors import (
     StoreClosedError,
     StoreError,
 )
+from milepost.executor.amendment import amended, check_branch
 from milepost.executor.checks import (
     Amendment,
     Wish,

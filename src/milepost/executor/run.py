@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.ends import is_cancellation
 from milepost.errors import (
     AsyncNodeError,
     LeaseLost,
@@ -28,12 +27,13 @@ from milepost.executor.context import RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
 from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, Journal
+from milepost.executor.renames import Renames
+from milepost.model.ends import is_cancellation
 from milepost.model.failure import describe, failure_fields, first_line
 from milepost.model.origin import Origin
 from milepost.model.record import FINISH, Record, format_time
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
-from milepost.renames import Renames
 from milepost.store import ENDED, Latest, Release, RunRow, Store
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import msgspec
 
 from milepost.codec import Codec
 from milepost.codec.families import family_of
-from milepost.ends import contained
 from milepost.errors import (
     CheckpointWriteError,
     DeserializeStateError,
@@ -31,6 +30,7 @@ from milepost.executor.effects import Emit, Routine, Sleep, Write
 from milepost.executor.flow import Flow, WaitWork
 from milepost.executor.journal import Journal, ask
 from milepost.executor.recorded import Draft, Recorded, parent_of
+from milepost.model.ends import contained
 from milepost.model.events import RunWaiting
 from milepost.model.failure import describe
 from milepost.model.failure import place as say_where

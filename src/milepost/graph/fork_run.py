@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import msgspec
 
-from milepost.amending import amended, check_branch
 from milepost.errors import (
     CheckpointCorruptError,
     InvalidResumeNodeError,
@@ -19,6 +18,7 @@ from milepost.errors import (
     OptionError,
     RunExistsError,
 )
+from milepost.executor.amendment import amended, check_branch
 from milepost.executor.checks import check_flow, content_of, is_live
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow

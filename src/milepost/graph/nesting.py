@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from milepost.decoding import recorded_items
 from milepost.errors import SerializeStateError, StateTypeError
 from milepost.executor import waits as parking
 from milepost.executor.attempt import Spent
 from milepost.executor.bounded_gather import in_lanes
 from milepost.executor.context import Context
+from milepost.executor.decoding import recorded_items
 from milepost.executor.effects import Emit, Routine
 from milepost.executor.flow import END, Codec, Fork, Function, GraphFlow, GraphWork, MapWork, Unit, WaitWork, Whole
 from milepost.graph.parallel import Stop, label_of, raise_of

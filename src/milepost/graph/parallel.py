@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.ends import contained
 from milepost.errors import (
     BranchError,
     LeaseLost,
@@ -32,6 +31,7 @@ from milepost.executor.flow import BranchEnd, Fork, Function
 from milepost.executor.run import complete
 from milepost.executor.waits import Parked
 from milepost.model.branch_path import way_to
+from milepost.model.ends import contained
 from milepost.model.events import AttemptFailed
 from milepost.model.failure import describe
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from milepost.decoding import decode_inside
 from milepost.errors import (
     CheckpointCorruptError,
     InvalidResumeNodeError,
@@ -29,15 +28,16 @@ from milepost.executor.checks import (
     recorded_ids,
 )
 from milepost.executor.continuation import CONTINUE, newest_turn
+from milepost.executor.decoding import decode_inside
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Recorded, parent_of
+from milepost.executor.renames import Renames
 from milepost.executor.run import Run
 from milepost.model.branch_path import turnings
 from milepost.model.origin import origins_of
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record
-from milepost.renames import Renames
 from milepost.store import Latest, Ranges
 
 if TYPE_CHECKING:

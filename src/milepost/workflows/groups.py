@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from milepost.decoding import decode_inside
-from milepost.ends import contained
 from milepost.errors import (
     AsyncNodeError,
     AttemptTimedOut,
@@ -30,10 +28,12 @@ from milepost.executor import waits as parking
 from milepost.executor.attempt import OutOfTime, Spent
 from milepost.executor.bounded_gather import in_lanes
 from milepost.executor.context import Context
+from milepost.executor.decoding import decode_inside
 from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.recorded import Draft
 from milepost.executor.waits import Waits
 from milepost.graph.walker import Walker
+from milepost.model.ends import contained
 from milepost.model.failure import describe, place, shown
 from milepost.model.record import ITEMS, ROUTE
 from milepost.model.reports import RunResult

@@ -31,11 +31,11 @@ from milepost.executor.checks import (
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Entry, Recorded
+from milepost.executor.renames import Renames
 from milepost.graph.resume import check_live, cut_short
 from milepost.model.failure import place
 from milepost.model.record import OWNER, ROLLBACK, START, Record, StepHead
 from milepost.model.reports import ResumeInfo
-from milepost.renames import Renames
 from milepost.store import Latest, Ranges, RunRow
 from milepost.workflows.imported import as_recorded
 

@@ -19,7 +19,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from milepost.ends import contained, error_of
 from milepost.errors import (
     AsyncNodeError,
     DeserializeStateError,
@@ -40,6 +39,7 @@ from milepost.executor.flow import StepFlow
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Draft, Recorded
 from milepost.executor.run import Run, complete
+from milepost.model.ends import contained, error_of
 from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import describe, recorded_step_error, shown
 from milepost.model.origin import origins_of, source_of

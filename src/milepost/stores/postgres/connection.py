@@ -23,7 +23,7 @@ from typing import Any
 
 from milepost.store import Token
 from milepost.stores.postgres.driver import pq, psycopg
-from milepost.stores.postgres_timing import CallTimer
+from milepost.stores.postgres.timing import CallTimer
 
 __all__ = ["Frequent", "Link", "Preparing", "Session", "is_lost_statement", "pack_int"]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from milepost.errors import OptionError, StoreError, StoreVersionError
 from milepost.stores.postgres.driver import psycopg, sql
 from milepost.stores.postgres.pool import open_connection
-from milepost.stores.postgres_timing import CallTimer
+from milepost.stores.postgres.timing import CallTimer
 
 __all__ = ["SCHEMA", "VERSION", "Status", "check_schema", "migrate", "prepare", "statements", "status"]
 
