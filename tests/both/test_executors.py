@@ -434,7 +434,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("verbs", ["sync"], indirect=True)
+@pytest.mark.ways("sync")
 def test_what_cannot_be_made_again_fails_its_own_call_and_no_other_one(verbs, far):
     @workflow("pair")
     def pair(fn: str, items: list[Any]) -> Steps[list[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -304,7 +303,7 @@ def test_a_live_owner_is_not_disturbed_unless_it_is_fenced_off(verbs, store, row
     assert ([True, "interrupted"], ["a", "b"], "finished") == (fenced, log, store.get_run("r1").info.status)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_step_is_not_done_and_is_done_again_on_resume(verbs, store, row, log, error):
     b = Failing(error())
     flow = row("abc", {"b": b}, {"b": lambda asked: asked.retry(Retry(3, backoff=0)).skip_on_error()})

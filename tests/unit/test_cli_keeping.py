@@ -244,7 +244,7 @@ def test_doctor_notes_a_store_that_others_may_read(done: Shop) -> None:
     assert "chmod 600" in done.call("doctor").out
 
 
-@pytest.mark.parametrize("url", ["sqlite:///no/folder/runs.db", "nonsense", "postgresql://me:secret@host/db"])
+@pytest.mark.parametrize("url", ["sqlite:////dev/null/runs.db", "nonsense", "postgresql://me:secret@host/db"])
 def test_doctor_finds_a_store_that_cannot_work_and_shows_no_secret(shop: Shop, url: str) -> None:
     answer = shop.call("doctor", "--store", url)
     assert 1 == answer.code

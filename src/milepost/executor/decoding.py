@@ -36,7 +36,7 @@ def decode_inside(run: Run, flow: GraphFlow, since: Recorded, prefix: str = "") 
         graph, unit, is_item = known
         with _named(run, node_id, "result" if is_item else "state"):
             if is_item and isinstance(unit.work, MapWork):
-                since.keep(entry.sequence, unit.work.results.decode(entry.record.state() or b"", root="output"))
+                since.keep(entry.sequence, unit.work.results.decode(since.state_of(entry), root="output"))
             elif prefix:
                 graph.codec.decode(since.content(entry)[0])
             if graph.update_codec is not None:

@@ -6,6 +6,7 @@ reader can show: the type's name, the message, the traceback.
 
 from __future__ import annotations
 
+import os.path
 import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -47,7 +48,7 @@ MAX_TEXT = 20_000
 MAX_LINE = 500
 _MAX_PART = 2_000
 """Characters of a frame or a message in a traceback."""
-_PACKAGE = __file__.removesuffix("failures.py")
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 def type_name(error: BaseException) -> str:
