@@ -16,13 +16,10 @@ from milepost.errors import (
 from milepost.executor.attempt import Spent
 from milepost.executor.checks import (
     Amendment,
-    Found,
-    Spot,
     Wish,
     check_flow,
     check_renames,
     check_seal,
-    examine,
     is_live,
     ranges_upto,
     recorded_ids,
@@ -35,6 +32,7 @@ from milepost.executor.journal import ask
 from milepost.executor.recorded import Recorded, parent_of
 from milepost.executor.renames import Renames
 from milepost.executor.run import Run
+from milepost.graph.checks import Found, Spot, examine
 from milepost.model.branch_path import turnings
 from milepost.model.origin import origins_of
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from milepost.errors import MilepostError, SerializeStateError
 from milepost.executor import waits as parking
-from milepost.executor.checks import Amendment, Found, Wish, refusal_of
+from milepost.executor.checks import Amendment, Wish
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
 from milepost.executor.recorded import Draft, Recorded
 from milepost.executor.run import Run
 from milepost.graph import resume as finding
+from milepost.graph.checks import Found, refusal_of
 from milepost.graph.walker import Walker
 from milepost.model.events import RunCompleted, RunStarted
 from milepost.model.record import OWNER, REPLY, WAIT, Record, format_time

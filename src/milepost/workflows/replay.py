@@ -46,7 +46,7 @@ __all__ = ["Found", "find", "inputs_of", "know_renames", "primed", "primed_or_ov
 
 
 class Found:
-    """Where a run of a workflow goes on; see `milepost.executor.checks.Found`."""
+    """Where a run of a workflow goes on; see `milepost.graph.checks.Found`."""
 
     def __init__(
         self, row: RunRow, newest: int, point: Record, state: Any, info: ResumeInfo, live: Ranges | None

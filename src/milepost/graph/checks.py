@@ -1,0 +1,639 @@
+"""Where a run of a graph goes on: the point, examined together with what was recorded after it, forks and maps included.
+
+Pure functions of what was read: nothing here is written, and no user code runs but what decodes a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointMigrationError,
+    DeserializeStateError,
+    FlowChangedError,
+    MaxIterationsError,
+    MilepostError,
+    NoCheckpointFoundError,
+    OptionError,
+    ResumeNodeCompletedError,
+)
+from milepost.executor.attempt import Spent
+from milepost.executor.checks import (
+    COUNTED_FAILURES,
+    Wish,
+    check_seal,
+    content_of,
+    left_of_pause,
+    not_resumable,
+    ranges_upto,
+    recorded_ids,
+)
+from milepost.executor.continuation import CONTINUE, newest_turn
+from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit
+from milepost.executor.run import Run
+from milepost.executor.units import is_of_item, unit_of
+from milepost.model.failure import place
+from milepost.model.record import (
+    CHECKPOINT,
+    FAILURE,
+    FINISH,
+    ITEMS,
+    OWNER,
+    ROUTE,
+    START,
+    WAIT,
+    Record,
+)
+from milepost.model.reports import ResumeInfo
+from milepost.store import Latest, Ranges, RunRow
+
+if TYPE_CHECKING:
+    from milepost.executor.recorded import Entry, Recorded
+    from milepost.graph.run import NodeRun
+
+__all__ = ["Found", "Spot", "examine", "refusal_of"]
+
+
+class Spot(NamedTuple):
+    """The point of a run's own graph that a verb goes on from, and what counts of that which was recorded after it."""
+
+    point: Record | None
+    tail: tuple[Record, ...]
+    since: Recorded | None = None
+    """All of that by node, where the run stood inside something; None: not looked at yet."""
+    live: Ranges | None = None
+    """The live ranges up to the claim, where they are not just those up to the point."""
+    at: Record | None = None
+    """The checkpoint inside a branch that the verb goes on after."""
+
+
+class Found(msgspec.Struct):
+    """Where a run goes on, as examined: everything before user code, and nothing that needs the store."""
+
+    row: RunRow
+    newest: int
+    point: Record
+    fields: dict[str, Any]
+    state: Any
+    data: bytes
+    next_node: str | None
+    """None: the router of the point's node is asked first."""
+    spent: Spent
+    live: Ranges | None
+    """New live ranges, up to the claim; None: as they were."""
+    info: ResumeInfo
+    iteration: int
+    since: Recorded
+    """What is recorded since the point."""
+    is_split: bool = False
+    """Whether the point is a fork whose branches are open."""
+    at: Record | None = None
+    """The checkpoint inside a branch that the verb goes on after, to which an override applies."""
+    seen: Any = None
+    """The state there, which is asked about; without one, the state of the point."""
+    way: str | None = None
+    """Where the records say to go on, whatever the router is to answer now."""
+    reroute: bool | None = None
+    """Whether the router is to be asked again from now on; None: as it was."""
+    is_turn: bool = False
+    """Whether a turn begins here, or has begun and has no checkpoint yet."""
+
+    @property
+    def data_seen(self) -> bytes:
+        """The state that an override is of, encoded."""
+        return self.data if self.at is None else self.since.state_of(self.since.entry_at(self.at.sequence))
+
+    @property
+    def plan(self) -> str:
+        """In one sentence, what going on from here means."""
+        if self.is_split:
+            return f"goes on in the branches after node {self.point.node_id!r} that have not ended, then at {self.next_node!r}"
+        if self.next_node is None:
+            return f"the router after node {self.point.node_id!r} is asked, then the run goes on where it says"
+        if self.next_node == END:
+            return "nothing is left to run; the end is recorded"
+        attempt = self.spent.attempts + 1 + (self.row.lease == "ended")
+        return f"goes on at node {self.next_node!r}, attempt {attempt}"
+
+
+def refusal_of(run: NodeRun, wish: Wish, found: Found) -> MilepostError | None:
+    """Why the verb does not go on at the point that was found, or None."""
+    info, options = found.row.info, run.options
+    status = info.status
+    target = found.way if options.reroute is None else found.next_node
+    if wish.verb == "resume" and status == "failed" and target is not None and target in run.flow.units:
+        policy = run.flow.units[target].retry or options.retry
+        if policy is not None and found.spent.failures >= policy.max_attempts:
+            return not_resumable(
+                run,
+                status,
+                info.reason,
+                f"node {target!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
+                node_id=target,
+                state=found.state,
+            )
+        for node_id, most in _used_up(run, found.since):
+            hint = f"node {node_id!r} has used up its {most} attempts; mend the cause and use retry"
+            return not_resumable(run, status, info.reason, hint, node_id=node_id, state=found.state)
+    if options.strict and found.info.differences:
+        return FlowChangedError(
+            f"the flow of run {run.run_id!r} has changed ({'; '.join(found.info.differences)}): resume without strict "
+            f"to go on",
+            run_id=run.run_id,
+            state=found.state,
+            differences=found.info.differences,
+        )
+    if found.next_node not in {None, END}:
+        try:
+            run.walker.check_limit(str(found.next_node), found.iteration, found.point.node_id)
+        except MaxIterationsError as exc:
+            exc.state = found.state
+            return exc
+    return None
+
+
+def _used_up(run: NodeRun, since: Recorded) -> Iterator[tuple[str, int]]:
+    """The nodes inside something that failed and have no attempts left, with how many they had."""
+    for node_id, failures in since.failures.items():
+        known = unit_of(run.flow, node_id)
+        done = since.done.get(node_id)
+        if known is None or not failures[-1].fields.get("given_up"):
+            continue
+        if done is not None and done.sequence > failures[-1].sequence:
+            continue
+        _, unit, is_item = known
+        each = unit.work.each if is_item and isinstance(unit.work, MapWork) else unit
+        policy = (each.retry if isinstance(each, Unit) else None) or run.options.retry
+        if policy is not None and since.spent(node_id, 0, run.options.clock.time()).failures >= policy.max_attempts:
+            yield node_id, policy.max_attempts
+
+
+def examine(
+    run: NodeRun,
+    latest: Latest,
+    spot: Spot,
+    wish: Wish,
+    begun: Record | None,
+    remarks: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
+    *,
+    is_cut: bool = False,
+) -> Found:
+    """Verify and decode a point, and find where it leads in the flow as it is now.
+
+    `begun` is the start record, which is whole; `remarks` what was noticed on the way here. `is_cut`: damaged records were
+    passed over, and count no more.
+    """
+    assert run.store is not None
+    point, tail = spot.point, spot.tail
+    if point is None or spot.since is None:
+        raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
+    are_proven = [check_seal(run, record) for record in (point, *tail)]
+    fields, data = content_of(point)
+    next_node, iteration = _recorded_route(run, point, fields)
+    told_at = point.sequence
+    turn, tail = newest_turn(tail)
+    if turn is not None:
+        begun_with = turn.fields()
+        fields = {**fields, "timestamp": begun_with.get("timestamp")}
+        next_node, iteration, told_at = str(begun_with.get("entry") or run.flow.entry), 0, turn.sequence
+    is_rerouted = False
+    for record in tail:
+        if record.kind == ROUTE and record.node_id == point.node_id:
+            next_node, told_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
+        elif record.kind == OWNER and record.fields().get("overrides") is None:
+            data = data if record.payload is None else record.state() or b""
+            is_rerouted = bool(record.fields().get("reroute", is_rerouted))
+        elif record.kind == CHECKPOINT and not is_of_item(
+            run.flow, spot.since.renamed(record.node_id, record.sequence)
+        ):
+            iteration = int(record.fields().get("iteration", iteration))
+    state = decoded(run, point, data)
+    if next_node is not None:
+        before, next_node = run.renames.before(next_node, told_at), run.renames.now(next_node, told_at)
+        spot.since.call(before, next_node)
+    node_id = run.renames.now(point.node_id, point.sequence)
+    differences = (*remarks, *_differences(run, point if point.kind == START else begun))
+    is_alone = wish.rerun and spot.live is None
+    at_next = wish.node_id if is_alone else next_node
+    is_split = turn is None and check_fork(run, point, fields, node_id, at_next, differences)
+    if is_split:
+        next_node = run.flow.splits[node_id].join
+    if is_alone:
+        next_node, is_split = wish.node_id, False
+    way, reroute = next_node, None
+    if spot.at is not None:
+        reroute = _reroute_in_branch(run, wish, spot, latest.newest + 1)
+    elif not is_alone and not is_split and turn is None and point.kind == CHECKPOINT:
+        unit = run.flow.units.get(node_id)
+        is_still = latest.row.info.status == "finished" and wish.verb == "resume"
+        is_still = is_still or any(record.kind == WAIT and record.node_id == way for record in tail)
+        reroute = _reroute(run, is_rerouted, has_router=unit is not None and unit.router is not None)
+        reroute = None if is_still else reroute
+        if reroute or (is_rerouted and reroute is None and not is_still):
+            next_node = None
+    if is_split and run.options.amends and wish.verb != "resume_from":
+        raise OptionError(
+            f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
+            f"is for: use resume_from with a node of that branch, or with node {node_id!r}, which all of them follow",
+            option="state_override",
+            run_id=run.run_id,
+            node_id=node_id,
+        )
+    if (
+        run.options.amends
+        and wish.verb != "resume_from"
+        and _has_begun(run, spot, way if run.options.reroute is None else next_node)
+    ):
+        raise OptionError(
+            f"run {run.run_id!r} is inside node {next_node!r}, and what was done there came of the state as it is recorded: "
+            f"use resume_from with the node before it, or begin another run with the corrected state where there is none",
+            option="state_override",
+            run_id=run.run_id,
+            node_id=next_node,
+        )
+    _check_nodes(run, node_id, next_node, differences, state)
+    seen = check_inside(run, spot, next_node, differences)
+    unit = run.flow.units.get(node_id)
+    leads_to = unit.next_node if next_node is None and unit is not None else next_node
+    if wish.verb == "resume_from" and leads_to == END and not wish.rerun:
+        raise ResumeNodeCompletedError(
+            f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again, or "
+            f"resume the run, which amends its result where a state_override or an update is given",
+            run_id=run.run_id,
+            node_id=wish.node_id,
+            state=state,
+        )
+    is_continued = wish.verb != "resume_from" and not is_cut and _is_newest(latest, point)
+    spent = _spent(run, tail, way, is_continued)
+    missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
+    amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
+    inside = [record.sequence for record in tail if is_cut]
+    cut = max((point.sequence, *amended, *inside))
+    # Where the result itself is damaged there is none that could be given: the run goes on from what is whole.
+    finished = latest.row.info.status == "finished" and wish.verb in {"resume", CONTINUE} and not is_cut
+    if finished:
+        _check_result(run, point, tail)
+    source: Any = "finished" if finished else "start" if point.kind == START else "latest"
+    if wish.verb == "resume_from":
+        source = "node"
+    known = set(nodes)
+    at = spot.at or point
+    info = ResumeInfo(
+        run_id=run.run_id,
+        source=source,
+        from_node=at.node_id or None,
+        sequence=at.sequence,
+        visit=at.visit if at.kind == CHECKPOINT else 0,
+        next_node=next_node,
+        skipped=tuple(
+            unit for unit in run.flow.units if turn is None and not known.isdisjoint(recorded_ids(run, unit))
+        ),
+        repeated=_repeated(run, spot.since, point, node_id, next_node, is_split) if not finished else (),
+        missed=missed,
+        differences=differences,
+        verified=all(are_proven),
+        already_completed=finished,
+    )
+    live = spot.live
+    if live is None and (wish.verb == "resume_from" or is_cut):
+        live = ranges_upto(latest.row.live, cut)
+    return Found(
+        latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, spot.since,
+        is_split, spot.at, seen, way, reroute, turn is not None,
+    )  # fmt: skip
+
+
+def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | None:
+    """Tell whether the router of a checkpoint is to be asked again from now on; None: as it was.
+
+    `is_rerouted`: it was to be asked, and has not answered since.
+    """
+    wanted = run.options.reroute
+    if wanted is None:
+        return True if run.options.amends and has_router else None
+    return True if wanted else False if is_rerouted else None
+
+
+def _reroute_in_branch(run: NodeRun, wish: Wish, spot: Spot, sequence: int) -> bool | None:
+    """`_reroute` for the checkpoint inside a branch that a verb goes on after, which the claim `sequence` tells of."""
+    assert spot.since is not None
+    assert spot.at is not None
+    node_id = spot.since.renamed(spot.at.node_id, spot.at.sequence)
+    unit = run.flow.units.get(node_id)
+    if unit is None or unit.router is None or wish.rerun:
+        return None
+    found = _reroute(run, spot.since.is_rerouted(spot.at.sequence), has_router=True)
+    if found is not None:
+        spot.since.reroute(spot.at.sequence, sequence if found else None)
+    return found
+
+
+def decoded(run: NodeRun, record: Record, data: bytes) -> Any:
+    """The state that a record holds; `DeserializeStateError` that says what to do where it is none of the flow as it is."""
+    try:
+        return run.flow.codec.decode(data)
+    except DeserializeStateError as exc:
+        exc.run_id, exc.node_id = run.run_id, record.node_id or None
+        place(
+            exc,
+            f"what record {record.sequence} of run {run.run_id!r} holds is no state of flow {run.flow.name!r} as it is now",
+            "lift old states with Graph(..., upgrade=) or let fields go with Graph(..., unknown_fields='drop')",
+        )
+        raise
+
+
+def check_fork(
+    run: NodeRun,
+    point: Record,
+    fields: Mapping[str, Any],
+    node_id: str,
+    next_node: str | None,
+    differences: tuple[str, ...],
+) -> bool:
+    """Whether the point is a fork with its branches open; `FlowChangedError` where that fork is another one now."""
+    recorded = fields.get("fork")
+    fork = run.flow.splits.get(node_id) if point.kind == CHECKPOINT else None
+    if recorded is None:
+        if point.is_foreign:
+            _check_saved_outside(run, node_id)
+        around = [other for other in run.flow.splits.values() if next_node in other.nodes]
+        if around and point.kind == CHECKPOINT:
+            told = differences or (f"node {next_node!r} is inside the fork after {around[0].node_id!r} now",)
+            raise _changed(run, f"would go on at node {next_node!r}, which is inside a fork now", next_node, told)
+        # Of one that was saved from outside, no branch is done; nor where a router was to say what a fork says now.
+        return fork is not None and (next_node is None or (point.is_foreign and next_node == fork.join))
+    names = [run.renames.now(name, point.sequence) for name in recorded]
+    _check_same_fork(run, fork, node_id, next_node, names, differences)
+    return True
+
+
+def _check_saved_outside(run: NodeRun, node_id: str) -> None:
+    """Raise `CheckpointMigrationError` for a checkpoint saved from outside that is not on the way of the run's own graph."""
+    around = next((fork for fork in run.flow.splits.values() if node_id in fork.nodes), None)
+    if around is not None:
+        where = (
+            f"in a branch of the fork after node {around.node_id!r}, and does not say what the other branches have done"
+        )
+        hint = f"save one at node {around.node_id!r}, after which all branches run, or at node {around.join!r}, where they meet"
+    elif node_id not in run.flow.units and unit_of(run.flow, node_id) is not None:
+        outer = node_id.partition("/")[0]
+        where, hint = f"inside node {outer!r}, and does not say what that was given", f"save one at node {outer!r}"
+    else:
+        return
+    raise CheckpointMigrationError(
+        f"the checkpoint of run {run.run_id!r} at node {node_id!r} was saved from outside {where}: {hint}",
+        run_id=run.run_id,
+        node_id=node_id,
+        found="no branch",
+    )
+
+
+def _check_same_fork(
+    run: NodeRun,
+    fork: Fork | None,
+    node_id: str,
+    next_node: str | None,
+    names: list[str],
+    differences: tuple[str, ...],
+) -> None:
+    """Raise `FlowChangedError` unless a fork that is open still has the same join, and at least the same branches."""
+    if fork is None or next_node != fork.join:
+        told = differences or (f"the fork after {node_id!r} is gone, or joins elsewhere",)
+        raise _changed(run, f"is inside the fork after node {node_id!r}, which meets at {next_node!r}", node_id, told)
+    gone = [name for name in names if name not in fork.branches]
+    if gone:
+        told = differences or tuple(f"branch {name!r} of the fork after {node_id!r} is gone" for name in gone)
+        raise _changed(run, f"has branch {gone[0]!r} of the fork after node {node_id!r}", gone[0], told)
+
+
+def _check_standing(
+    run: NodeRun,
+    spot: Spot,
+    entry: Entry,
+    node_id: str,
+    flow: GraphFlow,
+    leads_to: str | None,
+    differences: tuple[str, ...],
+) -> None:
+    """Check where a branch, or a graph inside, stood: its forks are as they were, and it goes on inside of itself."""
+    assert spot.since is not None
+    assert spot.point is not None
+    since, after = spot.since, spot.point.sequence
+    prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
+    label = since.label_of(entry)
+    if since.newest_in(prefix, label, after) is not entry:
+        return
+    local = node_id[len(prefix) :]
+    if "fork" in entry.fields:
+        recorded = entry.record.node_id
+        above = recorded[: len(recorded) - len(recorded.rpartition("/")[2])]
+        names = [since.renamed(above + name, entry.sequence).rpartition("/")[2] for name in entry.fields["fork"]]
+        _check_same_fork(run, flow.splits.get(local), node_id, leads_to, names, differences)
+    around = since.open_fork(label, prefix, spot.point)
+    if around is None or leads_to is None:
+        return
+    fork_id, branch = around
+    fork = flow.splits.get(fork_id[len(prefix) :])
+    if fork is not None and leads_to != fork.join and leads_to not in fork.inside.get(branch, ()):
+        told = differences or (f"node {leads_to!r} is not in branch {branch!r} any more",)
+        what = f"would go on at node {leads_to!r} after {node_id!r}, outside its branch of the fork after {fork_id!r}"
+        raise _changed(run, what, leads_to, told)
+
+
+def _changed(run: NodeRun, what: str, node_id: str | None, told: tuple[str, ...]) -> FlowChangedError:
+    return FlowChangedError(
+        f"run {run.run_id!r} {what}, and flow {run.flow.name!r} has changed there ({'; '.join(told)}): if a node was renamed, "
+        f"pass rename={{old: new}}; else resume_from a node before it",
+        run_id=run.run_id,
+        node_id=node_id,
+        differences=told,
+    )
+
+
+def check_inside(run: NodeRun, spot: Spot, next_node: str | None, differences: tuple[str, ...]) -> Any:
+    """Check what is recorded since the point against the flow; the state at the checkpoint that was wished for."""
+    assert spot.since is not None
+    seen: Any = None
+    for node_id, entry in spot.since.done.items():
+        if "trunk" not in entry.fields:
+            continue
+        record = entry.record
+        known = unit_of(run.flow, node_id)
+        if known is None:
+            told = differences or (f"node {node_id!r} is gone",)
+            raise _changed(run, f"has a checkpoint of node {node_id!r} in what it was in", node_id, told)
+        flow, _, is_item = known
+        if is_item:
+            continue
+        data, leads_to = spot.since.content(entry)
+        if leads_to is not None and leads_to != END and leads_to not in flow.units:
+            told = differences or (f"node {leads_to!r} is gone",)
+            raise _changed(run, f"would go on at node {leads_to!r} after {node_id!r}", leads_to, told)
+        _check_standing(run, spot, entry, node_id, flow, leads_to, differences)
+        try:
+            state = flow.codec.decode(data)
+        except DeserializeStateError as exc:
+            exc.run_id, exc.node_id = run.run_id, node_id
+            place(
+                exc,
+                f"what record {record.sequence} of run {run.run_id!r} holds of {node_id!r} is no state of its graph now",
+                "lift old states with Graph(..., upgrade=)",
+            )
+            raise
+        if spot.at is not None and spot.at.sequence == record.sequence:
+            seen = state
+        else:
+            _keep_newest(spot, entry, node_id, state)
+    return seen
+
+
+def _keep_newest(spot: Spot, entry: Entry, node_id: str, state: Any) -> None:
+    """Keep the state with which a branch, or a graph inside, will be gone on with."""
+    assert spot.since is not None
+    assert spot.point is not None
+    prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
+    if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
+        spot.since.keep(entry.sequence, state)
+
+
+def _has_begun(run: NodeRun, spot: Spot, node_id: str | None) -> bool:
+    """Whether something that a node is made of is recorded: the items of a map, or nodes of a graph inside."""
+    assert spot.since is not None
+    unit = run.flow.units.get(str(node_id))
+    if unit is None or not isinstance(unit.work, (MapWork, GraphWork)):
+        return False
+    found = ((record.kind, spot.since.renamed(record.node_id, record.sequence)) for record in spot.tail)
+    return any(
+        (kind == ITEMS and at == node_id) or (kind == CHECKPOINT and at.startswith(f"{node_id}/")) for kind, at in found
+    )
+
+
+def _is_newest(latest: Latest, point: Record) -> bool:
+    """Whether the run's own graph has come no further than to a point, however far it is inside what follows."""
+    newest = latest.point
+    if newest is point or newest is None or newest.is_foreign:
+        return newest is point
+    trunk: int | None = newest.fields().get("trunk")
+    return trunk == point.sequence
+
+
+def _repeated(
+    run: NodeRun, since: Recorded, point: Record, node_id: str, next_node: str | None, is_split: bool
+) -> tuple[str, ...]:
+    """What a resume runs first: the next node or, with a fork open, that of each branch that has not come to its join."""
+    if not is_split:
+        return (next_node,) if next_node is not None and next_node != END else ()
+    fork = run.flow.splits[node_id]
+    return _next_in(run.flow, since, fork, f"{node_id}#{point.visit}", "", point.sequence) or (fork.join,)
+
+
+def _next_in(flow: GraphFlow, since: Recorded, fork: Fork, way: str, label: str, after: int) -> tuple[str, ...]:
+    """The next node of each branch of a fork that is open; () where all have come to its join."""
+    found: list[str] = []
+    for branch in fork.branches:
+        inside = f"{label}/{way}/{branch}".lstrip("/")
+        entry = since.newest_in("", inside, after)
+        if entry is None:
+            found += [branch] if branch != fork.join else []
+            continue
+        leads_to, node_id = since.content(entry)[1], since.renamed(entry.record.node_id, entry.sequence)
+        inner = flow.splits.get(node_id)
+        if inner is not None and leads_to == inner.join:
+            way_on = f"{node_id}#{entry.record.visit}"
+            open_ = _next_in(flow, since, inner, way_on, inside, entry.sequence)
+            found += open_ or ([inner.join] if inner.join != fork.join else [])
+        elif leads_to != fork.join:
+            found.append(leads_to or node_id)
+    return tuple(dict.fromkeys(found))
+
+
+def _check_result(run: Run, point: Record, tail: tuple[Record, ...]) -> None:
+    """Raise `CheckpointCorruptError` unless the newest checkpoint is the one that the run finished with."""
+    ends = [record.fields().get("result") for record in tail if record.kind == FINISH]
+    if ends and ends[-1] == point.sequence:
+        return
+    result = ends[-1] if ends and isinstance(ends[-1], int) else point.sequence + 1
+    raise CheckpointCorruptError(
+        f"run {run.run_id!r} has finished, but record {result}, which has its result, is not there: go on from the record "
+        f"before it with on_corrupt='previous', or restore the store from a copy",
+        run_id=run.run_id,
+        sequence=result,
+    )
+
+
+def _recorded_route(run: NodeRun, point: Record, fields: Mapping[str, Any]) -> tuple[str | None, int]:
+    """Where the record says to go on (None: ask the router), and how many nodes had run then."""
+    if point.kind == START:
+        return str(fields.get("entry") or run.flow.entry), 0
+    next_node = fields.get("next_node")
+    if next_node is None and point.is_foreign and "next_node" not in fields:
+        next_node = _successor(run, point)
+    return (None if next_node is None else str(next_node)), int(fields.get("iteration") or 0)
+
+
+def _successor(run: NodeRun, point: Record) -> str | None:
+    """Where an old record without `next_node` leads: along the only edge, or, if so asked, where the router says."""
+    unit = run.flow.units.get(run.renames.now(point.node_id, point.sequence))
+    if unit is None or unit.next_node is not None:
+        return unit.next_node if unit is not None else point.node_id
+    if run.options.reroute:
+        return None
+    raise CheckpointMigrationError(
+        f"the checkpoint of run {run.run_id!r} at node {point.node_id!r} does not say where to go on, and the node has a "
+        f"router: pass reroute=True to ask it",
+        run_id=run.run_id,
+        node_id=point.node_id,
+        found="no next_node",
+    )
+
+
+def _differences(run: Run, begun: Record | None) -> tuple[str, ...]:
+    fields = begun.fields() if begun is not None else {}
+    if not fields or fields.get("fingerprint") == run.flow.fingerprint:
+        return ()
+    return run.flow.differences(fields.get("shape") or {})
+
+
+def _check_nodes(run: NodeRun, node_id: str, next_node: str | None, differences: tuple[str, ...], state: Any) -> None:
+    """Refuse to go on where the flow has no such node any more."""
+    gone = node_id if next_node is None else next_node
+    if gone == END or gone in run.flow.units:
+        return
+    told = differences or (f"node {gone!r} is gone",)
+    raise FlowChangedError(
+        f"run {run.run_id!r} would go on at node {gone!r}, which flow {run.flow.name!r} does not have "
+        f"({'; '.join(told)}): if it was renamed, pass rename={{{gone!r}: new name}}; else resume_from a node before it",
+        run_id=run.run_id,
+        node_id=gone,
+        state=state,
+        differences=told,
+    )
+
+
+def _spent(run: Run, tail: tuple[Record, ...], next_node: str | None, is_continued: bool) -> Spent:
+    """What the visit that was in flight has used up: failures of the policy's budget, and all attempts."""
+    spent = Spent(visit=0)
+    if not is_continued:
+        return spent
+    for record in tail:
+        fields = record.fields()
+        is_its = run.renames.now(record.node_id, record.sequence) == next_node
+        if record.kind == FAILURE and fields.get("op") != "route" and is_its:
+            spent.failures += fields.get("op") in COUNTED_FAILURES
+            spent.attempts += 1
+            spent.visit = record.visit
+            spent.pause = 0.0
+            if "retry_at" in fields:
+                spent.pause = left_of_pause(fields, run.options.clock.time())
+        elif record.kind == OWNER:
+            if fields.get("crashed"):
+                spent.attempts += 1
+            if fields.get("verb") == "retry":
+                spent.failures = 0
+                spent.pause = 0.0
+    return spent
