@@ -19,7 +19,7 @@ from milepost.errors import (
 from milepost.executor.checks import Wish, check_recordable
 from milepost.executor.continuation import CONTINUE, check_options
 from milepost.executor.effects import Routine
-from milepost.executor.flow import Flow, GraphFlow, StepFlow
+from milepost.executor.flow import Flow, GraphFlow
 from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
 from milepost.executor.run import Run
 from milepost.executor.start import enqueue, start
@@ -33,7 +33,6 @@ from milepost.store import Store, Token, check_number, check_run_id
 if TYPE_CHECKING:
     from milepost.drivers import AsyncDriver
     from milepost.model.events import Event
-    from milepost.workflows.run import StepRun
 
 __all__ = ["Job", "store_of"]
 
@@ -94,23 +93,16 @@ class Job:
                 )
 
     def _run(self, store: Store | None, run_id: str, is_listening: bool) -> Run:
-        if self.flow.front == "graph":
-            from milepost.graph.run import NodeRun
-
-            return NodeRun(cast("GraphFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
-        from milepost.workflows.run import StepRun  # each front end without what only the other needs
-
-        return StepRun(cast("StepFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
+        return self.flow.new_run(store, run_id, self.options, is_listening=is_listening)
 
     def expect(self, inputs: Mapping[str, Any] | None) -> None:
         """Have a resume compare these inputs with those that the run began with; None: it takes them from the record."""
-        if inputs is not None and self.flow.front == "workflow":
-            cast("StepRun", self.run).given = inputs
+        self.run.expect(inputs)
 
     def routine(self, state: Any, *, full: bool = False) -> Routine[Any]:
         """The core's routine for this call. With `full` a breakpoint gives a result, like any other end."""
-        if full and self.flow.front == "workflow":
-            cast("StepRun", self.run).wants_results = True
+        if full:
+            self.run.want_results()
         routine = self._unless_waiting(self._begun(state))
         return self._or_so_far(routine) if full else routine
 
@@ -245,19 +237,8 @@ class Job:
     def _forked(
         self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None
     ) -> Routine[str]:
-        from milepost.graph.fork_run import fork  # what most programs never need
-
-        store, run = self.run.store, self.run
-        assert store is not None
-        return fork(
-            store,
-            run.run_id,
-            new_run_id(self.options.clock.time()) if new_id is None else new_id,
-            into=store if into is None else store_of(into),
-            node_id=node_id,
-            visit=visit,
-            run=run,
-        )
+        new_id = new_run_id(self.options.clock.time()) if new_id is None else new_id
+        return self.run.fork(new_id, None if into is None else store_of(into), node_id, visit)
 
     def plan(self) -> ResumePlan:
         """Tell what it would do."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError, StoreError
 from milepost.model.checkpoint_data import CheckpointData
-from milepost.stores.file.fs import Files, make_folder, sync_folder
+from milepost.stores.base.folders import make_folder, sync_folder
+from milepost.stores.file.fs import Files
 from milepost.stores.file.paths import below, place_of
 
 __all__ = ["PointFiles"]

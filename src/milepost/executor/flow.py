@@ -11,7 +11,7 @@ yielded the core walks all branches at once, up to their join.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,6 +19,11 @@ from milepost.codec.succession import Encoder, Succession
 from milepost.model.executors import ExecutorLike
 from milepost.model.record import END
 from milepost.model.retry import Retry
+from milepost.options import Options
+from milepost.store import Store
+
+if TYPE_CHECKING:
+    from milepost.executor.run import Run
 
 __all__ = [
     "END",
@@ -210,6 +215,10 @@ class Flow(Protocol):
     @property
     def name(self) -> str:
         """The flow's name in the store."""
+        ...
+
+    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> Run:
+        """Make a run of the flow, of which nothing is read or written yet."""
         ...
 
     @property

@@ -111,6 +111,16 @@ class Run:
     is_replayed = False
     """Whether the flow's own code is run again up to where the run goes on, and has to be even to end it."""
 
+    def expect(self, inputs: Mapping[str, Any] | None) -> None:
+        """Have a resume compare inputs with those that the run began with. A graph's run begins with a state."""
+
+    def want_results(self) -> None:
+        """Have a finished run give the results of its steps too, which are read from the record. A graph has none."""
+
+    def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
+        """Copy the run up to a visit into a new one, in the store `into` or in its own; the new id."""
+        raise NotImplementedError
+
     def find(self, wish: Wish, latest: Latest) -> Routine[Any]:
         """Where the verb goes on, examined: a `Found` of the front end. Nothing new is run for it, and nothing written."""
         raise NotImplementedError

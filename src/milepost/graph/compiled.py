@@ -32,7 +32,10 @@ from milepost.graph.topology import Topology, walk
 from milepost.verbs import StateVerbs
 
 if TYPE_CHECKING:
+    from milepost.executor.run import Run
     from milepost.graph.drawing import Picture
+    from milepost.options import Options
+    from milepost.store import Store
 
 __all__ = ["CompiledGraph", "kind_of"]
 
@@ -73,6 +76,12 @@ class CompiledGraph(StateVerbs[StateT]):
 
     front: Literal["graph"] = "graph"
     version = 1
+
+    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> Run:
+        """Make a run of this graph."""
+        from milepost.graph.run import NodeRun  # a program that only builds graphs does without
+
+        return NodeRun(self, store, run_id, options, is_listening=is_listening)
 
     @property
     def name(self) -> str:

@@ -57,6 +57,15 @@ class NodeRun(Run):
         self.walker.followed_at = self.followed_at
         return self._unless_parked(self.walker.walk(given, self.flow.entry))
 
+    def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
+        """Copy the run up to a visit into a new one."""
+        from milepost.graph.fork_run import fork  # what most programs never need
+
+        assert self.store is not None
+        return fork(
+            self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self
+        )
+
     def find(self, wish: Wish, latest: Latest) -> Routine[Found]:
         """Examine the point that the verb goes on from."""
         return finding.find(self, wish, latest)

@@ -23,11 +23,11 @@ from milepost.executor import signals as signalling
 from milepost.executor.checks import Wish
 from milepost.executor.effects import Routine, Sleep
 from milepost.executor.flow import StepFlow
-from milepost.executor.run import Run
 from milepost.executor.waits import Waits
 from milepost.job import Job
 from milepost.model.info import Wait
 from milepost.model.results import WorkflowResult
+from milepost.options import Options
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
@@ -92,7 +92,7 @@ class Play:
         options: Mapping[str, Any],
     ) -> None:
         self._inputs = inputs_of(flow, input)
-        self._flow = StubbedFlow(flow)
+        self._flow = StubbedFlow(flow, self)
         self._stubs = dict(stubs or {})
         self._asked: set[str] = set()
         self._store = MemoryStore(clock=FakeClock()) if store is None else store
@@ -132,12 +132,12 @@ class Play:
                 self._answers.come(waiting, self._store)
             job = self._job(job)
 
-    def _job(self, before: Job | None) -> _StubbedJob:
+    def _job(self, before: Job | None) -> Job:
         run_id, given, wish = self._run_id, self._options, None
         if before is not None:
             run_id, wish = before.run.run_id, Wish()
             given = {name: value for name, value in given.items() if name not in {"if_exists", "tags"}}
-        return _StubbedJob(self, self._flow, self._store, run_id, given, {"clock": self._store.clock}, wish)
+        return Job(cast("StepFlow", self._flow), self._store, run_id, given, {"clock": self._store.clock}, wish)
 
     def _routine(self, job: Job) -> Routine[Any]:
         """The inputs are copied, so that the test's own are never changed."""
@@ -228,11 +228,18 @@ def _copied(value: Any) -> Any:
 class StubbedFlow:
     """A workflow whose functions may have stubs: it knows the types of what they stand for."""
 
-    def __init__(self, workflow: Workflow[..., Any]) -> None:
+    def __init__(self, workflow: Workflow[..., Any], play: Play) -> None:
         self.workflow = workflow
+        self.play = play
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.workflow, name)
+
+    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> _StubbedRun:
+        """Make a run with stubs."""
+        run = _StubbedRun(cast("StepFlow", self), store, run_id, options, is_listening=is_listening)
+        run.play_of = self.play
+        return run
 
     def codec_of(self, fn: Any) -> Any:
         """Of what the function returns, or should."""
@@ -256,22 +263,6 @@ class _StubbedRun(StepRun):
     def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
         step = super()._asked(frame, asked)
         return self.play_of.stubbed(step, frame.prefix + step.name)
-
-
-class _StubbedJob(Job):
-    """A call whose run has stubs."""
-
-    __slots__ = ("play",)
-    run: _StubbedRun
-
-    def __init__(self, play: Play, flow: StubbedFlow, *args: Any) -> None:
-        self.play = play
-        super().__init__(cast("StepFlow", flow), *args)
-
-    def _run(self, store: Store | None, run_id: str, is_listening: bool) -> Run:
-        run = _StubbedRun(cast("StepFlow", self.flow), store, run_id, self.options, is_listening=is_listening)
-        run.play_of = self.play
-        return run
 
 
 # -- time --------------------------------------------------------------------------------------------------

@@ -30,11 +30,12 @@ from milepost.executor.checks import Wish
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END, BranchEnd, Codec, Fork, GraphFlow, Part, Router, Unit, Walk, Whole
 from milepost.graph.declarations import read_function
+from milepost.graph.run import NodeRun
 from milepost.job import Job
 from milepost.model.events import Event
 from milepost.model.reports import RunResult
 from milepost.model.results import WorkflowResult
-from milepost.options import RunOptions
+from milepost.options import Options, RunOptions
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
@@ -257,6 +258,9 @@ class _StrictFlow:
     # -- what the core asks --------------------------------------------------------------------------
 
     front: Literal["graph"] = "graph"
+
+    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> NodeRun:
+        return NodeRun(cast("GraphFlow", self), store, run_id, options, is_listening=is_listening)
 
     @property
     def version(self) -> int:

@@ -50,7 +50,10 @@ from milepost.workflows.context import WorkflowContext
 from milepost.workflows.matching import hash_of
 
 if TYPE_CHECKING:
+    from milepost.executor.run import Run
     from milepost.model.events import Event
+    from milepost.options import Options
+    from milepost.store import Store
 
 __all__ = ["Parameter", "Workflow", "workflow"]
 
@@ -87,6 +90,12 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
     is_named = True
     entry = ""
     async_names: tuple[str, ...] = ()
+
+    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> Run:
+        """Make a run of this workflow."""
+        from milepost.workflows.run import StepRun  # a program that only builds workflows does without
+
+        return StepRun(self, store, run_id, options, is_listening=is_listening)
 
     def __init__(
         self,

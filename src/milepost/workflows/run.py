@@ -184,6 +184,24 @@ class StepRun(Run):
 
     # -- beginning and going on ------------------------------------------------------------------------
 
+    def expect(self, inputs: Mapping[str, Any] | None) -> None:
+        """Have a resume compare these inputs with those that the run began with; None: it takes them from the record."""
+        if inputs is not None:
+            self.given = inputs
+
+    def want_results(self) -> None:
+        """Have a finished run give the results of its steps too."""
+        self.wants_results = True
+
+    def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
+        """Copy the run up to a visit into a new one."""
+        from milepost.graph.fork_run import fork  # what most programs never need
+
+        assert self.store is not None
+        return fork(
+            self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self
+        )
+
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
         """Play the workflow's code on its inputs."""
         return self._played(self.whole(given))

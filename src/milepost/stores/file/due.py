@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from milepost.stores.base.fence import Row
+from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.file.commit import ONE_FILE
-from milepost.stores.file.fs import make_folder, sync_folder
 from milepost.stores.file.log import read_pointer
 from milepost.stores.file.paths import below, place_of
 

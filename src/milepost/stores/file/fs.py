@@ -23,7 +23,7 @@ from milepost.model.process import Process, is_gone, this_process
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Files", "exists", "lock", "make_folder", "make_folders", "open_to_read", "sync_folder", "take_away"]
+__all__ = ["Files", "exists", "lock", "open_to_read", "take_away"]
 
 _STALE = 3600.0
 """Seconds after which the file of a process of which nothing is known counts as left behind."""
@@ -150,42 +150,6 @@ def exists(path: str) -> bool:
 def open_to_read(path: str) -> int:
     """A descriptor of a file to read from. Never waits, as a named pipe would have it."""
     return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-
-
-def make_folder(path: str) -> bool:
-    """Make a folder for its owner alone; False if there is one. Its parent must be there."""
-    while True:
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            if os.path.isdir(path):
-                return False
-            if os.path.lexists(path):
-                raise
-            continue  # it was taken away since
-        return True
-
-
-def make_folders(path: str) -> None:
-    """Make a folder and all above it that are missing, each for its owner alone, and bring their names to the disk."""
-    if os.path.isdir(path):
-        return
-    above = os.path.dirname(path)
-    if above != path:
-        make_folders(above)
-    if make_folder(path):
-        sync_folder(above)
-
-
-def sync_folder(path: str) -> None:
-    """Bring the names in a folder to the disk."""
-    if sys.platform == "win32":
-        return  # Windows has no call for this, and keeps names by its file system's log
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def take_away(path: str, content: bytes) -> bool:

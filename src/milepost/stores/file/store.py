@@ -25,13 +25,14 @@ from milepost.model.record import Record
 from milepost.store import Append, Claimed, LeaseState, Renewal, RunRow, Signal, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Held, Row
+from milepost.stores.base.folders import make_folders
 from milepost.stores.base.owner import IsGone
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import DamagedRow, Overtaken, Transaction
 from milepost.stores.file.catalogue import Catalogue
 from milepost.stores.file.commit import ONE_FILE, VERSION
 from milepost.stores.file.due import Due
-from milepost.stores.file.fs import Files, make_folders
+from milepost.stores.file.fs import Files
 from milepost.stores.file.leases import Leases
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from milepost.errors import StoreError, StoreVersionError
-from milepost.stores.file.fs import make_folders
+from milepost.stores.base.folders import make_folders
 
 __all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare", "share_rights"]
 
