@@ -16,14 +16,14 @@ from milepost.errors import (
     RunSuspended,
     naming,
 )
-from milepost.executor.checks import Wish, check_recordable
+from milepost.executor.checks import ResumeRequest, check_recordable
 from milepost.executor.continuation import CONTINUE, check_options
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow, GraphFlow
 from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
 from milepost.executor.run import Run
 from milepost.executor.start import enqueue, start
-from milepost.executor.units import unit_of
+from milepost.executor.units import find_node
 from milepost.model.ids import new_nonce, new_run_id
 from milepost.model.record import format_time
 from milepost.model.reports import ResumePlan
@@ -60,7 +60,7 @@ class Job:
         run_id: str | None,
         given: Mapping[str, Any],
         bound: Mapping[str, Any],
-        wish: Wish | None,
+        wish: ResumeRequest | None,
     ) -> None:
         self.flow = flow
         self.active: set[str] | None = None
@@ -85,7 +85,7 @@ class Job:
 
     def _check_breakpoints(self, graph: GraphFlow) -> None:
         for option in ("stop_before", "stop_after"):
-            unknown = sorted(name for name in getattr(self.options, option) if unit_of(graph, name) is None)
+            unknown = sorted(name for name in getattr(self.options, option) if find_node(graph, name) is None)
             if unknown:
                 raise OptionError(
                     f"{option} names {', '.join(map(repr, unknown))}, which flow {graph.name!r} does not have",
@@ -128,7 +128,7 @@ class Job:
             self.run = self._run(before.store, before.run_id, before.is_listening)
             self.run.started_at, self.run.scope.publish = before.started_at, before.scope.publish
             self.run.is_draining, self.run.is_awaited = before.is_draining, before.is_awaited
-            routine = resume(self.run, Wish(), new_nonce)
+            routine = resume(self.run, ResumeRequest(), new_nonce)
 
     def _begun(self, state: Any) -> Routine[Any]:
         if self.wish is not None:

@@ -43,12 +43,12 @@ __all__ = [
     "Claim",
     "Claimed",
     "Count",
-    "Latest",
     "LeaseState",
     "NewRun",
     "Release",
     "Renewal",
     "RunRow",
+    "RunSnapshot",
     "Signal",
     "Statement",
     "Status",
@@ -218,7 +218,7 @@ class Renewal(NamedTuple):
     cancel: str | None = None
 
 
-class Latest(NamedTuple):
+class RunSnapshot(NamedTuple):
     """Where a run stands. `point` is the newest live checkpoint, or the start, or None for a run without either.
 
     `tail` are the live records after the point, in order: failures, owners, routes and the like; `newest` is the
@@ -457,7 +457,7 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> RunSnapshot:
         """Where the run stands, at a cost that does not depend on its history. Raises `RunNotFoundError`.
 
         `with_nodes` asks for `nodes` and `start` too, at a cost that grows with the number of nodes but not with their visits.

@@ -14,7 +14,7 @@ from milepost.drivers import SyncDriver
 from milepost.drivers.wakeups import wake
 from milepost.errors import naming
 from milepost.executor import signals as signalling
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.flow import Flow
 from milepost.job import Job, store_of
 from milepost.model.clock import SYSTEM
@@ -71,7 +71,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     """
 
     def _job(
-        self, store: AnyStore | None, run_id: str | None, options: Mapping[str, Any], wish: Wish | None = None
+        self, store: AnyStore | None, run_id: str | None, options: Mapping[str, Any], wish: ResumeRequest | None = None
     ) -> Job:
         return Job(cast("Flow", self), store, run_id, options, _NO_OPTIONS, wish)
 
@@ -87,7 +87,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         A finished run gives its stored result. Raises `RunNotFoundError`, `RunLockedError` while another owner has the
         run, `RunNotResumableError`, `FlowChangedError` where the code has changed too much, and what decoding raises.
         """
-        return _answer(self._job(store, run_id, options, Wish()).do(full=full), full)
+        return _answer(self._job(store, run_id, options, ResumeRequest()).do(full=full), full)
 
     @overload
     async def aresume(
@@ -99,7 +99,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     ) -> FullT: ...
     async def aresume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
         """`resume`, awaited."""
-        return _answer(await self._job(store, run_id, options, Wish()).ado(full=full), full)
+        return _answer(await self._job(store, run_id, options, ResumeRequest()).ado(full=full), full)
 
     @overload
     def resume_from(
@@ -128,7 +128,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         `NoCheckpointFoundError`, `ResumeNodeCompletedError` where nothing is left after the node, and what `resume`
         raises.
         """
-        wish = Wish("resume_from", node_id, visit, rerun)
+        wish = ResumeRequest("resume_from", node_id, visit, rerun)
         return _answer(self._job(store, run_id, options, wish).do(full=full), full)
 
     @overload
@@ -153,7 +153,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         **options: Unpack[RunOptions],
     ) -> Any:
         """`resume_from`, awaited."""
-        wish = Wish("resume_from", node_id, visit, rerun)
+        wish = ResumeRequest("resume_from", node_id, visit, rerun)
         return _answer(await self._job(store, run_id, options, wish).ado(full=full), full)
 
     @overload
@@ -164,7 +164,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     def retry(self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]) -> FullT: ...
     def retry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
         """Run again what failed, with fresh attempts; completed work is kept. `RunNotResumableError` if nothing did."""
-        return _answer(self._job(store, run_id, options, Wish("retry")).do(full=full), full)
+        return _answer(self._job(store, run_id, options, ResumeRequest("retry")).do(full=full), full)
 
     @overload
     async def aretry(
@@ -176,15 +176,15 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     ) -> FullT: ...
     async def aretry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
         """`retry`, awaited."""
-        return _answer(await self._job(store, run_id, options, Wish("retry")).ado(full=full), full)
+        return _answer(await self._job(store, run_id, options, ResumeRequest("retry")).ado(full=full), full)
 
     def resume_stream(self, store: AnyStore, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """`resume` as its events."""
-        return self._job(store, run_id, options, Wish()).stream()
+        return self._job(store, run_id, options, ResumeRequest()).stream()
 
     def aresume_stream(self, store: AnyStore, run_id: str, **options: Unpack[RunOptions]) -> AsyncIterator[Event]:
         """`resume_stream`, for `async for`."""
-        return self._job(store, run_id, options, Wish()).astream()
+        return self._job(store, run_id, options, ResumeRequest()).astream()
 
     def plan_resume(
         self,
@@ -201,7 +201,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         Raises `RunNotFoundError` or `NoCheckpointFoundError`, and `StoreError` where the store fails; every other
         refusal is the plan's verdict.
         """
-        return self._job(store, run_id, options, Wish.of(node_id, visit, rerun)).plan()
+        return self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).plan()
 
     async def aplan_resume(
         self,
@@ -214,7 +214,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """`plan_resume`, awaited."""
-        return await self._job(store, run_id, options, Wish.of(node_id, visit, rerun)).aplan()
+        return await self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).aplan()
 
     def fork_run(
         self,
@@ -244,7 +244,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         changed, and `OptionError` for a store that keeps no journals.
         """
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return self._job(store, run_id, amends, Wish()).fork(node_id, visit, new_run_id, into)
+        return self._job(store, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
 
     async def afork_run(
         self,
@@ -261,7 +261,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     ) -> str:
         """`fork_run`, awaited."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return await self._job(store, run_id, amends, Wish()).afork(node_id, visit, new_run_id, into)
+        return await self._job(store, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
 
     def signal(
         self,

@@ -20,7 +20,7 @@ import pytest
 from milepost import END, FileStore, Graph, MemoryStore, SQLiteStore, Store
 from milepost.drivers import AsyncDriver, SyncDriver
 from milepost.drivers.heartbeat import HeldLease
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect, Hold
 from milepost.job import Job
 from milepost.stores.postgres.store import PostgresStore
@@ -141,7 +141,7 @@ class Verbs:
 
         Afterwards the run may be taken over: its lease has ended, or, where leases have no end, is abandoned.
         """
-        job = Job(graph, store, run_id, options, {}, Wish() if state is None else None)
+        job = Job(graph, store, run_id, options, {}, ResumeRequest() if state is None else None)
         tokens: list[Any] = []
         if self.is_async:
             asyncio.run(_adrive(job, state, tokens))

@@ -43,7 +43,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.drivers.executors import Errand, Task
+from milepost.drivers.executors import ExecutorCall, Task
 from milepost.drivers.pools import Pools, pools
 from milepost.testing import FakeClock
 
@@ -173,7 +173,7 @@ def test_calls_of_a_map_are_let_go_of_as_they_end(store):
     def counted(n: int) -> int:
         if n == 60:
             gc.collect()
-            alive.append(sum(isinstance(found, Errand) for found in gc.get_objects()))
+            alive.append(sum(isinstance(found, ExecutorCall) for found in gc.get_objects()))
         return n
 
     @workflow("many")

@@ -24,7 +24,7 @@ from milepost.drivers.heartbeat import heartbeat
 from milepost.model.process import describe_owner, this_process
 from milepost.model.record import make_record
 from milepost.store import NewRun
-from milepost.stores.base.fence import Held
+from milepost.stores.base.fence import TokenState
 
 
 @dataclass
@@ -381,6 +381,6 @@ def test_a_run_that_is_released_while_its_row_is_read_is_nobody_elses(medium):
     token = store.create(NewRun("r1", "line", "nonce", record, 30.0, {}))
     store.abandon(token)
     for look in (lambda: store.get_run("r1"), lambda: store.latest("r1").row):
-        store._held["r1"] = Held(token, is_abandoned=True)
+        store._held["r1"] = TokenState(token, is_abandoned=True)
         type(store).token = token
         assert "abandoned" == look().lease

@@ -16,7 +16,7 @@ from typing import Any
 from milepost import MemoryStore, RunSuspended, Store
 from milepost.drivers.branches import Branches
 from milepost.errors import MilepostError
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect, Gather, Outcome, Routine, Write
 from milepost.executor.resume import resume_claimed
 from milepost.job import Job
@@ -249,7 +249,7 @@ def _play(subject: Subject, crashes: list[tuple[int, bool]], world: World) -> En
     visits = [(info.node_id, info.visit) for info in world.store.history(RUN_ID)]
     if row.info.status == "finished" and not told:
         # It died when all was written: what it would have given is what a resume gives.
-        told = repr(Job(subject.flow, world.store, RUN_ID, {}, {"clock": world.clock}, Wish()).do().output)
+        told = repr(Job(subject.flow, world.store, RUN_ID, {}, {"clock": world.clock}, ResumeRequest()).do().output)
     return Ending(
         row.info.status, told, visits, undone, world.undoable, world.calls, tuple(effects), tuple(died), world.again,
         world.store.verify(RUN_ID).problems,
@@ -259,7 +259,14 @@ def _play(subject: Subject, crashes: list[tuple[int, bool]], world: World) -> En
 def _process(subject: Subject, world: World, is_there: bool) -> Stepper[Any]:
     flow = subject.flow
     bound = {"clock": world.clock}
-    job = Job(flow, world.store, RUN_ID, {**subject.options, "max_crashes": None}, bound, Wish() if is_there else None)
+    job = Job(
+        flow,
+        world.store,
+        RUN_ID,
+        {**subject.options, "max_crashes": None},
+        bound,
+        ResumeRequest() if is_there else None,
+    )
     job.run.is_listening = True
     routine = job.routine(dict(subject.inputs))
     tokens = []

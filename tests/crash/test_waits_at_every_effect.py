@@ -25,7 +25,7 @@ from milepost import (
     workflow,
 )
 from milepost.errors import RunNotFoundError
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.job import Job
 from milepost.store import Store
 from milepost.testing import FakeClock, Stepper
@@ -145,7 +145,7 @@ def store(request: pytest.FixtureRequest):
         yield store
 
 
-def process(flow: Any, store: Store, wish: Wish | None = None) -> Stepper[Any]:
+def process(flow: Any, store: Store, wish: ResumeRequest | None = None) -> Stepper[Any]:
     job = Job(flow, store, "r", {}, {"clock": store.clock}, wish)
     return Stepper(job.routine(None if wish is not None else given_to(flow)), clock=store.clock)  # type: ignore[arg-type]
 
@@ -319,5 +319,5 @@ def claimed(flow: Any, store: Store, token: Any) -> Any:
     """Go on with a run as a worker does."""
     from milepost.executor.resume import resume_claimed
 
-    job = Job(flow, store, "r", {}, {"clock": store.clock}, Wish())
+    job = Job(flow, store, "r", {}, {"clock": store.clock}, ResumeRequest())
     return Stepper(resume_claimed(job.run, token), clock=store.clock).run()  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from milepost import (
     workflow,
 )
 from milepost.errors import StatementError
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Write
 from milepost.job import Job
 from milepost.model.clock import Clock
@@ -281,7 +281,7 @@ def test_a_process_that_was_frozen_before_its_commit_executes_nothing(rows: Rows
         write = frozen.run_until(Write)
         assert write.append.statements
         clock.advance(31)
-        Stepper(Job(looping(), other, "r", {}, {"clock": clock}, Wish()).routine(None), clock=clock).run()
+        Stepper(Job(looping(), other, "r", {}, {"clock": clock}, ResumeRequest()).routine(None), clock=clock).run()
         assert LOOPED == rows.all
         with pytest.raises(LeaseLost):
             frozen.run()

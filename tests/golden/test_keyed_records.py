@@ -14,7 +14,7 @@ from milepost.model.record import Record
 from milepost.model.seal import Seals
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.record_cipher import Keeper, keeper_of
+from milepost.stores.base.record_cipher import RecordCipher, keeper_of
 
 GOLDEN = json.loads((Path(__file__).parent / "keyed" / "release_2.json").read_text(encoding="utf-8"))
 KEYS = {
@@ -23,7 +23,7 @@ KEYS = {
 }
 
 
-def keeper(form: str) -> tuple[Keeper, Seals]:
+def keeper(form: str) -> tuple[RecordCipher, Seals]:
     signing = None if form == "encrypted" else KEYS["signing_key"]
     encryption = None if form == "signed" else KEYS["encryption_key"]
     seals = Seals(signing, encryption_ids=tuple(encryption or ()))

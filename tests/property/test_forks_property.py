@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost import END, CompiledGraph, Graph, MemoryStore
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect
 from milepost.job import Job
 from milepost.model.record import CHECKPOINT
@@ -120,7 +120,7 @@ def process(
 ) -> Stepper[Any]:
     """A process that begins the run with a state or, without one, resumes it."""
     clock = FakeClock()
-    job = Job(flow, store, "r", {}, {"clock": clock}, Wish() if state is None else None)
+    job = Job(flow, store, "r", {}, {"clock": clock}, ResumeRequest() if state is None else None)
     return Stepper(job.routine(state), clock=clock, choose=choose)
 
 

@@ -26,7 +26,7 @@ from milepost.errors import (
     RunNotFoundError,
     RunNotResumableError,
 )
-from milepost.store import ENDED, Latest, Ranges, Release, Store, Token
+from milepost.store import ENDED, Ranges, Release, RunSnapshot, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore
@@ -107,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self.make_store(self.place, self.clock)
         self.model: dict[str, Run] = {}
         self.tokens: list[Token] = []
-        self.readings: list[Latest] = []
+        self.readings: list[RunSnapshot] = []
 
     def teardown(self) -> None:
         self.store.close()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from milepost import MemoryStore, Step, StepError, Workflow, WorkflowError, branch, current, parallel, step, workflow
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect
 from milepost.job import Job
 from milepost.model.record import CHECKPOINT, ROLLBACK
@@ -154,7 +154,7 @@ class Mortal(_Hand):
 
 def drive(flow: Workflow[Any, Any], store: MemoryStore, clock: FakeClock, is_first: bool, lives: int | None) -> int:
     """Run or resume; how many effects were performed. A death leaves the run as a dead process does."""
-    job = Job(flow, store, RUN, {"clock": clock}, {}, None if is_first else Wish())
+    job = Job(flow, store, RUN, {"clock": clock}, {}, None if is_first else ResumeRequest())
     routine = job.routine({})
     hand = Mortal(clock, lives)
     try:

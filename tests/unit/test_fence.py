@@ -13,7 +13,7 @@ from milepost.model.record import Record
 from milepost.store import Append, Claim, Release, Token
 from milepost.store import LeaseState as State
 from milepost.stores.base import fence
-from milepost.stores.base.fence import Held, Row
+from milepost.stores.base.fence import Row, TokenState
 
 NOW = 1000.0
 OWNED = Row("r", "f", "running", NOW, NOW, 1, nonce="n", owner="host:1:1", lease=30.0, lease_until=NOW + 30)
@@ -69,16 +69,18 @@ def test_a_released_run_has_no_current_token() -> None:
         ("free", FREE, None, alive),
         ("live", OWNED, None, alive),
         ("ended", OWNED, None, gone),
-        ("ours", OWNED, Held(TOKEN), alive),
-        ("abandoned", OWNED, Held(TOKEN, is_abandoned=True), alive),
-        ("live", OWNED, Held(TOKEN._replace(nonce="older"), is_abandoned=True), alive),
-        ("live", OWNED, Held(TOKEN._replace(process="parent")), alive),
-        ("ended", replace(OWNED, lease_until=NOW), Held(TOKEN), alive),
-        ("abandoned", replace(OWNED, lease_until=NOW), Held(TOKEN, is_abandoned=True), alive),
+        ("ours", OWNED, TokenState(TOKEN), alive),
+        ("abandoned", OWNED, TokenState(TOKEN, is_abandoned=True), alive),
+        ("live", OWNED, TokenState(TOKEN._replace(nonce="older"), is_abandoned=True), alive),
+        ("live", OWNED, TokenState(TOKEN._replace(process="parent")), alive),
+        ("ended", replace(OWNED, lease_until=NOW), TokenState(TOKEN), alive),
+        ("abandoned", replace(OWNED, lease_until=NOW), TokenState(TOKEN, is_abandoned=True), alive),
         ("live", replace(OWNED, lease_until=None), None, alive),
     ],
 )
-def test_a_lease_is_what_its_time_and_its_owner_say(expected: State, row: Row, held: Held | None, is_gone: Any) -> None:
+def test_a_lease_is_what_its_time_and_its_owner_say(
+    expected: State, row: Row, held: TokenState | None, is_gone: Any
+) -> None:
     assert expected == fence.lease_state(row, NOW, held, is_gone)
 
 

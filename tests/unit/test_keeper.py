@@ -16,7 +16,7 @@ from milepost.model.record import CHECKPOINT, ENCRYPTED, FAILURE, VERBATIM, Reco
 from milepost.model.seal import Seals
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.record_cipher import Keeper, keeper_of
+from milepost.stores.base.record_cipher import RecordCipher, keeper_of
 from milepost.stores.base.transaction import note_of
 
 STAMP = "2026-01-01T00:00:00.000000Z"
@@ -25,7 +25,9 @@ SIGN, OTHER_SIGN = {"s": b"signing key, 24 bytes..."}, {"t": b"another signing k
 LOCK, OTHER_LOCK = {"e": b"encryption key, exactly 32 bytes"}, {"f": b"another key of exactly 32 bytes."}
 
 
-def keeper(sign: Any = None, lock: Any = None, *, allow_unsealed: bool = False, allow_plain: bool = False) -> Keeper:
+def keeper(
+    sign: Any = None, lock: Any = None, *, allow_unsealed: bool = False, allow_plain: bool = False
+) -> RecordCipher:
     seals = Seals(sign, allow_unsealed=allow_unsealed, encryption_ids=tuple(lock or ()))
     made = keeper_of(seals, lock, allow_plain=allow_plain)
     assert made is not None
@@ -36,7 +38,7 @@ KEEPERS = {"signed": keeper(SIGN), "encrypted": keeper(None, LOCK), "both": keep
 ENCRYPTING = {"encrypted": KEEPERS["encrypted"], "both": KEEPERS["both"]}
 
 
-def seals_of(kept_by: Keeper) -> Seals:
+def seals_of(kept_by: RecordCipher) -> Seals:
     return kept_by._seals
 
 
@@ -115,7 +117,7 @@ def test_equal_records_are_kept_as_different_bytes():
     assert first.header_fields()["digest"] != second.header_fields()["digest"]
 
 
-def refused(kept_by: Keeper, run_id: str, kept: Record, match: str) -> None:
+def refused(kept_by: RecordCipher, run_id: str, kept: Record, match: str) -> None:
     with pytest.raises(CheckpointIntegrityError, match=match):
         seals_of(kept_by).check(run_id, kept_by.opened(run_id, kept))
 

@@ -32,7 +32,7 @@ from milepost.model.record import (
 )
 from milepost.model.seal import Seals
 from milepost.store import Ranges, Release, Store
-from milepost.stores.base.prune import Wish
+from milepost.stores.base.prune import PruneRequest
 from milepost.stores.base.retention import Trace, surplus, trace_of
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
@@ -330,7 +330,7 @@ def test_runs_that_go_while_others_are_looked_at_hide_none():
     for n in range(800):
         store.save(f"r{n:03}", "a", b"1")
     seen = []
-    for _, run_id in store._candidates(Wish(frozenset({"interrupted"}), before=store.clock.time()), None):
+    for _, run_id in store._candidates(PruneRequest(frozenset({"interrupted"}), before=store.clock.time()), None):
         seen.append(run_id)
         if run_id == "r000":
             for n in range(270, 400):  # the end of the second page, and what follows
@@ -344,13 +344,13 @@ def test_a_run_that_somebody_went_on_with_since_it_was_seen_is_not_deleted():
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     ended(store, "r")
-    wish = Wish(frozenset({"finished"}), before=clock.time())
+    wish = PruneRequest(frozenset({"finished"}), before=clock.time())
     clock.advance(1)
     take(store, "r")
     assert not store._forget("r", wish)
     work(store, take(store, "r", takeover=True).token, "a", release=Release("finished"))
     assert not store._forget("r", wish)
-    assert store._forget("r", Wish(frozenset({"finished"}), before=clock.time()))
+    assert store._forget("r", PruneRequest(frozenset({"finished"}), before=clock.time()))
     assert 0 == len(store)
 
 
@@ -478,7 +478,7 @@ def test_a_pass_comes_to_an_end_while_runs_go_on_ending():
 
         thinned = 0
 
-        def _thin(self, run_id: str, wish: Wish) -> int:
+        def _thin(self, run_id: str, wish: PruneRequest) -> int:
             self.thinned += 1
             assert self.thinned < 50, "there is no end"
             clock.advance(seconds=2)

@@ -16,7 +16,7 @@ import pytest
 from milepost import END, START, CheckpointCorruptError, CompiledGraph, Graph, NodeError
 from milepost.model.record import Record
 from milepost.store import Release, Store
-from milepost.stores.base.decoding_transaction import Guarded
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.file.store import FileStore
 from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing.chats import chat, talk
@@ -192,10 +192,10 @@ def test_what_is_removed_while_it_is_read_costs_no_reader_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files have no snapshots: a record may be written anew between two looks at its chain."""
-    whole = Guarded._whole
+    whole = DecodingTransaction._whole
 
-    def and_then(guarded: Guarded, run_id: str, record: Record) -> Any:
-        monkeypatch.setattr(Guarded, "_whole", whole)
+    def and_then(guarded: DecodingTransaction, run_id: str, record: Record) -> Any:
+        monkeypatch.setattr(DecodingTransaction, "_whole", whole)
         other.delete("r", "a")
         guarded._tx._histories["r"]._read.clear()  # type: ignore[attr-defined]  # as if it had read much else meanwhile
         return whole(guarded, run_id, record)
@@ -204,7 +204,7 @@ def test_what_is_removed_while_it_is_read_costs_no_reader_anything(
         token = begin(store, "r")
         talk(store, token, 1, 19)
         write(store, token, release=Release("interrupted"))
-        monkeypatch.setattr(Guarded, "_whole", and_then)
+        monkeypatch.setattr(DecodingTransaction, "_whole", and_then)
         point = store.latest("r").point
         assert point is not None
         assert chat(19) == point.state()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from milepost import CheckpointCorruptError, NoBranchMatchedError, StepError, WorkflowError
-from milepost.executor.recorded import Entry, Recorded, parent_of
+from milepost.executor.recorded import JournalHistory, StepRecord, parent_of
 from milepost.executor.renames import Renames
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
@@ -45,8 +45,8 @@ class Journal:
             self.add(CHECKPOINT, step_id, **fields)
         return self
 
-    def read(self, live: Any = (), rename: dict[str, str] | None = None) -> Recorded:
-        return Recorded(self.records, live, Renames((), rename))
+    def read(self, live: Any = (), rename: dict[str, str] | None = None) -> JournalHistory:
+        return JournalHistory(self.records, live, Renames((), rename))
 
 
 def test_children_come_in_the_order_in_which_they_appeared():
@@ -137,7 +137,7 @@ def test_heads_of_completions_are_as_good_as_their_fields():
     assert [1, 2, 3, 4, 6, 7] == [*heads]
     for rename, live in (({}, ()), ({"a": "d"}, ()), ({}, [("", 0, 4)])):
         names = Renames((), rename)
-        usual, short = Recorded(journal.records, live, names), Recorded(journal.records, live, names, heads)
+        usual, short = JournalHistory(journal.records, live, names), JournalHistory(journal.records, live, names, heads)
         for name in ("done", "undone"):
             told = [
                 {key: (entry.sequence, entry.fields) for key, entry in getattr(r, name).items()} for r in (usual, short)
@@ -244,5 +244,5 @@ def test_the_error_of_another_process_has_its_kind_and_its_text(step_id: str, er
 def test_a_record_without_a_result_is_told_by_its_step():
     record = Journal().add(CHECKPOINT, "a", state=b"[1]").records[-1]
     with pytest.raises(CheckpointCorruptError, match="'a' holds no result") as caught:
-        Entry(1, record.fields(), record).kept()
+        StepRecord(1, record.fields(), record).kept()
     assert ("a", 1) == (caught.value.node_id, caught.value.sequence)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from milepost.model.process import this_process
 from milepost.store import Append
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.base.transaction import Transaction, WriteConflict
 from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.store import PostgresStore
 from milepost.stores.sqlite import schema as sqlite_schema
@@ -224,7 +224,7 @@ def test_a_claim_from_a_stale_look_at_the_journal_writes_nothing(postgres: str, 
         with store._write("look") as tx:
             found = tx.row("r")
             assert found is not None
-            with pytest.raises(Overtaken):
+            with pytest.raises(WriteConflict):
                 tx.take(replace(found, status="waiting"), checkpoint("r", sequence))
             assert ([0, 1], found) == ([record.sequence for record in tx.records("r")], tx.row("r"))
             tx.take(replace(found, status="waiting"), checkpoint("r", 2))

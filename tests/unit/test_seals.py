@@ -15,7 +15,7 @@ from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, Mi
 from milepost.model.record import CHECKPOINT, START, VERBATIM, Record, make_record, packed
 from milepost.model.seal import Code, Seals
 from milepost.store import Store
-from milepost.stores.base.key_ring import Vault
+from milepost.stores.base.key_ring import KeyRing
 from milepost.stores.memory import MemoryStore
 
 STAMP = "2026-01-01T00:00:00.000000Z"
@@ -184,8 +184,8 @@ def test_keys_are_copied_and_no_repr_shows_them():
     record = checkpoint(store.seals)
     keys.clear()
     assert store.seals.check("r", record)
-    shown = [repr(each) for each in (store, vars(store), store.seals, store._keeper, Vault({"a": SECRET}))]
-    shown += [repr(vars(Vault({"a": SECRET}))["_of_run"]), str(store.seals)]
+    shown = [repr(each) for each in (store, vars(store), store.seals, store._keeper, KeyRing({"a": SECRET}))]
+    shown += [repr(vars(KeyRing({"a": SECRET}))["_of_run"]), str(store.seals)]
     assert SECRET.decode() not in "".join(shown)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from milepost import END, BranchError, Engine, Graph, MemoryStore, NodeError, RunStopped, RunSuspended, SQLiteStore
 from milepost.graph.builder import CompiledGraph
-from milepost.graph.status import Standing, Visit, standing
+from milepost.graph.status import RunStatus, Visit, standing
 from milepost.reducers import append
 
 
@@ -52,7 +52,7 @@ def forked(**functions: Any) -> Graph[Trip]:
     return graph.add_edge("seats", "join").add_edge("hotels", "join").add_edge("cars", "join").set_entry("plan")
 
 
-def stands(store: MemoryStore, status: str | None = None) -> Standing:
+def stands(store: MemoryStore, status: str | None = None) -> RunStatus:
     latest = store.latest("r")
     return standing(store.read("r"), latest.row.live, status or latest.row.info.status)
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from milepost.store import Latest, NewRun, Token, check_run_id
+from milepost.store import NewRun, RunSnapshot, Token, check_run_id
 from milepost.stores.base.store import Runs
 
 __all__ = ["LooksOutside"]
@@ -42,7 +42,7 @@ class LooksOutside(Runs):
         self._look(check_run_id(new.run_id))
         return super().create(new)
 
-    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> RunSnapshot:
         if before is None:
             self._look(check_run_id(run_id))
         return super().latest(run_id, before=before, with_nodes=with_nodes)

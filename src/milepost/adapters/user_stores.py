@@ -24,7 +24,7 @@ from milepost.adapters.checkpoint_view import AsyncView
 from milepost.adapters.loop_thread import LoopThread
 from milepost.adapters.outside import LooksOutside
 from milepost.adapters.points import NO_ORIGIN, TOLD_BY, Marked, Origin, is_marked, origin_in
-from milepost.adapters.users import BY_NODE, BY_POINT, Kept, NodeStore, PointStore, UserStore
+from milepost.adapters.users import BY_NODE, BY_POINT, NodeStore, PointStore, StoredCheckpoint, UserStore
 from milepost.errors import OptionError, RunExistsError, StoreError
 from milepost.model.clock import SYSTEM, Clock
 from milepost.model.failure import shown
@@ -236,7 +236,7 @@ class Adapted(LooksOutside):
         is_marked = self._user.by_point and run_id in self._front.of_steps
         return _Told(tx, run_id, live, self._origin(run_id), before, is_marked=is_marked)
 
-    def _is_same(self, run_id: str, told: _Told | None, entries: Sequence[Kept]) -> bool:
+    def _is_same(self, run_id: str, told: _Told | None, entries: Sequence[StoredCheckpoint]) -> bool:
         """Whether the newest checkpoint is the same here and there, or all are: then the order here is the better one."""
         theirs = {entry.node_id: entry.data for entry in entries}
         mine = {} if told is None else told.records
@@ -253,7 +253,7 @@ class Adapted(LooksOutside):
             return is_kept(newest)
         return mine.keys() == theirs.keys() and all(is_kept(record) for record in mine.values())
 
-    def _take_in(self, run_id: str, entries: Sequence[Kept], origin: Origin | None) -> None:
+    def _take_in(self, run_id: str, entries: Sequence[StoredCheckpoint], origin: Origin | None) -> None:
         """Have the journal say what the user's store says. Places stay: numbers and visits go on from there."""
         self._front.forget(run_id)
         if origin is not None:
@@ -316,7 +316,7 @@ class Adapted(LooksOutside):
         """Have the user's store keep a checkpoint that is its own to keep, and forget what has been undone."""
         if record.kind == CHECKPOINT:
             if not self._user.by_point or run_id not in self._front.of_steps:
-                self._keep(run_id, Kept(record.node_id, record.envelope()))
+                self._keep(run_id, StoredCheckpoint(record.node_id, record.envelope()))
             elif is_marked(record):
                 told = self._told(tx, run_id, self._ranges(tx, run_id), record.sequence + 1)
                 self._keep(run_id, told.kept(record))
@@ -335,7 +335,7 @@ class Adapted(LooksOutside):
         row = tx.row(run_id)
         return () if row is None else row.live
 
-    def _keep(self, run_id: str, kept: Kept) -> None:
+    def _keep(self, run_id: str, kept: StoredCheckpoint) -> None:
         self._user.keep(run_id, kept, self._origin(run_id))
 
     def renew(self, tokens: Sequence[Token]) -> list[Renewal]:
@@ -369,7 +369,7 @@ class Adapted(LooksOutside):
             self._keep(row.run_id, told.kept(now[node_id]))
 
     def save(self, run_id: str, node_id: str, data: bytes) -> None:
-        kept = Kept(check_id(node_id), bytes(memoryview(data)))
+        kept = StoredCheckpoint(check_id(node_id), bytes(memoryview(data)))
         with self._turn:
             self._look(check_run_id(run_id))
             self._check_free(run_id, "saved to")
@@ -474,8 +474,8 @@ class _Told:
         done = tx.live_checkpoint(run_id, live, before=undone.sequence, node_id=undone.node_id)
         return None if done is None else done.sequence
 
-    def kept(self, record: Record) -> Kept:
+    def kept(self, record: Record) -> StoredCheckpoint:
         """What is to be kept of one of the records."""
         if self._marked is None:
-            return Kept(record.node_id, record.envelope())
-        return Kept(record.node_id, b"", point=self._marked.point(record))
+            return StoredCheckpoint(record.node_id, record.envelope())
+        return StoredCheckpoint(record.node_id, b"", point=self._marked.point(record))

@@ -20,14 +20,14 @@ from milepost.errors import StoreError
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.failure import describe
 
-__all__ = ["BY_NODE", "BY_POINT", "Kept", "NodeStore", "PointStore", "UserStore"]
+__all__ = ["BY_NODE", "BY_POINT", "NodeStore", "PointStore", "StoredCheckpoint", "UserStore"]
 
 BY_NODE = ("save", "load", "list", "delete", "delete_run", "close")
 _FORGOTTEN = "forgotten"
 BY_POINT = ("save", "load", "load_latest", "clear", "list_checkpoints")
 
 
-class Kept(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """A node's newest checkpoint as the user's store has it: an envelope, whose place is where its run had it."""
 
     node_id: str
@@ -47,13 +47,13 @@ class UserStore(Protocol):
     by_point: bool
     """Whether it keeps points, of which a workflow has those that it marks, and not every step's record."""
 
-    def entries(self, run_id: str) -> tuple[list[Kept], Origin | None]:
+    def entries(self, run_id: str) -> tuple[list[StoredCheckpoint], Origin | None]:
         """All that is kept of a run, the newest last, and what run it is, where the store knows that."""
 
-    def kept_as(self, run_id: str, kept: Kept, origin: Origin) -> bytes:
+    def kept_as(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> bytes:
         """What `entries` tells of a checkpoint once it is kept."""
 
-    def keep(self, run_id: str, kept: Kept, origin: Origin) -> None:
+    def keep(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> None:
         """Keep a checkpoint, instead of the one of that node."""
 
     def forget(self, run_id: str, node_id: str) -> None:
@@ -100,7 +100,7 @@ class NodeStore(_Caller):
 
     by_point = False
 
-    def entries(self, run_id: str) -> tuple[list[Kept], Origin | None]:
+    def entries(self, run_id: str) -> tuple[list[StoredCheckpoint], Origin | None]:
         found = []
         for info in self._call("list", run_id) or ():
             node_id = getattr(info, "node_id", None)
@@ -112,10 +112,10 @@ class NodeStore(_Caller):
             found.append(_placed(node_id, bytes(data)))
         return _in_order(found), None
 
-    def kept_as(self, run_id: str, kept: Kept, origin: Origin) -> bytes:
+    def kept_as(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> bytes:
         return kept.data
 
-    def keep(self, run_id: str, kept: Kept, origin: Origin) -> None:
+    def keep(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> None:
         self._call("save", run_id, kept.node_id, kept.data)
 
     def forget(self, run_id: str, node_id: str) -> None:
@@ -133,7 +133,7 @@ class PointStore(_Caller):
 
     by_point = True
 
-    def entries(self, run_id: str) -> tuple[list[Kept], Origin | None]:
+    def entries(self, run_id: str) -> tuple[list[StoredCheckpoint], Origin | None]:
         points = []
         for checkpoint_id in self._call("list_checkpoints", run_id) or ():
             point = self._call("load", run_id, checkpoint_id)
@@ -153,13 +153,13 @@ class PointStore(_Caller):
             raise self._odd("load", given, "CheckpointData")
         return CheckpointData.from_dict(fields)
 
-    def kept_as(self, run_id: str, kept: Kept, origin: Origin) -> bytes:
+    def kept_as(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> bytes:
         return envelope_of(run_id, self._point(kept, origin))
 
-    def keep(self, run_id: str, kept: Kept, origin: Origin) -> None:
+    def keep(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> None:
         self._call("save", run_id, self._point(kept, origin))
 
-    def _point(self, kept: Kept, origin: Origin) -> CheckpointData:
+    def _point(self, kept: StoredCheckpoint, origin: Origin) -> CheckpointData:
         point = point_of(kept.data, lambda: origin) if kept.point is None else kept.point
         # What was saved from outside may tell another place than it was given.
         return point if point.checkpoint_id == kept.node_id else replace(point, checkpoint_id=kept.node_id)
@@ -195,7 +195,7 @@ class _Told(_Place):
 _decode_told = msgspec.json.Decoder(_Told).decode
 
 
-def _placed(node_id: str, data: bytes) -> Kept:
+def _placed(node_id: str, data: bytes) -> StoredCheckpoint:
     """A checkpoint with the place that its envelope, or the last result of its point, tells; bytes may tell none."""
     try:
         told = _decode_told(data)
@@ -203,10 +203,10 @@ def _placed(node_id: str, data: bytes) -> Kept:
         told = _Told()
     place = told.step_results[-1] if told.workflow_name is not None and told.step_results else told
     is_of_steps = told.workflow_name is not None or told.step_type is not None
-    return Kept(node_id, data, max(0, place.sequence), max(1, place.visit), is_of_steps)
+    return StoredCheckpoint(node_id, data, max(0, place.sequence), max(1, place.visit), is_of_steps)
 
 
-def _in_order(found: list[Kept]) -> list[Kept]:
+def _in_order(found: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
     """By the place that each had in its run, where all tell one; else as the store listed them."""
     places = [kept.sequence for kept in found]
     is_told = 0 not in places and len(set(places)) == len(places)

@@ -22,7 +22,7 @@ from milepost.cli.targets import load_target
 from milepost.cli.text import to_json
 from milepost.graph.builder import CompiledGraph
 from milepost.graph.drawing import recorded_picture, to_dot, to_mermaid
-from milepost.graph.status import Standing, standing
+from milepost.graph.status import RunStatus, standing
 from milepost.graph.topology import Topology
 from milepost.model.info import RunInfo
 from milepost.workflows.definition import Workflow
@@ -83,7 +83,7 @@ def _graph(target: str) -> CompiledGraph[Any]:
     return graph
 
 
-def _run_of(invocation: Invocation, run_id: str, graph: CompiledGraph[Any] | None) -> tuple[RunInfo, Standing]:
+def _run_of(invocation: Invocation, run_id: str, graph: CompiledGraph[Any] | None) -> tuple[RunInfo, RunStatus]:
     """A run of a graph, and where it stands."""
     with open_existing(invocation) as store:
         latest = store.latest(run_id)
@@ -100,14 +100,14 @@ def _run_of(invocation: Invocation, run_id: str, graph: CompiledGraph[Any] | Non
     return row.info, stands
 
 
-def _recorded(found: tuple[RunInfo, Standing] | None) -> dict[str, Any]:
+def _recorded(found: tuple[RunInfo, RunStatus] | None) -> dict[str, Any]:
     assert found is not None
     info, stands = found
     topology = Topology.of(stands.shape)
     return {"name": info.flow, "fingerprint": topology.fingerprint, **topology.described}
 
 
-def _run_document(info: RunInfo, stands: Standing) -> dict[str, Any]:
+def _run_document(info: RunInfo, stands: RunStatus) -> dict[str, Any]:
     told = standing_document(stands)
     return {
         "run": {"run_id": info.run_id, "status": info.status},

@@ -43,7 +43,7 @@ class DemoError(MilepostError):
 
 
 @dataclass(slots=True)
-class Child:
+class DemoProcess:
     """A child process and the events that it told."""
 
     process: subprocess.Popen[str]
@@ -150,7 +150,7 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _start(arguments: list[str], url: str, folder: Path, hold: str = "") -> Child:
+def _start(arguments: list[str], url: str, folder: Path, hold: str = "") -> DemoProcess:
     environment = {**os.environ, "MILEPOST_DEMO_HOLD": hold, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments of our own
         [sys.executable, "-m", "milepost", *arguments, "--store", url, "--json"],
@@ -161,10 +161,10 @@ def _start(arguments: list[str], url: str, folder: Path, hold: str = "") -> Chil
         text=True,
         encoding="utf-8",
     )
-    return Child(process)
+    return DemoProcess(process)
 
 
-def _kill_half_way(url: str, run_id: str, folder: Path) -> Child:
+def _kill_half_way(url: str, run_id: str, folder: Path) -> DemoProcess:
     """Run the pipeline and kill it where it holds still in the middle of a node."""
     child = _start(["run", TARGET, "--run-id", run_id], url, folder, hold=HELD)
     try:
@@ -184,7 +184,7 @@ def _kill_half_way(url: str, run_id: str, folder: Path) -> Child:
     return child
 
 
-def _run_to_end(arguments: list[str], url: str, folder: Path) -> Child:
+def _run_to_end(arguments: list[str], url: str, folder: Path) -> DemoProcess:
     child = _start(arguments, url, folder)
     try:
         for _ in child.read():
@@ -197,21 +197,21 @@ def _run_to_end(arguments: list[str], url: str, folder: Path) -> Child:
     return child
 
 
-def _failed(child: Child, what: str) -> DemoError:
+def _failed(child: DemoProcess, what: str) -> DemoError:
     assert child.process.stderr is not None
     child.process.kill()
     told = child.process.stderr.read().strip().splitlines()
     return DemoError(f"the demo's child process {what}: {told[-1] if told else 'it said nothing'}")
 
 
-def _close(child: Child) -> None:
+def _close(child: DemoProcess) -> None:
     child.process.wait(_PATIENCE)
     for pipe in (child.process.stdout, child.process.stderr):
         if pipe is not None:
             pipe.close()
 
 
-def _is_equal(resumed: Child, alone: Child, charts: dict[str, Path]) -> bool:
+def _is_equal(resumed: DemoProcess, alone: DemoProcess, charts: dict[str, Path]) -> bool:
     """Whether both runs came to the same state and drew the same chart."""
     drawn = {chart.read_bytes() for chart in charts.values()}
     return resumed.state() is not None and resumed.state() == alone.state() and len(drawn) == 1

@@ -9,7 +9,7 @@ from typing import Any
 from milepost.cli.lines import wait_document, wait_text
 from milepost.cli.text import clean, iso, plural, short, utc
 from milepost.executor.flow import END
-from milepost.graph.status import Standing, Visit
+from milepost.graph.status import RunStatus, Visit
 from milepost.model.info import Wait
 
 __all__ = ["following", "graph_rows", "notes_of", "standing_document"]
@@ -20,7 +20,7 @@ _INSIDE = frozenset({"is_done", "failed_at", "fork"})
 """What of a visit is told by its status and by what it is made of."""
 
 
-def following(standing: Standing, known: str | None) -> tuple[str | None, ...]:
+def following(standing: RunStatus, known: str | None) -> tuple[str | None, ...]:
     """Where a run goes on, in each branch that is open; `known` is what its newest record says of that.
 
     None where a router has yet to say, END, or "" where it is not known.
@@ -83,7 +83,7 @@ def _progress(progress: tuple[int, int, int]) -> str:
     return f"{done} of {plural(total, 'item')}" + (f", {failed} failed" if failed else "")
 
 
-def notes_of(standing: Standing) -> dict[str, str]:
+def notes_of(standing: RunStatus) -> dict[str, str]:
     """What is written on the nodes of a picture: how far maps are, and what those who answer are asked."""
     notes = {node_id: _progress(progress) for node_id, progress in standing.maps.items()}
     return notes | {node_id: _asked(wait) for node_id, wait in standing.waits.items()}
@@ -95,7 +95,7 @@ def _asked(wait: Wait) -> str:
     return ": ".join(filter(None, (until, asked))) or "waiting"
 
 
-def standing_document(standing: Standing) -> dict[str, Any]:
+def standing_document(standing: RunStatus) -> dict[str, Any]:
     """Where a run of a graph stands, as JSON."""
     return {
         "statuses": standing.statuses,

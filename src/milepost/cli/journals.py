@@ -28,11 +28,11 @@ from milepost.model.record import (
     Record,
     parse_time,
 )
-from milepost.store import Latest, Store
+from milepost.store import RunSnapshot, Store
 
 __all__ = [
-    "Entry",
-    "Step",
+    "JournalLine",
+    "NodeSummary",
     "failure_text",
     "is_workflow",
     "next_node",
@@ -46,7 +46,7 @@ _PAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalLine:
     """One record as people look at it. `note` says what a record that is no checkpoint tells."""
 
     sequence: int
@@ -72,7 +72,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Step:
+class NodeSummary:
     """What became of one node over all of its visits that count."""
 
     node_id: str
@@ -104,7 +104,7 @@ def is_workflow(store: Store, run_id: str) -> bool:
     return False
 
 
-def read_entries(store: Store, run_id: str) -> Iterator[Entry]:
+def read_entries(store: Store, run_id: str) -> Iterator[JournalLine]:
     """All records of a run in order, a page at a time."""
     known = {info.sequence: info.timestamp for info in store.history(run_id)}
     live = store.get_run(run_id).live
@@ -133,7 +133,7 @@ def records_of(store: Store, run_id: str, newest: int | None = None) -> Iterator
         after = page[-1].sequence
 
 
-def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> Entry:
+def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> JournalLine:
     try:
         fields = read_envelope(record.state() or b"")[0] if record.is_foreign else record.fields()
         note = _note(record.kind, fields)
@@ -141,7 +141,7 @@ def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> Entr
         fields, note = {}, f"saved from outside, no envelope: {exc}" if record.is_foreign else f"damaged: {exc}"
     if timestamp is None and isinstance(fields.get("timestamp"), str):
         timestamp = parse_time(fields["timestamp"])
-    return Entry(
+    return JournalLine(
         sequence=record.sequence,
         kind=record.kind,
         node_id=record.node_id,
@@ -205,13 +205,13 @@ def _wait_note(kind: str, fields: dict[str, Any]) -> str:
     return f"waits{signal}" + (f" until {fields['wake_at']}" if fields.get("wake_at") else "")
 
 
-def steps_of(entries: Iterator[Entry]) -> list[Step]:
+def steps_of(entries: Iterator[JournalLine]) -> list[NodeSummary]:
     """What became of each node, in the order of first visits; superseded visits do not count."""
-    steps: dict[str, Step] = {}
+    steps: dict[str, NodeSummary] = {}
     for entry in entries:
         if entry.kind not in {CHECKPOINT, FAILURE} or entry.superseded:
             continue
-        step = steps.setdefault(entry.node_id, Step(entry.node_id))
+        step = steps.setdefault(entry.node_id, NodeSummary(entry.node_id))
         step.last_at = entry.timestamp
         if entry.kind == FAILURE:
             step.failures += 1
@@ -224,7 +224,7 @@ def steps_of(entries: Iterator[Entry]) -> list[Step]:
     return list(steps.values())
 
 
-def next_node(latest: Latest) -> str | None:
+def next_node(latest: RunSnapshot) -> str | None:
     """Where the run goes on; None where the router has yet to say, or nothing is known."""
     if latest.point is None:
         return None

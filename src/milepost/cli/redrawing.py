@@ -15,12 +15,12 @@ from milepost.cli.watching import follow
 from milepost.errors import DeserializeStateError
 from milepost.model.info import RunInfo
 from milepost.model.record import CHECKPOINT, Record
-from milepost.store import Latest, Store
+from milepost.store import RunSnapshot, Store
 
 __all__ = ["redrawn"]
 
 
-class Look(Protocol):
+class RunView(Protocol):
     """One look at a run, as `show` has it."""
 
     def facts(self) -> list[tuple[str, object]]:
@@ -32,7 +32,7 @@ class Look(Protocol):
         ...
 
 
-def redrawn(store: Store, run_id: str, look: Callable[[Latest, Sequence[Record]], Look]) -> RunInfo:
+def redrawn(store: Store, run_id: str, look: Callable[[RunSnapshot, Sequence[Record]], RunView]) -> RunInfo:
     """Draw a run until it ends; how it stands then. What was drawn is taken away again."""
     console = Console(highlight=False)
     records: list[Record] = []
@@ -54,7 +54,7 @@ def _light(record: Record) -> Record:
     return record
 
 
-def _picture(look: Look, console: Console) -> Group:
+def _picture(look: RunView, console: Console) -> Group:
     columns, rows, styles = look.table()
     facts = Text("\n".join(fact_lines(look.facts())))
     if not rows:

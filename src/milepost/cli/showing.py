@@ -19,10 +19,10 @@ from milepost.cli.tables import print_facts, print_table
 from milepost.cli.text import ago, clean, duration, plural, short, size, to_json
 from milepost.cli.trees import Tree, TreeStep, rows_of, tree_of
 from milepost.cli.watching import drawn, exit_code_of, watched
-from milepost.graph.status import Standing, Visit, standing
+from milepost.graph.status import RunStatus, Visit, standing
 from milepost.model.info import RunInfo
 from milepost.model.record import Record
-from milepost.store import Latest
+from milepost.store import RunSnapshot
 
 __all__ = ["show"]
 
@@ -85,7 +85,7 @@ def print_error(info: RunInfo) -> None:
         print("\n".join(map(clean, info.error.traceback.splitlines())))
 
 
-def _shown(latest: Latest, records: Iterable[Record], place: str, is_of_steps: bool) -> Shown:
+def _shown(latest: RunSnapshot, records: Iterable[Record], place: str, is_of_steps: bool) -> Shown:
     """What is shown of a run whose row and records these are."""
     row = latest.row
     if is_of_steps:
@@ -97,9 +97,9 @@ def _shown(latest: Latest, records: Iterable[Record], place: str, is_of_steps: b
 class Shown:
     """One look at a run."""
 
-    latest: Latest
+    latest: RunSnapshot
     place: str
-    found: Tree | Standing
+    found: Tree | RunStatus
 
     @property
     def following(self) -> tuple[str | None, ...]:

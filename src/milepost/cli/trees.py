@@ -13,10 +13,10 @@ from milepost.cli.lines import wait_document, wait_text
 from milepost.cli.text import clean, iso, plural, short, utc
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
 from milepost.executor.checks import is_live
-from milepost.executor.recorded import Entry, Recorded
+from milepost.executor.recorded import JournalHistory, StepRecord
 from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, Record, parse_time
-from milepost.store import ENDED, Latest
+from milepost.store import ENDED, RunSnapshot
 
 __all__ = ["Tree", "TreeStep", "rows_of", "tree_of"]
 
@@ -84,9 +84,9 @@ class Tree:
         return next((step.step_id for step in self.steps if step.outcome is None), "")
 
 
-def tree_of(records: Iterable[Record], latest: Latest) -> Tree:
+def tree_of(records: Iterable[Record], latest: RunSnapshot) -> Tree:
     """The steps of a run as `records` tell of them, which are all that there were when `latest` was read."""
-    recorded, superseded, damaged = Recorded(), [], []
+    recorded, superseded, damaged = JournalHistory(), [], []
     for record in records:
         is_standing = is_live(record.sequence, latest.row.live)
         try:
@@ -101,7 +101,7 @@ def tree_of(records: Iterable[Record], latest: Latest) -> Tree:
     return Tree(_json(recorded.start), _json(recorded.finish), steps, tuple(superseded), tuple(damaged))
 
 
-def _json(entry: Entry | None) -> Any:
+def _json(entry: StepRecord | None) -> Any:
     """What a record holds, or None where that is nothing, or can't be read here for want of a key."""
     if entry is None:
         return None
@@ -114,7 +114,7 @@ def _json(entry: Entry | None) -> Any:
 # -- one step ------------------------------------------------------------------------------------------------
 
 
-def _step(recorded: Recorded, step_id: str, *, is_over: bool) -> TreeStep:
+def _step(recorded: JournalHistory, step_id: str, *, is_over: bool) -> TreeStep:
     step = TreeStep(step_id, steps=[_step(recorded, child, is_over=is_over) for child in recorded.children(step_id)])
     step.failures = len(recorded.failures.get(step_id, ()))
     step.attempts = step.failures
@@ -132,7 +132,7 @@ def _step(recorded: Recorded, step_id: str, *, is_over: bool) -> TreeStep:
     return step
 
 
-def _tell_done(step: TreeStep, done: Entry) -> None:
+def _tell_done(step: TreeStep, done: StepRecord) -> None:
     """What the record of a step's end says, or of a node's in a graph that is a step."""
     told = done.fields
     _place(step, done)
@@ -168,7 +168,7 @@ def _given_order(step: TreeStep) -> Callable[[TreeStep], int]:
     return lambda found: places.get(found.step_id, len(places))
 
 
-def _tell_begun(step: TreeStep, recorded: Recorded, *, is_over: bool) -> None:
+def _tell_begun(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> None:
     """What is known of a step that has no end yet."""
     step_id = step.step_id
     step.status = "unfinished" if is_over else "in flight"
@@ -197,7 +197,7 @@ def _tell_begun(step: TreeStep, recorded: Recorded, *, is_over: bool) -> None:
                 step.reason = str(refused.fields.get("refused"))
 
 
-def _place(step: TreeStep, entry: Entry) -> None:
+def _place(step: TreeStep, entry: StepRecord) -> None:
     step.sequence, step.visit = entry.sequence, entry.record.visit
     step.last_at = _time(entry.fields.get("timestamp"))
 
@@ -209,7 +209,7 @@ def _time(text: Any) -> datetime | None:
         return None
 
 
-def _wait_of(entry: Entry) -> Wait:
+def _wait_of(entry: StepRecord) -> Wait:
     told = entry.fields
     return Wait(str(told.get("wait_id")), told.get("signal"), _json(entry), _time(told.get("wake_at")))
 

@@ -21,7 +21,7 @@ from milepost.cli.text import clean, short, to_json
 from milepost.errors import DeserializeStateError
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import Flow
-from milepost.executor.recorded import Entry
+from milepost.executor.recorded import StepRecord
 from milepost.model.events import Event
 from milepost.model.info import RunInfo
 from milepost.model.record import FAILURE, FINISH, ROLLBACK, Record
@@ -153,7 +153,7 @@ def _result_of(record: Record) -> Any:
     """What the record of a step holds, its output as JSON; of a node of a graph that is a step, the state."""
     if "step_type" not in record.fields():
         return _Undecoded.decode(record.state() or b"null")
-    kept = Entry(record.sequence, record.fields(), record).kept()
+    kept = StepRecord(record.sequence, record.fields(), record).kept()
     output = _Undecoded.decode(bytes(kept.output))
     if kept.outcome == "skipped":
         output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")

@@ -25,8 +25,8 @@ __all__ = [
     "ATTRS_HASH",
     "Family",
     "FieldSpec",
+    "FieldValues",
     "OfOthers",
-    "Row",
     "build_blank",
     "columns_of",
     "constant",
@@ -282,7 +282,7 @@ def rows_of(names: tuple[str, ...], columns: Sequence[Iterable[Any]]) -> list[di
 _FEW_ROWS, _MANY_NAMES = 100, 100
 
 
-class Row(msgspec.Struct):
+class FieldValues(msgspec.Struct):
     """What is written of an object: its fields' values, which msgspec makes and writes faster than a dict of them."""
 
 
@@ -291,7 +291,7 @@ def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
     places = [f"f{number}" for number in range(len(names))]
     renames = dict(zip(places, names, strict=True))
     try:
-        return msgspec.defstruct("Row", places, bases=(Row,), rename=renames, gc=False)
+        return msgspec.defstruct("FieldValues", places, bases=(FieldValues,), rename=renames, gc=False)
     except ValueError:  # a key of a TypedDict that needs escapes in JSON
         return lambda *row: dict(zip(names, row, strict=True))
 

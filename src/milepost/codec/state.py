@@ -14,7 +14,7 @@ import msgspec
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
 
 from .containers import encode_sorted
-from .family import Row
+from .family import FieldValues
 from .hints import annotations_of, strip
 from .mappings import DictPlan
 from .plan import (
@@ -327,7 +327,7 @@ def _sort_pairs(raw: Any) -> Any:
     """Sort the pairs of every dict whose keys are no text; the keys of objects are sorted when written."""
     if type(raw) is list:
         return [_sort_pairs(item) for item in raw]
-    if isinstance(raw, Row):
+    if isinstance(raw, FieldValues):
         raw = dict(zip(raw.__struct_encode_fields__, msgspec.structs.astuple(raw), strict=True))
     if type(raw) is OrderedDict:  # its order counts
         return [[key, _sort_pairs(item)] for key, item in raw.items()]

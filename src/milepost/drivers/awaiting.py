@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.store_queue import lane_of
-from milepost.drivers.threads import Promise
+from milepost.drivers.threads import Pending
 from milepost.errors import AttemptTimedOut
 from milepost.executor.context import current_context
 from milepost.executor.effects import (
@@ -23,8 +23,8 @@ from milepost.executor.effects import (
     Drop,
     Effect,
     Gather,
-    Held,
     HoldOver,
+    LeaseView,
     Outcome,
     Routine,
     Sleep,
@@ -50,7 +50,7 @@ class _Watch:
 
     __slots__ = ("_before", "_has_cancelled", "_held", "_is_left", "_loop", "_task")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, held: Held) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, held: LeaseView) -> None:
         self._loop = loop
         self._held = held
         self._has_cancelled = self._is_left = False
@@ -246,7 +246,7 @@ class AsyncDriver(Driver):
         held = held_of(call)
         return self._awaited(call) if held is None else self._watched(call, held)
 
-    async def _watched(self, call: Call, held: Held) -> Any:
+    async def _watched(self, call: Call, held: LeaseView) -> Any:
         with _Watch(self._loop, held):
             return await self._awaited(call)
 
@@ -267,12 +267,12 @@ class AsyncDriver(Driver):
             if reset is not None:
                 current_context.reset(reset)
 
-    def _elsewhere(self, call: Call) -> tuple[asyncio.Future[Any], Promise]:
+    def _elsewhere(self, call: Call) -> tuple[asyncio.Future[Any], Pending]:
         """Have a sync call run by its executor or in a thread: its outcome, here and there."""
         loop = self._loop
         future: asyncio.Future[Any] = loop.create_future()
 
-        def settle(promise: Promise) -> None:
+        def settle(promise: Pending) -> None:
             if future.done():
                 return
             try:
@@ -283,7 +283,7 @@ class AsyncDriver(Driver):
             except BaseException as exc:
                 future.set_exception(exc)
 
-        def then(promise: Promise) -> None:
+        def then(promise: Pending) -> None:
             try:
                 loop.call_soon_threadsafe(settle, promise)
             except RuntimeError:
@@ -298,7 +298,7 @@ class AsyncDriver(Driver):
             self._leave_when_over(future, promise, held)
         return future, promise
 
-    def _leave_when_over(self, future: asyncio.Future[Any], promise: Promise, held: Held) -> None:
+    def _leave_when_over(self, future: asyncio.Future[Any], promise: Pending, held: LeaseView) -> None:
         """Have such a call end with `HoldOver` if it goes on long after its run was lost or cancelled."""
 
         async def leave() -> None:
@@ -323,7 +323,7 @@ class AsyncDriver(Driver):
 
     async def _call_in_time(self, call: Call) -> Any:
         assert call.timeout is not None
-        promise: Promise | None = None
+        promise: Pending | None = None
         if call.is_async:
             task: asyncio.Future[Any] = asyncio.ensure_future(_ended(self._await, call))
         else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from milepost.drivers.branches import Branch
 from milepost.drivers.heartbeat import heartbeat
-from milepost.drivers.threads import Kept, Promise, threads
+from milepost.drivers.threads import Pending, PendingSet, threads
 from milepost.executor.context import run_within
 from milepost.executor.effects import (
     Alone,
@@ -19,8 +19,8 @@ from milepost.executor.effects import (
     Drop,
     Effect,
     Emit,
-    Held,
     Hold,
+    LeaseView,
 )
 from milepost.model.clock import Clock
 from milepost.model.events import (
@@ -120,16 +120,18 @@ class Driver:
         context = contextvars.copy_context()
         return lambda: context.run(invoke, call, around)
 
-    def submit(self, call: Call, then: Callable[[Promise], None] | None = None, kept: Kept | None = None) -> Promise:
+    def submit(
+        self, call: Call, then: Callable[[Pending], None] | None = None, kept: PendingSet | None = None
+    ) -> Pending:
         """Have a sync call run elsewhere, by its executor or in a thread; `then` is called there with its outcome.
 
         What an executor is given can be taken back: it is told to `kept` first.
         """
         if call.executor is None:
             return threads.submit(self.bind(call), then)
-        from milepost.drivers.executors import Errand  # what most programs never need
+        from milepost.drivers.executors import ExecutorCall  # what most programs never need
 
-        errand = Errand(call, self.publish(call.announce) if call.announce is not None else (), then)
+        errand = ExecutorCall(call, self.publish(call.announce) if call.announce is not None else (), then)
         if kept is not None:
             kept.add(errand)
         errand.begin()
@@ -149,17 +151,17 @@ def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
     return run_within(call.context, call.fn, call.args, around)
 
 
-def _put(ended: queue.SimpleQueue[tuple[Branch, Promise]], branch: Branch, promise: Promise) -> None:
+def _put(ended: queue.SimpleQueue[tuple[Branch, Pending]], branch: Branch, promise: Pending) -> None:
     ended.put((branch, promise))
 
 
-def is_awake(held: Held | None) -> bool:
+def is_awake(held: LeaseView | None) -> bool:
     """Whether a sleep need not go on, because the run is lost, cancelled or to be given back."""
     return held is not None and (held.is_over or (held.is_draining and not held.is_ending))
 
 
 @contextmanager
-def watched(held: Held | None, tell: Callable[[], None]) -> Iterator[None]:
+def watched(held: LeaseView | None, tell: Callable[[], None]) -> Iterator[None]:
     """Have `tell` called, in any thread, if the run is lost or cancelled while the block lasts."""
     if held is None:
         yield
@@ -171,6 +173,6 @@ def watched(held: Held | None, tell: Callable[[], None]) -> Iterator[None]:
         held.unwatch(tell)
 
 
-def held_of(call: Call) -> Held | None:
+def held_of(call: Call) -> LeaseView | None:
     """The lease of the run that a call is made for."""
     return None if call.context is None else call.context._scope.held

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, is_awake, watched
 from milepost.drivers.branches import Branch, Branches, merged
-from milepost.drivers.threads import Kept, Promise, threads
+from milepost.drivers.threads import Pending, PendingSet, threads
 from milepost.errors import AsyncNodeError, AttemptTimedOut
 from milepost.executor.context import run_within
 from milepost.executor.effects import (
@@ -25,8 +25,8 @@ from milepost.executor.effects import (
     Drop,
     Effect,
     Gather,
-    Held,
     HoldOver,
+    LeaseView,
     Outcome,
     Routine,
     Sleep,
@@ -51,7 +51,7 @@ class _Running:
 
     __slots__ = ("call", "held", "over_since", "promise")
 
-    def __init__(self, promise: Promise, call: Call) -> None:
+    def __init__(self, promise: Pending, call: Call) -> None:
         self.promise = promise
         self.call = call
         self.held = held_of(call)
@@ -118,10 +118,10 @@ class SyncDriver(Driver):
     def _gathering(self, gather: Gather) -> Generator[None, None, dict[str, Outcome]]:
         """`_gather`, which comes up now and then, so that a stream can tell what has happened."""
         branches = Branches(gather, MAX_THREADS)
-        sleeping: list[tuple[float, int, Branch, Held | None]] = []
-        ended: queue.SimpleQueue[tuple[Branch, Promise]] = queue.SimpleQueue()
+        sleeping: list[tuple[float, int, Branch, LeaseView | None]] = []
+        ended: queue.SimpleQueue[tuple[Branch, Pending]] = queue.SimpleQueue()
         running: dict[Branch, _Running] = {}
-        kept = Kept()
+        kept = PendingSet()
         try:
             yield from self._step_all(branches, sleeping, running, ended, kept)
         except GeneratorExit:
@@ -139,10 +139,10 @@ class SyncDriver(Driver):
     def _step_all(
         self,
         branches: Branches,
-        sleeping: list[tuple[float, int, Branch, Held | None]],
+        sleeping: list[tuple[float, int, Branch, LeaseView | None]],
         running: dict[Branch, _Running],
-        ended: queue.SimpleQueue[tuple[Branch, Promise]],
-        kept: Kept,
+        ended: queue.SimpleQueue[tuple[Branch, Pending]],
+        kept: PendingSet,
     ) -> Iterator[None]:
         lonely: deque[Branch] = deque()
         while not branches.is_over:
@@ -174,11 +174,11 @@ class SyncDriver(Driver):
                 self._await_one(branches, sleeping, running, ended)
             yield
 
-    def _begun(self, call: Call, then: Callable[[Promise], None], kept: Kept) -> Promise:
+    def _begun(self, call: Call, then: Callable[[Pending], None], kept: PendingSet) -> Pending:
         """A call of a branch, begun elsewhere; it keeps its timeout."""
         if call.timeout is None:
 
-            def over(promise: Promise) -> None:
+            def over(promise: Pending) -> None:
                 kept.discard(promise)
                 then(promise)
 
@@ -207,9 +207,9 @@ class SyncDriver(Driver):
     def _await_one(
         self,
         branches: Branches,
-        sleeping: list[tuple[float, int, Branch, Held | None]],
+        sleeping: list[tuple[float, int, Branch, LeaseView | None]],
         running: dict[Branch, _Running],
-        ended: queue.SimpleQueue[tuple[Branch, Promise]],
+        ended: queue.SimpleQueue[tuple[Branch, Pending]],
     ) -> None:
         """Wait for the end of a call or of a sleep, or until a run that is lost or cancelled has waited long enough."""
         left = GLANCE if self.stream_to is None else STREAMED
@@ -237,7 +237,7 @@ class SyncDriver(Driver):
     def _look(
         self,
         branches: Branches,
-        sleeping: list[tuple[float, int, Branch, Held | None]],
+        sleeping: list[tuple[float, int, Branch, LeaseView | None]],
         running: dict[Branch, _Running],
     ) -> None:
         now = self.clock.monotonic()
@@ -262,7 +262,7 @@ class SyncDriver(Driver):
                 call.promise.abandon()
                 branches.fail(branch, HoldOver())
 
-    def _call(self, call: Call, kept: Kept | None = None) -> Any:
+    def _call(self, call: Call, kept: PendingSet | None = None) -> Any:
         if call.is_async:
             name = getattr(call.fn, "__qualname__", None) or type(call.fn).__qualname__
             raise AsyncNodeError(f"{name!r} is a coroutine function: await the verb's a-twin instead", names=(name,))
@@ -270,7 +270,7 @@ class SyncDriver(Driver):
             around = self.publish(call.announce) if call.announce is not None else ()
             return run_within(call.context, call.fn, call.args, around)
         wake = threading.Event()
-        own = Kept()
+        own = PendingSet()
         if kept is not None:
             kept.add(own)
         try:
@@ -299,7 +299,7 @@ class SyncDriver(Driver):
         promise.abandon()
         raise AttemptTimedOut(call.timeout, is_running=is_running)
 
-    def _await_over(self, promise: Promise) -> None:
+    def _await_over(self, promise: Pending) -> None:
         """Give the call of a run that is lost or cancelled some time to end; `HoldOver` if it does not."""
         if promise.is_done:
             return
@@ -315,7 +315,7 @@ class SyncDriver(Driver):
 
     def stream(self, routine: Routine[Any]) -> Iterator[Event]:
         """The events of `routine` as they come; breaking off stops it at a durable point."""
-        events: queue.SimpleQueue[Event | Promise] = queue.SimpleQueue()
+        events: queue.SimpleQueue[Event | Pending] = queue.SimpleQueue()
         self.stream_to = events.put
         try:
             effect = next(routine)
@@ -363,7 +363,7 @@ class SyncDriver(Driver):
 
     def _call_live(self, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
         """Run a call in a thread and yield what it tells meanwhile; returns its value."""
-        kept = Kept()
+        kept = PendingSet()
         try:
             promise = self.submit(call, events.put, kept)
             with watched(held_of(call), functools.partial(events.put, _OVER)):
@@ -371,7 +371,7 @@ class SyncDriver(Driver):
         finally:
             kept.abandon()
 
-    def _tell_until(self, promise: Promise, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
+    def _tell_until(self, promise: Pending, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
         began, allowed = self.clock.monotonic(), call.timeout
         while True:
             try:
@@ -402,7 +402,7 @@ class SyncDriver(Driver):
                 allowed = call.timeout + OVERDUE_GRACE
                 self.mark_overdue(call)
 
-    def _let_end(self, call: Call, promise: Promise) -> None:
+    def _let_end(self, call: Call, promise: Pending) -> None:
         """Wait for a call that nobody wants any more, so that it does not run beside a resume of its run."""
         if promise.recall():
             return

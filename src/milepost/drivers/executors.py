@@ -27,7 +27,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from milepost.drivers.pools import Taken, is_broken, pools
-from milepost.drivers.threads import Promise, threads
+from milepost.drivers.threads import Pending, threads
 from milepost.errors import MilepostError
 from milepost.executor.context import Context, ContextElsewhere, current_context, run_within
 from milepost.executor.effects import Call
@@ -35,7 +35,7 @@ from milepost.model.failure import describe, message_of, type_name
 from milepost.model.hooks import surround
 from milepost.model.process import this_process
 
-__all__ = ["Errand", "Task"]
+__all__ = ["ExecutorCall", "Task"]
 
 
 class Task:
@@ -222,12 +222,12 @@ class TracebackThere(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-class Errand(Promise):
+class ExecutorCall(Pending):
     """The outcome of a call that an executor performs; `then` is called once it is there, in any thread."""
 
     __slots__ = ("_around", "_call", "_is_unwanted", "_taken", "_task", "_then", "_variables")
 
-    def __init__(self, call: Call, around: Sequence[Any], then: Callable[[Promise], None] | None) -> None:
+    def __init__(self, call: Call, around: Sequence[Any], then: Callable[[Pending], None] | None) -> None:
         super().__init__()
         assert call.context is not None
         self._call = call

@@ -29,7 +29,7 @@ IDLE = 60.0
 
 
 class HeldLease:
-    """A lease that is being kept; see `milepost.executor.effects.Held`."""
+    """A lease that is being kept; see `milepost.executor.effects.LeaseView`."""
 
     __slots__ = (
         "_is_failing",

@@ -25,7 +25,7 @@ from milepost.errors import StoreError
 from milepost.executor.effects import Ask, Effect, Write
 from milepost.store import Store
 
-__all__ = ["Answer", "Lane", "lane_of"]
+__all__ = ["Answer", "StoreQueue", "lane_of"]
 
 IDLE = 10.0
 """Seconds after which a lane without work ends its thread."""
@@ -51,7 +51,7 @@ Request = tuple[Effect, asyncio.AbstractEventLoop, Answer]
 Settled = tuple[Answer, Any, BaseException | None]
 
 
-class Lane:
+class StoreQueue:
     """The way of event loops to one store."""
 
     def __init__(self) -> None:
@@ -158,16 +158,16 @@ def _batches(writes: list[Request]) -> list[list[Request]]:
     return [*([shared] if shared else []), *([write] for write in alone)]
 
 
-_lanes: weakref.WeakKeyDictionary[Store, Lane] = weakref.WeakKeyDictionary()
+_lanes: weakref.WeakKeyDictionary[Store, StoreQueue] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def lane_of(store: Store) -> Lane:
+def lane_of(store: Store) -> StoreQueue:
     """The lane of a store; the same for all event loops of the process."""
     lane = _lanes.get(store)
     if lane is None:
         with _lock:
-            lane = _lanes.setdefault(store, Lane())
+            lane = _lanes.setdefault(store, StoreQueue())
     return lane
 
 

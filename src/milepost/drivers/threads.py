@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Kept", "Promise", "Threads", "threads"]
+__all__ = ["Pending", "PendingSet", "Threads", "threads"]
 
 IDLE = 10.0
 """Seconds for which a thread without work is kept."""
 
 
-class Promise:
+class Pending:
     """The outcome of a call in a thread, or wherever else; `done` is set once it is there, by `settle`."""
 
     __slots__ = ("_done", "error", "is_done", "value")
@@ -62,21 +62,21 @@ class Promise:
         """Tell that nobody asks for the outcome any more."""
 
 
-class Kept:
+class PendingSet:
     """Promises that are abandoned together, those that come later too: Ctrl-C may come before a call is handed in."""
 
     def __init__(self) -> None:
-        self._promises: set[Promise | Kept] = set()
+        self._promises: set[Pending | PendingSet] = set()
         self._is_over = False
 
-    def add(self, promise: Promise | Kept) -> None:
+    def add(self, promise: Pending | PendingSet) -> None:
         """Keep `promise`; call it before its call can begin."""
         self._promises.add(promise)
         # Whichever comes second, this or `abandon`, sees what the other has done.
         if self._is_over:
             promise.abandon()
 
-    def discard(self, promise: Promise | Kept) -> None:
+    def discard(self, promise: Pending | PendingSet) -> None:
         """Keep `promise` no more."""
         self._promises.discard(promise)
 
@@ -92,15 +92,15 @@ class Threads:
 
     def __init__(self, *, lasting: bool = False) -> None:
         self._idle = None if lasting else IDLE
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Promise, Callable[[Promise], None] | None]]
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Pending, Callable[[Pending], None] | None]]
         self._work = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0
         """Threads that wait for work and are not promised to any yet."""
 
-    def submit(self, fn: Callable[[], Any], then: Callable[[Promise], None] | None = None) -> Promise:
+    def submit(self, fn: Callable[[], Any], then: Callable[[Pending], None] | None = None) -> Pending:
         """Run `fn` in a thread; `then` is called there once the promise has its outcome."""
-        promise = Promise()
+        promise = Pending()
         with self._lock:
             is_new = self._free == 0
             if not is_new:

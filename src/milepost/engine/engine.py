@@ -17,7 +17,7 @@ from milepost.drivers import SyncDriver
 from milepost.drivers.wakeups import wake
 from milepost.engine.authorize import Authorize, Gate
 from milepost.errors import OptionError, RunNotFoundError, StoreError, naming
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
 from milepost.job import Job, store_of
@@ -235,7 +235,7 @@ class Engine:
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> Any:
         """Go on with a run where its records end; see `Verbs.resume`."""
-        return _answer(self._job(flow, run_id, options, Wish()).do(full=full), full)
+        return _answer(self._job(flow, run_id, options, ResumeRequest()).do(full=full), full)
 
     @overload
     async def aresume(
@@ -250,7 +250,7 @@ class Engine:
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> Any:
         """`resume`, awaited."""
-        return _answer(await self._job(flow, run_id, options, Wish()).ado(full=full), full)
+        return _answer(await self._job(flow, run_id, options, ResumeRequest()).ado(full=full), full)
 
     @overload
     def resume_from(
@@ -274,7 +274,9 @@ class Engine:
         **options: Unpack[RunOptions],
     ) -> Any:
         """Go on after a node; see `Verbs.resume_from`."""
-        return _answer(self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).do(full=full), full)
+        return _answer(
+            self._job(flow, run_id, options, ResumeRequest("resume_from", node_id, visit, rerun)).do(full=full), full
+        )
 
     @overload
     async def aresume_from(
@@ -299,7 +301,8 @@ class Engine:
     ) -> Any:
         """`resume_from`, awaited."""
         return _answer(
-            await self._job(flow, run_id, options, Wish("resume_from", node_id, visit, rerun)).ado(full=full), full
+            await self._job(flow, run_id, options, ResumeRequest("resume_from", node_id, visit, rerun)).ado(full=full),
+            full,
         )
 
     @overload
@@ -315,7 +318,7 @@ class Engine:
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> Any:
         """Run again what failed; see `Verbs.retry`."""
-        return _answer(self._job(flow, run_id, options, Wish("retry")).do(full=full), full)
+        return _answer(self._job(flow, run_id, options, ResumeRequest("retry")).do(full=full), full)
 
     @overload
     async def aretry(
@@ -330,17 +333,17 @@ class Engine:
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> Any:
         """`retry`, awaited."""
-        return _answer(await self._job(flow, run_id, options, Wish("retry")).ado(full=full), full)
+        return _answer(await self._job(flow, run_id, options, ResumeRequest("retry")).ado(full=full), full)
 
     def resume_stream(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """`resume` as its events."""
-        return self._job(flow, run_id, options, Wish()).stream()
+        return self._job(flow, run_id, options, ResumeRequest()).stream()
 
     def aresume_stream(
         self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]
     ) -> AsyncIterator[Event]:
         """`resume_stream`, for `async for`."""
-        return self._job(flow, run_id, options, Wish()).astream()
+        return self._job(flow, run_id, options, ResumeRequest()).astream()
 
     def plan_resume(
         self,
@@ -353,7 +356,7 @@ class Engine:
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Tell what a resume would do; see `Verbs.plan_resume`."""
-        return self._job(flow, run_id, options, Wish.of(node_id, visit, rerun), is_asked=False).plan()
+        return self._job(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).plan()
 
     async def aplan_resume(
         self,
@@ -366,7 +369,7 @@ class Engine:
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """`plan_resume`, awaited."""
-        return await self._job(flow, run_id, options, Wish.of(node_id, visit, rerun), is_asked=False).aplan()
+        return await self._job(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).aplan()
 
     def fork_run(
         self,
@@ -627,7 +630,7 @@ class Engine:
 
     def resumed(self, flow: Verbs[Any] | Bound[Any], run_id: str, options: Mapping[str, Any]) -> Job:
         """A call that goes on with a run; `options` may have a workflow's inputs among them, to be compared."""
-        return self._job(flow, run_id, options, Wish())
+        return self._job(flow, run_id, options, ResumeRequest())
 
     @property
     def options(self) -> Options:
@@ -640,7 +643,7 @@ class Engine:
 
     def job(self, flow: Flow, run_id: str) -> Job:
         """A call that goes on with a run as a worker does: a checkpoint that cannot be saved always stops it."""
-        job = Job(flow, self.store, run_id, {"checkpoint_failure_fatal": True}, self._bound, Wish())
+        job = Job(flow, self.store, run_id, {"checkpoint_failure_fatal": True}, self._bound, ResumeRequest())
         job.active = self._active
         return job
 
@@ -680,7 +683,7 @@ class Engine:
         flow: Verbs[Any] | Bound[Any],
         run_id: str,
         options: Mapping[str, Any],
-        wish: Wish,
+        wish: ResumeRequest,
         *,
         is_asked: bool = True,
     ) -> Job:
@@ -696,7 +699,7 @@ class Engine:
         return job
 
     def _fork(self, flow: Verbs[Any] | Bound[Any], run_id: str, amends: Mapping[str, Any]) -> Job:
-        job = self._job(flow, run_id, amends, Wish(), is_asked=False)
+        job = self._job(flow, run_id, amends, ResumeRequest(), is_asked=False)
         self._ask_to_resume(job, run_id)
         return job
 

@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 from milepost.drivers import SyncDriver
 from milepost.drivers.wakeups import wake
 from milepost.engine.authorize import Gate
-from milepost.engine.watching import Look, await_output, await_records, await_result, loaded, state_of, step_results
+from milepost.engine.watching import (
+    WorkflowView,
+    await_output,
+    await_records,
+    await_result,
+    loaded,
+    state_of,
+    step_results,
+)
 from milepost.errors import OptionError, RunTimeoutError, naming
 from milepost.executor import signals as signalling
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
@@ -211,7 +219,7 @@ class RunHandle(Generic[R]):
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         flow = yield from self._known()
         limit = None if seconds is None else max(seconds, _AT_ONCE)
-        job = Job(flow, self.store, self.run_id, {"run_timeout": limit, **UNAMENDED}, self._bound, Wish())
+        job = Job(flow, self.store, self.run_id, {"run_timeout": limit, **UNAMENDED}, self._bound, ResumeRequest())
         job.run.is_awaited = is_awaited
         try:
             return (yield from look(job.run))
@@ -235,7 +243,7 @@ class RunHandle(Generic[R]):
     def _chronicle(self, flow: Flow) -> Chronicle:
         if flow.front == "graph":
             return Chronicle(self.run_id, flow)
-        looks: list[Look] = []
+        looks: list[WorkflowView] = []
 
         def load(record: Record) -> Any:
             return self._run(self._on(lambda run: loaded(cast("StepRun", run), record, looks), is_awaited=False))

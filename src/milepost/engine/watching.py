@@ -2,7 +2,7 @@
 
 A graph's record says what it is by itself. What a step of a workflow gave is JSON until its type is known, and only the
 workflow's code knows that: so the code is played over the record, up to where it would do something new, and every step
-that it asks for on the way is noted (`Look`).
+that it asks for on the way is noted (`WorkflowView`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from milepost.errors import (
     MilepostError,
     NoCheckpointFoundError,
 )
-from milepost.executor.checks import Wish, check_flow, content_of
+from milepost.executor.checks import ResumeRequest, check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Entry, Recorded, parent_of
+from milepost.executor.recorded import JournalHistory, StepRecord, parent_of
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.executor.start import attach
@@ -25,13 +25,13 @@ from milepost.executor.units import codec_at
 from milepost.graph.resume import newest_live
 from milepost.model.record import CHECKPOINT, START, Record
 from milepost.model.results import StepResult
-from milepost.store import ENDED, Latest, check_number
+from milepost.store import ENDED, RunSnapshot, check_number
 from milepost.workflows.replay import inputs_of, know_renames, primed_or_over, read
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.step import do
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step
 
-__all__ = ["Look", "await_output", "await_records", "await_result", "loaded", "state_of", "step_results"]
+__all__ = ["WorkflowView", "await_output", "await_records", "await_result", "loaded", "state_of", "step_results"]
 
 PAGE = 100
 """Records that are read at once by whoever follows a journal."""
@@ -46,14 +46,14 @@ def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> 
     assert run.store is not None
     if visit is not None:
         check_number(visit, "visit")
-    latest: Latest = yield from ask(run.store, "latest", run.run_id)
+    latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     check_flow(run, latest.row)
     if node_id is None:
         if latest.point is None:
             raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
         if isinstance(run, StepRun) and latest.row.info.status != "finished":
             return (yield from _inputs_of(run))
-        found = yield from run.find(Wish(), latest)
+        found = yield from run.find(ResumeRequest(), latest)
         return found.state
     record = yield from newest_live(run, CHECKPOINT, node_id, visit, latest.row.live if visit is None else ())
     if record is None:
@@ -84,7 +84,7 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
     """
     assert run.store is not None
     while True:
-        latest: Latest = yield from ask(run.store, "latest", run.run_id)
+        latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
         check_flow(run, latest.row)
         record = yield from newest_live(run, CHECKPOINT, node_id, None, latest.row.live)
         if record is not None:
@@ -122,7 +122,7 @@ def _given(run: Run, record: Record) -> Routine[Any]:
     return found if step is not None and step.modifiers.as_result else found.output
 
 
-def loaded(run: StepRun, record: Record, looks: list[Look]) -> Routine[Any]:
+def loaded(run: StepRun, record: Record, looks: list[WorkflowView]) -> Routine[Any]:
     """What a record of a workflow's step holds: its `StepResult`, or the state after a node of a graph in it.
 
     `looks` is the caller's, and keeps the newest look for the next record.
@@ -145,7 +145,7 @@ def step_results(run: StepRun) -> Routine[tuple[StepResult, ...]]:
 # -- playing a workflow's code to look at it ----------------------------------------------------------------
 
 
-class Look(StepRun):
+class WorkflowView(StepRun):
     """A workflow's code, played over the record and no further."""
 
     __slots__ = ("asked", "failure")
@@ -164,7 +164,7 @@ class Look(StepRun):
         self.asked[frame.prefix + step.name] = step, frame
         return step
 
-    def play_over(self, recorded: Recorded) -> Routine[None]:
+    def play_over(self, recorded: JournalHistory) -> Routine[None]:
         """Play the code as far as it is recorded."""
         self.recorded = recorded
         self.is_live = False
@@ -206,7 +206,7 @@ class Look(StepRun):
             return self._state_in(record)
         step, frame = self.step(step_id)
         if step is not None and frame is not None:
-            self.recorded.done[step_id] = Entry(record.sequence, fields, record)
+            self.recorded.done[step_id] = StepRecord(record.sequence, fields, record)
             is_over, result = yield from _played(do(self, step, step_id, frame, is_child=True))
             if is_over:
                 return result
@@ -214,7 +214,7 @@ class Look(StepRun):
         outer = self.recorded.done.get(parent_of(step_id))
         if outer is not None and outer.fields.get("outcome") == "recovered":
             # What an on_error gave: the step that failed has its output.
-            kept = Entry(record.sequence, fields, record).kept()
+            kept = StepRecord(record.sequence, fields, record).kept()
             recovered = yield from self.read(outer.record)
             return kept.result(recovered.output)
         raise self._unknown(step_id)
@@ -236,15 +236,15 @@ class Look(StepRun):
         )
 
 
-def _looked(run: StepRun) -> Routine[Look]:
+def _looked(run: StepRun) -> Routine[WorkflowView]:
     """The run's code, played over the record as it is now."""
     assert run.store is not None
-    latest: Latest = yield from ask(run.store, "latest", run.run_id)
+    latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     check_flow(run, latest.row)
-    look = Look(run)
+    look = WorkflowView(run)
     _, records, parsed = yield from read(look, latest, [])
     know_renames(run, records)
-    recorded = Recorded(records, latest.row.live, run.renames, parsed)
+    recorded = JournalHistory(records, latest.row.live, run.renames, parsed)
     if recorded.start is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     yield from look.play_over(recorded)

@@ -12,8 +12,8 @@ from typing import Any
 from milepost.errors import OptionError, SerializeStateError, StateTypeError
 from milepost.executor.checks import Amendment
 from milepost.executor.effects import Call, Routine
-from milepost.executor.flow import Codec, GraphFlow, Part, Whole
-from milepost.executor.recorded import Entry, Recorded
+from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
+from milepost.executor.recorded import JournalHistory, StepRecord
 from milepost.executor.run import Run
 from milepost.model.failure import place
 from milepost.model.record import Record
@@ -22,7 +22,7 @@ __all__ = ["amended", "check_branch"]
 
 
 def amended(
-    run: Run, flow: GraphFlow | None, codec: Codec, data: bytes, node_id: str | None, where: str
+    run: Run, flow: GraphFlow | None, codec: StateCodec, data: bytes, node_id: str | None, where: str
 ) -> Routine[Amendment | None]:
     """Make of the state in `data`, recorded at `node_id`, what the call's options say; None where they say nothing.
 
@@ -66,7 +66,7 @@ def amended(
     return Amendment(state if part is None else codec.decode(encoded), encoded, updates)
 
 
-def _encoded(run: Run, value: Any, codec: Codec) -> bytes:
+def _encoded(run: Run, value: Any, codec: StateCodec) -> bytes:
     encoded = run.journal.encode(value, codec)
     if isinstance(encoded, SerializeStateError):
         raise encoded
@@ -74,7 +74,13 @@ def _encoded(run: Run, value: Any, codec: Codec) -> bytes:
 
 
 def check_branch(
-    run: Run, flow: GraphFlow, since: Recorded, entry: Entry, point: Record, data: bytes, amendment: Amendment
+    run: Run,
+    flow: GraphFlow,
+    since: JournalHistory,
+    entry: StepRecord,
+    point: Record,
+    data: bytes,
+    amendment: Amendment,
 ) -> None:
     """Raise `OptionError` where the join could not tell what an amended state of a branch adds to the state before the fork.
 

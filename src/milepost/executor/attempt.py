@@ -19,12 +19,12 @@ from milepost.model.ends import contained
 from milepost.model.retry import Retry
 from milepost.store import Statement
 
-__all__ = ["Spent", "attempts", "cause_of", "pause"]
+__all__ = ["AttemptBudget", "attempts", "cause_of", "pause"]
 
 T = TypeVar("T")
 
 
-class Spent(msgspec.Struct, eq=False):
+class AttemptBudget(msgspec.Struct, eq=False):
     """What a visit has used up already."""
 
     visit: int = 1
@@ -41,7 +41,7 @@ class Spent(msgspec.Struct, eq=False):
 def attempts(
     run: Run,
     node_id: str,
-    spent: Spent,
+    spent: AttemptBudget,
     policy: Retry | None,
     timeout: float | None,
     followed_at: str,
@@ -115,7 +115,7 @@ def cause_of(exc: Exception) -> Exception:
     return exc.__cause__ if isinstance(exc, StatementError) and isinstance(exc.__cause__, Exception) else exc
 
 
-def _counted(run: Run, node_id: str, spent: Spent, policy: Retry | None, why: Exception) -> float | None:
+def _counted(run: Run, node_id: str, spent: AttemptBudget, policy: Retry | None, why: Exception) -> float | None:
     """Count a failed attempt; the seconds until the next one, None if there is none."""
     spent.failures += 1
     spent.attempts += 1

@@ -8,10 +8,10 @@ from typing import Any
 from milepost.executor.effects import Outcome, Routine
 from milepost.executor.run import Run
 
-__all__ = ["in_lanes"]
+__all__ = ["bounded_gather"]
 
 
-def in_lanes(run: Run, routines: Mapping[str, Routine[Any]], limit: int | None) -> Routine[dict[str, Outcome]]:
+def bounded_gather(run: Run, routines: Mapping[str, Routine[Any]], limit: int | None) -> Routine[dict[str, Outcome]]:
     """Do several at once, at most `limit` of them: an outcome for each that was begun, in order.
 
     The run's own limit is for the calls in all of them together, which may have branches inside. Only after an interruption

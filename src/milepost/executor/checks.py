@@ -35,11 +35,11 @@ from milepost.model.record import (
 from milepost.store import Ranges, RunRow
 
 if TYPE_CHECKING:
-    from milepost.executor.recorded import Recorded
+    from milepost.executor.recorded import JournalHistory
 
 __all__ = [
     "Amendment",
-    "Wish",
+    "ResumeRequest",
     "check_flow",
     "check_recordable",
     "check_renames",
@@ -61,7 +61,7 @@ COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
 """Operations whose failure uses up an attempt of the policy."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ResumeRequest(msgspec.Struct, frozen=True):
     """What a verb wants of a run that exists."""
 
     verb: Literal["resume", "resume_from", "retry", "continue"] = "resume"
@@ -72,7 +72,7 @@ class Wish(msgspec.Struct, frozen=True):
     """What a new turn is begun with."""
 
     @classmethod
-    def of(cls, node_id: str | None, visit: int | None, rerun: bool) -> Wish:
+    def of(cls, node_id: str | None, visit: int | None, rerun: bool) -> ResumeRequest:
         """`resume`, or `resume_from` where a node is named."""
         return cls() if node_id is None else cls("resume_from", node_id, visit, rerun)
 
@@ -86,7 +86,7 @@ class Amendment(NamedTuple):
     """What of an update is for fields with a reducer, as JSON, where the graph forks; None: it is a whole state."""
 
 
-def refused_by_status(run: Run, wish: Wish, row: RunRow) -> MilepostError | None:
+def refused_by_status(run: Run, wish: ResumeRequest, row: RunRow) -> MilepostError | None:
     """Why the run's status does not let the verb go on, or None."""
     info, options = row.info, run.options
     status = info.status
@@ -114,7 +114,7 @@ def recorded_ids(run: Run, node_id: str) -> tuple[str, ...]:
     return tuple({name: None for name, _, _ in run.renames.sources(node_id)}) if run.renames else (node_id,)
 
 
-def check_renames(run: Run, recorded: Recorded, names: Iterable[str] = ()) -> None:
+def check_renames(run: Run, recorded: JournalHistory, names: Iterable[str] = ()) -> None:
     """Raise `OptionError` where the names that are given now make one of two recorded ids, `names` among them."""
     if not run.renames.given:
         return

@@ -12,21 +12,21 @@ from typing import Any
 import msgspec
 
 from milepost.executor import journal
-from milepost.executor.checks import Amendment, Wish, locked, not_resumable
+from milepost.executor.checks import Amendment, ResumeRequest, locked, not_resumable
 from milepost.executor.continuation import CONTINUE
 from milepost.executor.effects import Routine
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.model.info import RunInfo
 from milepost.model.record import FINISH, OWNER, Record, format_time, make_record
-from milepost.store import Claim, Claimed, Latest, Release, Token
+from milepost.store import Claim, Claimed, Release, RunSnapshot, Token
 
 __all__ = ["as_before", "take", "take_over"]
 
 
 def take(
     run: Run,
-    wish: Wish,
+    wish: ResumeRequest,
     found: Any,
     amendment: Amendment | None,
     nonces: Callable[[], str],
@@ -133,13 +133,13 @@ def _nothing() -> Routine[tuple[str, int]]:
 def _entered(run: Run) -> Routine[tuple[str, int]]:
     """The visit that may have begun before it is superseded: its number is not used again."""
     assert run.store is not None
-    latest: Latest = yield from ask(run.store, "latest", run.run_id)
+    latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     if latest.point is None or latest.row.info.status == "finished":
         return "", 1
     return (yield from run.in_flight(latest))
 
 
-def take_over(run: Run, wish: Wish, latest: Latest, nonces: Callable[[], str]) -> Routine[Token | None]:
+def take_over(run: Run, wish: ResumeRequest, latest: RunSnapshot, nonces: Callable[[], str]) -> Routine[Token | None]:
     """Take the run from a live owner, so that it stands still; None if it has moved meanwhile.
 
     Afterwards the run is this store object's, held by no verb: whoever goes on with it claims it again.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from random import Random
 
-    from milepost.executor.effects import Held
+    from milepost.executor.effects import LeaseView
     from milepost.model.clock import Clock
     from milepost.store import Store
 
@@ -67,7 +67,7 @@ class RunScope:
         self.store = store
         self.deps = deps
         self.logger = logger
-        self.held: Held | None = None
+        self.held: LeaseView | None = None
         self.publish: Callable[[Event], None] | None = None
         """Where live events go; None when nobody listens."""
         self.lend: Callable[[], AbstractContextManager[None]] | None = None

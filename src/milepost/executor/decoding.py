@@ -13,16 +13,16 @@ import msgspec
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import GraphFlow, MapWork, Unit, WaitWork
-from milepost.executor.recorded import Entry, Recorded
+from milepost.executor.recorded import JournalHistory, StepRecord
 from milepost.executor.run import Run
-from milepost.executor.units import unit_of
+from milepost.executor.units import find_node
 from milepost.executor.waits import reply_of, waits_of
 from milepost.model.failure import place
 
 __all__ = ["decode_inside", "recorded_items"]
 
 
-def decode_inside(run: Run, flow: GraphFlow, since: Recorded, prefix: str = "") -> None:
+def decode_inside(run: Run, flow: GraphFlow, since: JournalHistory, prefix: str = "") -> None:
     """Decode what a walk of `flow` below `prefix` goes on with: results and items of maps, replies, updates, states.
 
     The states of a run's own graph and of its branches are left out: `milepost.executor.checks` compares them with the flow
@@ -54,10 +54,10 @@ def decode_inside(run: Run, flow: GraphFlow, since: Recorded, prefix: str = "") 
 
 
 def _unit_below(flow: GraphFlow, node_id: str, prefix: str) -> tuple[GraphFlow, Unit, bool] | None:
-    return unit_of(flow, node_id[len(prefix) :]) if node_id.startswith(prefix) else None
+    return find_node(flow, node_id[len(prefix) :]) if node_id.startswith(prefix) else None
 
 
-def _decode_items(run: Run, work: MapWork, since: Recorded, node_id: str, entry: Entry) -> None:
+def _decode_items(run: Run, work: MapWork, since: JournalHistory, node_id: str, entry: StepRecord) -> None:
     """Decode the items that are not done yet, as they will be given to the function or the graph."""
     is_graph = not isinstance(work.each, Unit)
     for index, item in enumerate(recorded_items(node_id, entry)):
@@ -71,7 +71,7 @@ def _decode_items(run: Run, work: MapWork, since: Recorded, node_id: str, entry:
                 work.each.codec.decode(item, root="item")
 
 
-def recorded_items(node_id: str, entry: Entry) -> list[bytes]:
+def recorded_items(node_id: str, entry: StepRecord) -> list[bytes]:
     """The items of a map, encoded, by their record."""
     try:
         return [bytes(raw) for raw in msgspec.json.decode(entry.record.state() or b"", type=list[msgspec.Raw])]

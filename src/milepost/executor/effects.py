@@ -15,7 +15,7 @@ The protocol, which both drivers keep:
 | `Write` | the `Verdict` of one `Append`; the driver may write it together with those of other runs |
 | `Sleep` | None, when the time is over |
 | `Emit` | None, after the hooks and the stream have it |
-| `Hold` | a `Held`: the lease is kept from now on · `Drop`: None, it no longer is |
+| `Hold` | a `LeaseView`: the lease is kept from now on · `Drop`: None, it no longer is |
 | `Gather` | a dict of `Outcome`, one a branch, when all have ended |
 | `Alone` | None, when nobody else has anything under way: see there |
 | `Ready` | None; never reaches a driver: see there |
@@ -47,9 +47,9 @@ __all__ = [
     "Emit",
     "Gather",
     "Halted",
-    "Held",
     "Hold",
     "HoldOver",
+    "LeaseView",
     "Outcome",
     "Ready",
     "Routine",
@@ -76,7 +76,7 @@ OVERDUE_GRACE = 30.0
 class HoldOver(BaseException):
     """What a driver throws where the run stopped being this owner's to go on with while user code was running.
 
-    The core asks `Held` why.
+    The core asks `LeaseView` why.
     """
 
 
@@ -126,7 +126,7 @@ class Sleep(Effect):
 
     __slots__ = ("held", "seconds")
 
-    def __init__(self, seconds: float, held: Held | None = None) -> None:
+    def __init__(self, seconds: float, held: LeaseView | None = None) -> None:
         self.seconds = seconds
         self.held = held
 
@@ -140,7 +140,7 @@ class Emit(Effect):
         self.event = event
 
 
-class Held(Protocol):
+class LeaseView(Protocol):
     """A lease that is being kept, as the core sees it; it changes under the core's eyes."""
 
     is_lost: bool

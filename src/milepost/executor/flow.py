@@ -30,7 +30,6 @@ __all__ = [
     "REPLACED",
     "START",
     "BranchEnd",
-    "Codec",
     "Flow",
     "Fork",
     "Function",
@@ -39,6 +38,7 @@ __all__ = [
     "MapWork",
     "Part",
     "Router",
+    "StateCodec",
     "StepFlow",
     "Unit",
     "WaitWork",
@@ -94,8 +94,8 @@ class MapWork(msgspec.Struct, frozen=True):
 
     over: Function
     each: Unit | GraphFlow
-    items: Codec
-    results: Codec
+    items: StateCodec
+    results: StateCodec
     max_parallel: int | None = None
 
 
@@ -183,7 +183,7 @@ Walk = Generator[Unit | Fork, str, None]
 the node to go on at (or END)."""
 
 
-class Codec(Encoder, Protocol):
+class StateCodec(Encoder, Protocol):
     """A flow's state to bytes and back, exactly or not at all. `milepost.codec.Codec` is the implementation."""
 
     @property
@@ -227,7 +227,7 @@ class Flow(Protocol):
         ...
 
     @property
-    def codec(self) -> Codec:
+    def codec(self) -> StateCodec:
         """Of what a run begins with: a graph's state, or a workflow's inputs by name."""
         ...
 
@@ -278,7 +278,7 @@ class GraphFlow(Flow, Protocol):
         ...
 
     @property
-    def update_codec(self) -> Codec | None:
+    def update_codec(self) -> StateCodec | None:
         """Of what a node returns for fields with a reducer, by name; None where merging does not need it."""
         ...
 
@@ -330,7 +330,7 @@ class StepFlow(Flow, Protocol):
     """What the core needs of a workflow of steps besides. A body is a generator, or a coroutine, that asks for steps."""
 
     @property
-    def output_codec(self) -> Codec:
+    def output_codec(self) -> StateCodec:
         """Of what it returns."""
         ...
 
@@ -351,11 +351,11 @@ class StepFlow(Flow, Protocol):
         """Recorded inputs with the defaults of parameters that are new."""
         ...
 
-    def codec_of(self, fn: Callable[..., Any]) -> Codec:
+    def codec_of(self, fn: Callable[..., Any]) -> StateCodec:
         """Of what a step's function returns."""
         ...
 
-    def items_codec_of(self, fn: Callable[..., Any]) -> Codec:
+    def items_codec_of(self, fn: Callable[..., Any]) -> StateCodec:
         """Of the items that a function is mapped over."""
         ...
 

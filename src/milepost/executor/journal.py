@@ -22,8 +22,8 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.effects import Ask, Drop, Held, Routine, Write
-from milepost.executor.flow import Codec
+from milepost.executor.effects import Ask, Drop, LeaseView, Routine, Write
+from milepost.executor.flow import StateCodec
 from milepost.model.failure import describe, failure_fields, first_line
 from milepost.model.process import this_process
 from milepost.model.record import (
@@ -124,7 +124,7 @@ class Journal:
         self.epoch = 0
         self._sequence = self._given = self._taken_back = -1
         self._generation = 0
-        self.held: Held | None = None
+        self.held: LeaseView | None = None
         self.degraded = False
         """Whether a checkpoint could not be saved and the run goes on all the same."""
         self.missed: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class Journal:
             logger.warning("%s of run %r has %d bytes", root, self.run_id, len(data), extra={"run_id": self.run_id})
         return data
 
-    def encode_if_possible(self, state: Any, codec: Codec) -> bytes | None:
+    def encode_if_possible(self, state: Any, codec: StateCodec) -> bytes | None:
         """Encode a state, or None where it cannot be."""
         try:
             return codec.encode(state)

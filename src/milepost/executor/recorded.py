@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from milepost.errors import CheckpointCorruptError
-from milepost.executor.attempt import Spent
+from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import COUNTED_FAILURES, is_live, left_of_pause
 from milepost.executor.flow import END, REPLACED
 from milepost.executor.renames import Renames
-from milepost.model.branch_path import Turning, turnings, way_to
+from milepost.model.branch_path import Segment, turnings, way_to
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
@@ -38,10 +38,10 @@ from milepost.store import Ranges
 if TYPE_CHECKING:
     from milepost.model.results import StepResult, StepType
 
-__all__ = ["Draft", "Entry", "Kept", "Recorded", "parent_of"]
+__all__ = ["JournalHistory", "PendingRecord", "StepOutcome", "StepRecord", "parent_of"]
 
 
-class Draft(NamedTuple):
+class PendingRecord(NamedTuple):
     """A record that is to be written, before it has a number."""
 
     kind: str
@@ -51,7 +51,7 @@ class Draft(NamedTuple):
     state: bytes | None = None
 
 
-class Kept(msgspec.Struct, gc=False):
+class StepOutcome(msgspec.Struct, gc=False):
     """A step's result as it stands in a record; the output stays JSON until its type is known."""
 
     name: str
@@ -81,10 +81,10 @@ class Kept(msgspec.Struct, gc=False):
         )
 
 
-_decode = msgspec.json.Decoder(Kept).decode
+_decode = msgspec.json.Decoder(StepOutcome).decode
 
 
-class Made(msgspec.Struct, gc=False):
+class CallResult(msgspec.Struct, gc=False):
     """What a replay asks of the result of a call that succeeded; the output stays JSON."""
 
     success: bool
@@ -93,10 +93,10 @@ class Made(msgspec.Struct, gc=False):
     attempts: int
 
 
-_decode_made = msgspec.json.Decoder(Made).decode
+_decode_made = msgspec.json.Decoder(CallResult).decode
 
 
-class Entry(msgspec.Struct, eq=False, gc=False):
+class StepRecord(msgspec.Struct, eq=False, gc=False):
     """One record of a step."""
 
     sequence: int
@@ -111,7 +111,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
             self.told = self.record.fields()
         return self.told
 
-    def made(self) -> Made | None:
+    def made(self) -> CallResult | None:
         """What a call made that succeeded; None if that is not what is in it, and `kept` says what is."""
         try:
             made = _decode_made(self.record.payload or b"")
@@ -119,7 +119,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
             return None
         return made if made.success else None
 
-    def kept(self) -> Kept:
+    def kept(self) -> StepOutcome:
         """The result in it; `CheckpointCorruptError` if there is none."""
         data = self.record.state() or b""
         try:
@@ -153,7 +153,7 @@ def _with_around(step_id: str) -> Iterator[str]:
     yield from _around(step_id)
 
 
-class Part(NamedTuple):
+class PartProgress(NamedTuple):
     """One of several things that are done at once, but only so many of them: a branch, an item, a step of a group."""
 
     node_id: str
@@ -164,7 +164,7 @@ class Part(NamedTuple):
     """The number of the record that ended it."""
 
 
-class Recorded:
+class JournalHistory:
     """The records of one run, by step."""
 
     def __init__(
@@ -179,23 +179,23 @@ class Recorded:
         """What each id was before the map of names that is given now."""
         self.clash: tuple[str, str, str] | None = None
         """Two recorded ids, as they are called before that, and what both would be called."""
-        self.start: Entry | None = None
-        self.done: dict[str, Entry] = {}
+        self.start: StepRecord | None = None
+        self.done: dict[str, StepRecord] = {}
         """The newest completion of each step."""
-        self.failures: dict[str, list[Entry]] = {}
-        self.choices: dict[str, Entry] = {}
+        self.failures: dict[str, list[StepRecord]] = {}
+        self.choices: dict[str, StepRecord] = {}
         """That a predicate was true, or which option a branch took."""
-        self.items: dict[str, Entry] = {}
-        self.waits: dict[str, Entry] = {}
-        self.replies: dict[str, Entry] = {}
-        self.refused: dict[str, Entry] = {}
+        self.items: dict[str, StepRecord] = {}
+        self.waits: dict[str, StepRecord] = {}
+        self.replies: dict[str, StepRecord] = {}
+        self.refused: dict[str, StepRecord] = {}
         """The newest refused answer of a wait."""
         self.used_signals: set[int] = set()
-        self.undone: dict[str, Entry] = {}
+        self.undone: dict[str, StepRecord] = {}
         """Rollbacks that have ended, well or not."""
-        self.final: Entry | None = None
+        self.final: StepRecord | None = None
         """The failure with which the run began to end."""
-        self.finish: Entry | None = None
+        self.finish: StepRecord | None = None
         self.visits: dict[str, int] = {}
         self.crashes: list[int] = []
         self._failed: dict[tuple[str, int], int] = {}
@@ -215,7 +215,7 @@ class Recorded:
         """The states that checkpoints stand for instead of their own, and of updates what is for fields with a reducer."""
         self._decoded: dict[int, Any] = {}
         """What was decoded before anything went on, by the number of its record."""
-        self._trails: dict[tuple[str, str], list[Entry]] = {}
+        self._trails: dict[tuple[str, str], list[StepRecord]] = {}
         """The checkpoints of each branch, by its label and what its nodes are part of."""
         self._children: dict[str, dict[str, None]] = {}
         known = parsed or {}
@@ -234,10 +234,10 @@ class Recorded:
         visits = self.visits
         if step_id not in visits or visits[step_id] < record.visit:
             visits[step_id] = record.visit
-        self._done(step_id, Entry(record.sequence, head, record), head.branch)
+        self._done(step_id, StepRecord(record.sequence, head, record), head.branch)
         self._place(step_id)
 
-    def _done(self, step_id: str, entry: Entry, branch: str | None) -> None:
+    def _done(self, step_id: str, entry: StepRecord, branch: str | None) -> None:
         self.done[step_id] = entry
         if self.undone:
             self.undone.pop(step_id, None)
@@ -269,7 +269,7 @@ class Recorded:
             if self.start is not None:
                 self._supersede(step_id, kind, record.visit, fields)
             return
-        entry = Entry(record.sequence, fields, record)
+        entry = StepRecord(record.sequence, fields, record)
         if kind == CHECKPOINT:
             self._done(step_id, entry, fields.get("branch"))
         elif kind == START:
@@ -373,7 +373,7 @@ class Recorded:
             child: None for child in self._children.get(part, ()) if any(child in entries for entries in held)
         }
 
-    def standing_failure(self, step_id: str) -> Entry | None:
+    def standing_failure(self, step_id: str) -> StepRecord | None:
         """The failure with which a step inside another one ended for good, where what is around it has not ended yet.
 
         That the step failed is settled then, though nothing else was made of it: it is not tried again.
@@ -392,12 +392,12 @@ class Recorded:
 
     # -- nodes of a graph ------------------------------------------------------------------------------
 
-    def newest_in(self, prefix: str, label: str, after: int) -> Entry | None:
+    def newest_in(self, prefix: str, label: str, after: int) -> StepRecord | None:
         """The newest checkpoint of a node right below `prefix`, in the branch `label`, with a number above `after`."""
         if label:
             trail = self._trails.get((label, prefix[:-1]), ())
             return trail[-1] if trail and trail[-1].sequence > after else None
-        found: Entry | None = None
+        found: StepRecord | None = None
         for child in self.children(prefix[:-1]):
             entry = self.done.get(child)
             if entry is None or entry.sequence <= after or entry.fields.get("branch"):
@@ -406,7 +406,7 @@ class Recorded:
                 found = entry
         return found
 
-    def label_of(self, entry: Entry) -> str:
+    def label_of(self, entry: StepRecord) -> str:
         """The way to the branch that a checkpoint is in, as it is now; "" for none."""
         return self._renamed_label(str(entry.fields.get("branch") or ""), entry.sequence)
 
@@ -424,7 +424,7 @@ class Recorded:
             return None
         return fork_id, branch
 
-    def content(self, entry: Entry) -> tuple[bytes, str | None]:
+    def content(self, entry: StepRecord) -> tuple[bytes, str | None]:
         """The state that a checkpoint stands for, and the node to go on at (None: its router is asked)."""
         node_id = self.renamed(entry.record.node_id, entry.sequence)
         data = self.state_of(entry)
@@ -438,16 +438,16 @@ class Recorded:
         prefix = _prefix_of(entry.record.node_id)
         return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
 
-    def entry_at(self, sequence: int) -> Entry:
+    def entry_at(self, sequence: int) -> StepRecord:
         """The newest completion of a node, by its number."""
         return next(entry for entry in self.done.values() if entry.sequence == sequence)
 
-    def state_of(self, entry: Entry) -> bytes:
+    def state_of(self, entry: StepRecord) -> bytes:
         """The state that a checkpoint stands for, encoded."""
         amended = self._overrides.get(entry.sequence)
         return entry.record.state() or b"" if amended is None else amended[0]
 
-    def fork_around(self, entry: Entry, point: Record) -> tuple[Turning, Entry | None] | None:
+    def fork_around(self, entry: StepRecord, point: Record) -> tuple[Segment, StepRecord | None] | None:
         """The open branch that a checkpoint is in, and the checkpoint of its fork (None: `point`); None for none."""
         prefix, label = _prefix_of(self.renamed(entry.record.node_id, entry.sequence)), self.label_of(entry)
         if self.open_fork(label, prefix, point) is None:
@@ -455,7 +455,7 @@ class Recorded:
         turning = turnings(label)[-1]
         return turning, self.newest_in(prefix, turning.outer, point.sequence)
 
-    def beside(self, turning: Turning, branches: Iterable[str], after: int) -> list[Entry]:
+    def beside(self, turning: Segment, branches: Iterable[str], after: int) -> list[StepRecord]:
         """The newest checkpoint of each of the other branches of a fork that has one."""
         fork, visit, mine, outer = turning
         ways = (way_to(outer, fork, visit, branch) for branch in branches if branch != mine)
@@ -486,7 +486,7 @@ class Recorded:
         """What was kept of a record, which is the caller's then; else what `decode` gives."""
         return self._decoded.pop(sequence) if sequence in self._decoded else decode()
 
-    def is_over(self, node_id: str, entry: Entry) -> bool:
+    def is_over(self, node_id: str, entry: StepRecord) -> bool:
         """Whether what a record is part of was completed after it, so that nothing asks for it any more."""
         around = (self.done[outer] for outer in _with_around(node_id) if outer in self.done)
         return any(done.sequence > entry.sequence and done.fields.get("outcome") != "failed" for done in around)
@@ -504,7 +504,7 @@ class Recorded:
         begun = {item for item in ids if any(number > after for number in self._numbers(item))}
         return begun.union([item for item in ids if item not in begun][:1])
 
-    def updates_in(self, entry: Entry) -> list[dict[str, Any]]:
+    def updates_in(self, entry: StepRecord) -> list[dict[str, Any]]:
         """What one checkpoint tells of what nodes returned for fields with a reducer; as JSON."""
         told = entry.fields.get("updates")
         return [*told] if isinstance(told, list) else [] if told is None else [told]
@@ -540,10 +540,10 @@ class Recorded:
 
     # -- what is in flight -----------------------------------------------------------------------------
 
-    def spent(self, step_id: str, followed: int, now: float) -> Spent:
+    def spent(self, step_id: str, followed: int, now: float) -> AttemptBudget:
         """What the visit of a step or node that is in flight has used up; `followed` is the record that it follows."""
         if not (self.failures or self.crashes or self.choices or self.items or self.waits or self._failed):
-            return Spent(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
+            return AttemptBudget(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
         done, failures = self.done.get(step_id), self.failures.get(step_id, ())
         if done is not None and done.fields.get("outcome") == "failed":
             done = None
@@ -557,14 +557,14 @@ class Recorded:
             idle = {crash for outer in _with_around(step_id) for crash in self._idle.get(outer, ())}
             crashes = sum(sequence > max(followed, after) and sequence not in idle for sequence in self.crashes)
         if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
-            return Spent(next_visit, 0, crashes + tried)  # nothing of it is in flight
+            return AttemptBudget(next_visit, 0, crashes + tried)  # nothing of it is in flight
         held = [found for kind in (self.choices, self.items, self.waits) if (found := kind.get(step_id))]
         begun = [entry for entry in (*failures, *held) if entry.sequence > after]
         visit = max((entry.record.visit for entry in begun), default=next_visit)
         if begun and self.was_completed(step_id, visit):
             # It succeeded, and what it ended with is superseded: what it began with stands, and the next visit takes it up.
             visit = last + 1
-        spent = Spent(visit, 0, tried if visit == last else 0)
+        spent = AttemptBudget(visit, 0, tried if visit == last else 0)
         over = max(self.retried, self._tried_again_at(step_id))
         for entry in failures:
             if entry.sequence <= after or entry.record.visit != visit:
@@ -593,7 +593,7 @@ class Recorded:
             for part in still[limit:]:
                 self._idle.setdefault(part.node_id, set()).add(crash)
 
-    def _part(self, part_id: str, after: int) -> Part:
+    def _part(self, part_id: str, after: int) -> PartProgress:
         numbers = tuple(number for number in self._numbers(part_id) if number > after)
         done, failures = self.done.get(part_id), self.failures.get(part_id)
         inside = (self.done[child] for child in self.children(part_id) if child in self.done)
@@ -604,13 +604,13 @@ class Recorded:
         if newest is not None and newest.fields.get("next_node") == END:
             ends.append(newest)
         ended = min((entry.sequence for entry in ends if entry.sequence > after), default=None)
-        return Part(part_id, numbers, ended)
+        return PartProgress(part_id, numbers, ended)
 
     def was_completed(self, step_id: str, visit: int) -> bool:
         """Return whether a visit succeeded, and what it ended with is superseded."""
         return (step_id, visit) in self._succeeded
 
-    def is_in_flight(self, step_id: str, entry: Entry) -> bool:
+    def is_in_flight(self, step_id: str, entry: StepRecord) -> bool:
         """Return whether a record is for the visit that is in flight, though it may be of one that is superseded."""
         done = self.done.get(step_id)
         return self.was_completed(step_id, entry.record.visit) and (done is None or done.sequence < entry.sequence)

@@ -25,7 +25,7 @@ from milepost.errors import (
 from milepost.executor.amendment import amended, check_branch
 from milepost.executor.checks import (
     Amendment,
-    Wish,
+    ResumeRequest,
     locked,
     refused_by_status,
 )
@@ -40,7 +40,7 @@ from milepost.model.failure import describe, first_line, message_of
 from milepost.model.record import OWNER, Record
 from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.options import without_amendments
-from milepost.store import Latest, Release, RunRow, Token
+from milepost.store import Release, RunRow, RunSnapshot, Token
 
 __all__ = ["REFUSED", "await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
 
@@ -50,7 +50,7 @@ POLL = 0.25
 """Seconds between two looks at a run that another owner has."""
 
 
-def resume(run: Run, wish: Wish, nonces: Callable[[], str]) -> Routine[Any]:
+def resume(run: Run, wish: ResumeRequest, nonces: Callable[[], str]) -> Routine[Any]:
     """Go on with a run that exists, as `wish` says."""
     while True:
         latest = yield from _look(run)
@@ -86,7 +86,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
     run.journal.token, run.journal.epoch = token, token.epoch
     # An engine's override is for its verbs: a worker goes on with a run many times.
     run.options = without_amendments(run.options)
-    latest: Latest | None = None
+    latest: RunSnapshot | None = None
     try:
         # From here on, and not only once the state is read and decoded: many that were claimed at once wait for their turn.
         yield Hold(run.store, token, run.options.lease)
@@ -97,7 +97,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         is_ending = _is_ending(run, latest.row)
         if is_ending and not run.is_replayed:
             return (yield from run.hold(run.end(None, latest.row), None))
-        wish = Wish()
+        wish = ResumeRequest()
         found = yield from run.find(wish, latest)
         refusal = None if is_ending else run.refusal(wish, found)
         if refusal is not None:
@@ -142,21 +142,21 @@ def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
     run.journal.token, run.journal.epoch = token, token.epoch
 
     def giving_back() -> Routine[None]:
-        latest: Latest = yield from ask(store, "latest", run.run_id)
+        latest: RunSnapshot = yield from ask(store, "latest", run.run_id)
         yield from _give_back(run, latest, reason)
 
     with contextlib.suppress(StoreError):
         yield from run.journal.let_go(giving_back())
 
 
-def _go(run: Run, wish: Wish, found: Any, amendment: Amendment | None, *, is_ending: bool) -> Routine[Any]:
+def _go(run: Run, wish: ResumeRequest, found: Any, amendment: Amendment | None, *, is_ending: bool) -> Routine[Any]:
     """Go on with a run that is this call's, or carry out the cancel that is open."""
     run.info = found.info
     body = run.end(found, found.row) if is_ending else run.go_on(wish, found, amendment)
     return (yield from run.hold(body, found.state if amendment is None else amendment.state))
 
 
-def _give_back(run: Run, latest: Latest | None, reason: str) -> Routine[None]:
+def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[None]:
     """Release a run that was claimed and then not gone on with, with the status that it had."""
     assert run.store is not None
     claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
@@ -168,7 +168,7 @@ def _give_back(run: Run, latest: Latest | None, reason: str) -> Routine[None]:
     yield from run.journal.give_up(release._replace(reason=reason))
 
 
-def make_ready(run: Run, wish: Wish, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
+def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
     """Have a worker go on with a run that exists, as `wish` says; what `resume` would refuse is refused here."""
     assert run.store is not None
     while True:
@@ -208,7 +208,7 @@ def _left(run: Run, release: Release) -> Routine[None]:
         yield from run.journal.give_up(Release("ready", degraded=release.degraded, missed=release.missed))
 
 
-def plan(run: Run, wish: Wish) -> Routine[ResumePlan]:
+def plan(run: Run, wish: ResumeRequest) -> Routine[ResumePlan]:
     """What `resume` would do and why. Runs nothing and writes nothing."""
     refusal: MilepostError | None = None
     try:
@@ -248,10 +248,10 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException |
     )
 
 
-def _look(run: Run, *, is_planning: bool = False) -> Routine[Latest | None]:
+def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]:
     """Read where the run stands. None after a wait for another owner: look again."""
     assert run.store is not None
-    latest: Latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
+    latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:
             yield from await_change(run)
@@ -292,7 +292,9 @@ def await_due(run: Run) -> Routine[None]:
         yield from await_change(run)
 
 
-def _after_fence(run: Run, wish: Wish, before: RunRow, token: Token, nonces: Callable[[], str]) -> Routine[Any]:
+def _after_fence(
+    run: Run, wish: ResumeRequest, before: RunRow, token: Token, nonces: Callable[[], str]
+) -> Routine[Any]:
     """Go on with a run that was taken over; a refusal gives it back as it was."""
     assert run.store is not None
     try:
@@ -314,7 +316,7 @@ def _is_ending(run: Run, row: RunRow) -> bool:
 # -- correct: user code ------------------------------------------------------------------------------------
 
 
-def _amended(run: Run, wish: Wish, found: Any) -> Routine[Amendment | None]:
+def _amended(run: Run, wish: ResumeRequest, found: Any) -> Routine[Amendment | None]:
     """The state that the run goes on with, where that is to be recorded; `revalidate` is asked of what it will be."""
     if wish.verb == CONTINUE:
         turn = Amendment(*open_turn(run, found, wish.state))

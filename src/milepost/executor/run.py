@@ -34,10 +34,10 @@ from milepost.model.origin import Origin
 from milepost.model.record import FINISH, Record, format_time
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
-from milepost.store import ENDED, Latest, Release, RunRow, Store
+from milepost.store import ENDED, Release, RunRow, RunSnapshot, Store
 
 if TYPE_CHECKING:
-    from milepost.executor.checks import Amendment, Wish
+    from milepost.executor.checks import Amendment, ResumeRequest
     from milepost.model.events import Event
     from milepost.model.info import Wait
 
@@ -121,15 +121,15 @@ class Run:
         """Copy the run up to a visit into a new one, in the store `into` or in its own; the new id."""
         raise NotImplementedError
 
-    def find(self, wish: Wish, latest: Latest) -> Routine[Any]:
+    def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Any]:
         """Where the verb goes on, examined: a `Found` of the front end. Nothing new is run for it, and nothing written."""
         raise NotImplementedError
 
-    def refusal(self, wish: Wish, found: Any) -> MilepostError | None:
+    def refusal(self, wish: ResumeRequest, found: Any) -> MilepostError | None:
         """Why the verb does not go on where `find` says, or None."""
         raise NotImplementedError
 
-    def in_flight(self, latest: Latest) -> Routine[tuple[str, int]]:
+    def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """The node that may have been entered last, and the number of that visit; "" for none."""
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ class Run:
         """Whether a replay came to its end at this step, or in it: it is not stopped before it once more."""
         return False
 
-    def go_on(self, wish: Wish, found: Any, amendment: Amendment | None) -> Routine[Any]:
+    def go_on(self, wish: ResumeRequest, found: Any, amendment: Amendment | None) -> Routine[Any]:
         """Go on where `found` says; what the flow ends with."""
         raise NotImplementedError
 

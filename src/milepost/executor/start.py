@@ -22,7 +22,7 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.checks import Wish, check_flow, input_mismatch, not_resumable
+from milepost.executor.checks import ResumeRequest, check_flow, input_mismatch, not_resumable
 from milepost.executor.continuation import CONTINUE, is_known
 from milepost.executor.effects import Routine
 from milepost.executor.journal import ask, take
@@ -38,7 +38,7 @@ from milepost.model.failure import (
 )
 from milepost.model.record import FAILURE, FINISH, START, Record, make_record
 from milepost.options import without_amendments
-from milepost.store import ENDED, Latest, NewRun, Release, RunRow, Token
+from milepost.store import ENDED, NewRun, Release, RunRow, RunSnapshot, Token
 
 logger = logging.getLogger("milepost")
 
@@ -50,7 +50,7 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     if run.store is None:
         return (yield from run.hold(run.begin(state, None), state))
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
-        return (yield from resume(run, Wish(CONTINUE, state=state), nonces))
+        return (yield from resume(run, ResumeRequest(CONTINUE, state=state), nonces))
     data, inputs_hash = _input(run, state)
     try:
         run.journal.token = yield from _create(run, data, inputs_hash, nonces, state)
@@ -72,7 +72,7 @@ def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) ->
     """
     assert run.store is not None
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
-        yield from make_ready(run, Wish(CONTINUE, state=state), nonces, at)
+        yield from make_ready(run, ResumeRequest(CONTINUE, state=state), nonces, at)
         return
     data, inputs_hash = _input(run, state)
     try:
@@ -148,12 +148,12 @@ def _existing(run: Run, exists: RunExistsError, state: Any, nonces: Callable[[],
     return (yield from resume(run, wish, nonces))
 
 
-def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[Wish | None]:
+def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[ResumeRequest | None]:
     """How `if_exists` goes on with a run that is there; None: by waiting for its end. Raises where it refuses."""
     assert run.store is not None
     mode = run.options.if_exists
     if mode == CONTINUE:
-        return Wish(CONTINUE, state=state)
+        return ResumeRequest(CONTINUE, state=state)
     row: RunRow = yield from ask(run.store, "get_run", run.run_id)
     begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
     mismatch = None
@@ -170,7 +170,7 @@ def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[Wish | None]:
         raise mismatch from None
     if mode == "return":
         return None
-    return Wish("retry") if mode == "retry" and row.info.status == "failed" else Wish()
+    return ResumeRequest("retry") if mode == "retry" and row.info.status == "failed" else ResumeRequest()
 
 
 def attach(run: Run) -> Routine[Any]:
@@ -179,7 +179,7 @@ def attach(run: Run) -> Routine[Any]:
     run.options = without_amendments(run.options)
     is_told = False
     while True:
-        latest: Latest = yield from ask(run.store, "latest", run.run_id)
+        latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
         info = latest.row.info
         if latest.row.lease != "live" and latest.row.lease != "ours" and info.status not in ENDED and not is_told:
             is_told = True
@@ -190,12 +190,12 @@ def attach(run: Run) -> Routine[Any]:
                 extra={"run_id": run.run_id},
             )
         if info.status == "finished":
-            return (yield from run.stored((yield from run.find(Wish(), latest))))
+            return (yield from run.stored((yield from run.find(ResumeRequest(), latest))))
         if info.status == "failed":
             error = yield from _recorded_end(run, latest)
             with contextlib.suppress(MilepostError):
                 # A last good state that cannot be had must not hide why the run failed.
-                error.state = (yield from run.find(Wish(), latest)).state
+                error.state = (yield from run.find(ResumeRequest(), latest)).state
             raise error
         if info.status == "cancelled":
             raise run.journal.cancelled("" if info.reason == "cancelled" else info.reason)
@@ -204,7 +204,7 @@ def attach(run: Run) -> Routine[Any]:
         yield from await_change(run)
 
 
-def _recorded_end(run: Run, latest: Latest) -> Routine[MilepostError]:
+def _recorded_end(run: Run, latest: RunSnapshot) -> Routine[MilepostError]:
     told = [record for record in latest.tail if record.kind in {FAILURE, FINISH}]
     failure = next((record for record in reversed(told) if record.kind == FAILURE), told[-1] if told else None)
     if failure is None:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from milepost.executor.flow import Codec, Flow, GraphFlow, GraphWork, MapWork, Unit
+from milepost.executor.flow import Flow, GraphFlow, GraphWork, MapWork, StateCodec, Unit
 
-__all__ = ["codec_at", "is_of_item", "unit_of"]
+__all__ = ["codec_at", "find_node", "is_of_item"]
 
 
-def unit_of(flow: GraphFlow, node_id: str) -> tuple[GraphFlow, Unit, bool] | None:
+def find_node(flow: GraphFlow, node_id: str) -> tuple[GraphFlow, Unit, bool] | None:
     """The graph and the unit that a whole id names, and whether it is an item of that; None where there is none."""
     name, _, rest = node_id.partition("/")
     unit = flow.units.get(name)
     if unit is None or not rest:
         return None if unit is None else (flow, unit, False)
     if isinstance(unit.work, GraphWork):
-        return unit_of(unit.work.graph, rest)
+        return find_node(unit.work.graph, rest)
     if isinstance(unit.work, MapWork):
         index, _, rest = rest.partition("/")
         if not index.isdecimal():
             return None
         if isinstance(unit.work.each, Unit):
             return (flow, unit, True) if not rest else None
-        return unit_of(unit.work.each, rest) if rest else None
+        return find_node(unit.work.each, rest) if rest else None
     return None
 
 
@@ -34,10 +34,10 @@ def is_of_item(flow: GraphFlow, node_id: str) -> bool:
     return isinstance(unit.work, MapWork) or (isinstance(unit.work, GraphWork) and is_of_item(unit.work.graph, rest))
 
 
-def codec_at(flow: Flow, node_id: str) -> Codec:
+def codec_at(flow: Flow, node_id: str) -> StateCodec:
     """The codec of what a checkpoint under that id holds: a state of its graph, or what came of an item."""
     units = getattr(flow, "units", None)
-    known = None if units is None else unit_of(flow, node_id)  # type: ignore[arg-type]
+    known = None if units is None else find_node(flow, node_id)  # type: ignore[arg-type]
     if known is None:
         return flow.codec
     graph, unit, is_item = known

@@ -29,7 +29,7 @@ from milepost.errors import (
 from milepost.executor.effects import Emit, Routine, Sleep, Write
 from milepost.executor.flow import Flow, WaitWork
 from milepost.executor.journal import Journal, ask
-from milepost.executor.recorded import Draft, Recorded, parent_of
+from milepost.executor.recorded import JournalHistory, PendingRecord, parent_of
 from milepost.model.ends import contained
 from milepost.model.events import RunWaiting
 from milepost.model.failure import describe
@@ -116,11 +116,11 @@ class Waiting(Protocol):
     journal: Journal
     is_listening: bool
     status: str
-    recorded: Recorded
+    recorded: JournalHistory
     """What is recorded, as far as waits are in it; the signals that were used are all there."""
     open_waits: dict[str, Open]
     """The waits that this process opened or took up, by step or node."""
-    unsaved: tuple[Draft, ...]
+    unsaved: tuple[PendingRecord, ...]
 
     @property
     def flow(self) -> Flow:
@@ -144,7 +144,7 @@ class Waiting(Protocol):
         ...
 
     def record(
-        self, drafts: tuple[Draft, ...], *, is_fatal: bool = False, release: Release | None = None
+        self, drafts: tuple[PendingRecord, ...], *, is_fatal: bool = False, release: Release | None = None
     ) -> Routine[tuple[int, str]]:
         """Write records; the number and the time of the last of them."""
         ...
@@ -206,7 +206,7 @@ def wait(
         if reply is not None:
             yield from _answer(run, step_id, visit, fields, reply)
             return reply_of(work, reply), reply
-        yield from run.record((Draft(REPLY, step_id, visit, {**fields, "refused": refused}),), is_fatal=True)
+        yield from run.record((PendingRecord(REPLY, step_id, visit, {**fields, "refused": refused}),), is_fatal=True)
         mine = run.open_waits[step_id] = mine._replace(refused=refused)
     if mine.wait.wake_at is not None and mine.wait.wake_at.timestamp() <= now:
         reply = _encode(_Reply(timed_out=work.signal is not None))
@@ -231,7 +231,7 @@ def _answer(run: Waiting, step_id: str, visit: int, fields: dict[str, Any], repl
     # From here on it is no wait any more that the next signal could be for.
     run.open_waits.pop(step_id, None)
     run.recorded.waits.pop(step_id, None)
-    yield from run.record((Draft(REPLY, step_id, visit, fields, reply),), is_fatal=True)
+    yield from run.record((PendingRecord(REPLY, step_id, visit, fields, reply),), is_fatal=True)
 
 
 def _wait_here(run: Waiting, work: Waits, step_id: str) -> Routine[tuple[Any, bytes]]:
@@ -298,7 +298,7 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
         **run.known_before(),
         **at,
     }
-    sequence, _ = yield from run.record((Draft(WAIT, step_id, visit, fields, data),), is_fatal=True)
+    sequence, _ = yield from run.record((PendingRecord(WAIT, step_id, visit, fields, data),), is_fatal=True)
     from milepost.model.info import Wait
 
     wake_at = None if ends is None else parse_time(format_time(ends))

@@ -21,10 +21,10 @@ from milepost.errors import (
     OptionError,
     ResumeNodeCompletedError,
 )
-from milepost.executor.attempt import Spent
+from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import (
     COUNTED_FAILURES,
-    Wish,
+    ResumeRequest,
     check_seal,
     content_of,
     left_of_pause,
@@ -35,7 +35,7 @@ from milepost.executor.checks import (
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit
 from milepost.executor.run import Run
-from milepost.executor.units import is_of_item, unit_of
+from milepost.executor.units import find_node, is_of_item
 from milepost.model.failure import place
 from milepost.model.record import (
     CHECKPOINT,
@@ -49,21 +49,21 @@ from milepost.model.record import (
     Record,
 )
 from milepost.model.reports import ResumeInfo
-from milepost.store import Latest, Ranges, RunRow
+from milepost.store import Ranges, RunRow, RunSnapshot
 
 if TYPE_CHECKING:
-    from milepost.executor.recorded import Entry, Recorded
+    from milepost.executor.recorded import JournalHistory, StepRecord
     from milepost.graph.run import NodeRun
 
-__all__ = ["Found", "Spot", "examine", "refusal_of"]
+__all__ = ["ExaminedRun", "ResumePoint", "examine", "refusal_of"]
 
 
-class Spot(NamedTuple):
+class ResumePoint(NamedTuple):
     """The point of a run's own graph that a verb goes on from, and what counts of that which was recorded after it."""
 
     point: Record | None
     tail: tuple[Record, ...]
-    since: Recorded | None = None
+    since: JournalHistory | None = None
     """All of that by node, where the run stood inside something; None: not looked at yet."""
     live: Ranges | None = None
     """The live ranges up to the claim, where they are not just those up to the point."""
@@ -71,7 +71,7 @@ class Spot(NamedTuple):
     """The checkpoint inside a branch that the verb goes on after."""
 
 
-class Found(msgspec.Struct):
+class ExaminedRun(msgspec.Struct):
     """Where a run goes on, as examined: everything before user code, and nothing that needs the store."""
 
     row: RunRow
@@ -82,12 +82,12 @@ class Found(msgspec.Struct):
     data: bytes
     next_node: str | None
     """None: the router of the point's node is asked first."""
-    spent: Spent
+    spent: AttemptBudget
     live: Ranges | None
     """New live ranges, up to the claim; None: as they were."""
     info: ResumeInfo
     iteration: int
-    since: Recorded
+    since: JournalHistory
     """What is recorded since the point."""
     is_split: bool = False
     """Whether the point is a fork whose branches are open."""
@@ -120,7 +120,7 @@ class Found(msgspec.Struct):
         return f"goes on at node {self.next_node!r}, attempt {attempt}"
 
 
-def refusal_of(run: NodeRun, wish: Wish, found: Found) -> MilepostError | None:
+def refusal_of(run: NodeRun, wish: ResumeRequest, found: ExaminedRun) -> MilepostError | None:
     """Why the verb does not go on at the point that was found, or None."""
     info, options = found.row.info, run.options
     status = info.status
@@ -156,10 +156,10 @@ def refusal_of(run: NodeRun, wish: Wish, found: Found) -> MilepostError | None:
     return None
 
 
-def _used_up(run: NodeRun, since: Recorded) -> Iterator[tuple[str, int]]:
+def _used_up(run: NodeRun, since: JournalHistory) -> Iterator[tuple[str, int]]:
     """The nodes inside something that failed and have no attempts left, with how many they had."""
     for node_id, failures in since.failures.items():
-        known = unit_of(run.flow, node_id)
+        known = find_node(run.flow, node_id)
         done = since.done.get(node_id)
         if known is None or not failures[-1].fields.get("given_up"):
             continue
@@ -174,15 +174,15 @@ def _used_up(run: NodeRun, since: Recorded) -> Iterator[tuple[str, int]]:
 
 def examine(
     run: NodeRun,
-    latest: Latest,
-    spot: Spot,
-    wish: Wish,
+    latest: RunSnapshot,
+    spot: ResumePoint,
+    wish: ResumeRequest,
     begun: Record | None,
     remarks: tuple[str, ...] = (),
     nodes: tuple[str, ...] = (),
     *,
     is_cut: bool = False,
-) -> Found:
+) -> ExaminedRun:
     """Verify and decode a point, and find where it leads in the flow as it is now.
 
     `begun` is the start record, which is whole; `remarks` what was noticed on the way here. `is_cut`: damaged records were
@@ -302,7 +302,7 @@ def examine(
     live = spot.live
     if live is None and (wish.verb == "resume_from" or is_cut):
         live = ranges_upto(latest.row.live, cut)
-    return Found(
+    return ExaminedRun(
         latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, spot.since,
         is_split, spot.at, seen, way, reroute, turn is not None,
     )  # fmt: skip
@@ -319,7 +319,7 @@ def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | Non
     return True if wanted else False if is_rerouted else None
 
 
-def _reroute_in_branch(run: NodeRun, wish: Wish, spot: Spot, sequence: int) -> bool | None:
+def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint, sequence: int) -> bool | None:
     """`_reroute` for the checkpoint inside a branch that a verb goes on after, which the claim `sequence` tells of."""
     assert spot.since is not None
     assert spot.at is not None
@@ -380,7 +380,7 @@ def _check_saved_outside(run: NodeRun, node_id: str) -> None:
             f"in a branch of the fork after node {around.node_id!r}, and does not say what the other branches have done"
         )
         hint = f"save one at node {around.node_id!r}, after which all branches run, or at node {around.join!r}, where they meet"
-    elif node_id not in run.flow.units and unit_of(run.flow, node_id) is not None:
+    elif node_id not in run.flow.units and find_node(run.flow, node_id) is not None:
         outer = node_id.partition("/")[0]
         where, hint = f"inside node {outer!r}, and does not say what that was given", f"save one at node {outer!r}"
     else:
@@ -413,8 +413,8 @@ def _check_same_fork(
 
 def _check_standing(
     run: NodeRun,
-    spot: Spot,
-    entry: Entry,
+    spot: ResumePoint,
+    entry: StepRecord,
     node_id: str,
     flow: GraphFlow,
     leads_to: str | None,
@@ -455,7 +455,7 @@ def _changed(run: NodeRun, what: str, node_id: str | None, told: tuple[str, ...]
     )
 
 
-def check_inside(run: NodeRun, spot: Spot, next_node: str | None, differences: tuple[str, ...]) -> Any:
+def check_inside(run: NodeRun, spot: ResumePoint, next_node: str | None, differences: tuple[str, ...]) -> Any:
     """Check what is recorded since the point against the flow; the state at the checkpoint that was wished for."""
     assert spot.since is not None
     seen: Any = None
@@ -463,7 +463,7 @@ def check_inside(run: NodeRun, spot: Spot, next_node: str | None, differences: t
         if "trunk" not in entry.fields:
             continue
         record = entry.record
-        known = unit_of(run.flow, node_id)
+        known = find_node(run.flow, node_id)
         if known is None:
             told = differences or (f"node {node_id!r} is gone",)
             raise _changed(run, f"has a checkpoint of node {node_id!r} in what it was in", node_id, told)
@@ -492,7 +492,7 @@ def check_inside(run: NodeRun, spot: Spot, next_node: str | None, differences: t
     return seen
 
 
-def _keep_newest(spot: Spot, entry: Entry, node_id: str, state: Any) -> None:
+def _keep_newest(spot: ResumePoint, entry: StepRecord, node_id: str, state: Any) -> None:
     """Keep the state with which a branch, or a graph inside, will be gone on with."""
     assert spot.since is not None
     assert spot.point is not None
@@ -501,7 +501,7 @@ def _keep_newest(spot: Spot, entry: Entry, node_id: str, state: Any) -> None:
         spot.since.keep(entry.sequence, state)
 
 
-def _has_begun(run: NodeRun, spot: Spot, node_id: str | None) -> bool:
+def _has_begun(run: NodeRun, spot: ResumePoint, node_id: str | None) -> bool:
     """Whether something that a node is made of is recorded: the items of a map, or nodes of a graph inside."""
     assert spot.since is not None
     unit = run.flow.units.get(str(node_id))
@@ -513,7 +513,7 @@ def _has_begun(run: NodeRun, spot: Spot, node_id: str | None) -> bool:
     )
 
 
-def _is_newest(latest: Latest, point: Record) -> bool:
+def _is_newest(latest: RunSnapshot, point: Record) -> bool:
     """Whether the run's own graph has come no further than to a point, however far it is inside what follows."""
     newest = latest.point
     if newest is point or newest is None or newest.is_foreign:
@@ -523,7 +523,7 @@ def _is_newest(latest: Latest, point: Record) -> bool:
 
 
 def _repeated(
-    run: NodeRun, since: Recorded, point: Record, node_id: str, next_node: str | None, is_split: bool
+    run: NodeRun, since: JournalHistory, point: Record, node_id: str, next_node: str | None, is_split: bool
 ) -> tuple[str, ...]:
     """What a resume runs first: the next node or, with a fork open, that of each branch that has not come to its join."""
     if not is_split:
@@ -532,7 +532,7 @@ def _repeated(
     return _next_in(run.flow, since, fork, f"{node_id}#{point.visit}", "", point.sequence) or (fork.join,)
 
 
-def _next_in(flow: GraphFlow, since: Recorded, fork: Fork, way: str, label: str, after: int) -> tuple[str, ...]:
+def _next_in(flow: GraphFlow, since: JournalHistory, fork: Fork, way: str, label: str, after: int) -> tuple[str, ...]:
     """The next node of each branch of a fork that is open; () where all have come to its join."""
     found: list[str] = []
     for branch in fork.branches:
@@ -615,9 +615,9 @@ def _check_nodes(run: NodeRun, node_id: str, next_node: str | None, differences:
     )
 
 
-def _spent(run: Run, tail: tuple[Record, ...], next_node: str | None, is_continued: bool) -> Spent:
+def _spent(run: Run, tail: tuple[Record, ...], next_node: str | None, is_continued: bool) -> AttemptBudget:
     """What the visit that was in flight has used up: failures of the policy's budget, and all attempts."""
-    spent = Spent(visit=0)
+    spent = AttemptBudget(visit=0)
     if not is_continued:
         return spent
     for record in tail:

@@ -23,13 +23,13 @@ from milepost.executor.checks import check_flow, content_of, is_live
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Recorded
+from milepost.executor.recorded import JournalHistory
 from milepost.executor.run import Run
-from milepost.executor.units import codec_at, unit_of
+from milepost.executor.units import codec_at, find_node
 from milepost.graph.resume import check_live
 from milepost.model.info import VerifyReport
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
-from milepost.store import Latest, Ranges, Signal, Store, check_id, check_run_id
+from milepost.store import Ranges, RunSnapshot, Signal, Store, check_id, check_run_id
 from milepost.stores.base.forked_run import Prefix, lines_of_fork, live_of, unexplained_gaps
 
 __all__ = ["fork"]
@@ -53,7 +53,7 @@ def fork(
     _check(store, into, node_id, visit, run)
     check_run_id(run_id)
     check_run_id(new_run_id)
-    latest: Latest = yield from ask(store, "latest", run_id)
+    latest: RunSnapshot = yield from ask(store, "latest", run_id)
     if run is not None:
         check_flow(run, latest.row)
         yield from check_live(run, latest)
@@ -104,7 +104,7 @@ def _check(
 
 
 def _end(
-    store: Store, run_id: str, latest: Latest, node_id: str | None, visit: int | None, run: Run | None
+    store: Store, run_id: str, latest: RunSnapshot, node_id: str | None, visit: int | None, run: Run | None
 ) -> Routine[tuple[int, Record]]:
     """The number of the last record that is copied, and the point that the fork goes on from."""
     if node_id is not None:
@@ -169,7 +169,7 @@ def _late_route(store: Store, run_id: str, point: Record) -> Routine[int]:
 # -- what is copied --------------------------------------------------------------------------------------
 
 
-def _prefix(store: Store, run_id: str, latest: Latest, sequence: int) -> Routine[Prefix]:
+def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Routine[Prefix]:
     """The records up to `sequence`, each of them proven."""
     records: list[Record] = yield from ask(store, "read", run_id, before=sequence + 1)
     for record in records:
@@ -222,9 +222,9 @@ def _amendment(
                 option="state_override",
             )
         begun = next(record for record in prefix.records if record.sequence == trunk)
-        since = Recorded((r for r in prefix.records if r.sequence > trunk), live_of(prefix.records))
+        since = JournalHistory((r for r in prefix.records if r.sequence > trunk), live_of(prefix.records))
         entry = since.entry_at(point.sequence)
-        data, codec, known = since.state_of(entry), codec_at(flow, point.node_id), unit_of(flow, point.node_id)
+        data, codec, known = since.state_of(entry), codec_at(flow, point.node_id), find_node(flow, point.node_id)
         graph, unit = (None, None) if known is None or known[2] else known[:2]
     else:
         data = _newest_override(prefix, point) or data

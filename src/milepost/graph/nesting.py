@@ -16,20 +16,20 @@ import msgspec
 
 from milepost.errors import SerializeStateError, StateTypeError
 from milepost.executor import waits as parking
-from milepost.executor.attempt import Spent
-from milepost.executor.bounded_gather import in_lanes
+from milepost.executor.attempt import AttemptBudget
+from milepost.executor.bounded_gather import bounded_gather
 from milepost.executor.context import Context
 from milepost.executor.decoding import recorded_items
 from milepost.executor.effects import Emit, Routine
-from milepost.executor.flow import END, Codec, Fork, Function, GraphFlow, GraphWork, MapWork, Unit, WaitWork, Whole
+from milepost.executor.flow import END, Fork, Function, GraphFlow, GraphWork, MapWork, StateCodec, Unit, WaitWork, Whole
 from milepost.graph.parallel import Stop, label_of, raise_of
 from milepost.model.events import Progress
 from milepost.model.failure import place, shown
 from milepost.model.record import ITEMS
 
 if TYPE_CHECKING:
-    from milepost.executor.recorded import Entry
-    from milepost.graph.visits import Commit, Made, Tally
+    from milepost.executor.recorded import StepRecord
+    from milepost.graph.visits import Commit, NodeOutcome, RunCounters
     from milepost.graph.walker import Walker
 
 __all__ = ["perform"]
@@ -37,10 +37,10 @@ __all__ = ["perform"]
 SYNC_LANES = 32
 """Items that are open at once where nothing else is said and each call needs a thread."""
 
-Done = tuple[Context[Any], "Made", float]
+Done = tuple[Context[Any], "NodeOutcome", float]
 
 
-def perform(walker: Walker, unit: Unit, spent: Spent, state: Any, commit: Commit) -> Routine[Done]:
+def perform(walker: Walker, unit: Unit, spent: AttemptBudget, state: Any, commit: Commit) -> Routine[Done]:
     """Do a node's work, then call its function: the context, what the node made, and its milliseconds.
 
     `commit` records that where the function has asked for statements; see `Walker.tried`.
@@ -70,7 +70,7 @@ def perform(walker: Walker, unit: Unit, spent: Spent, state: Any, commit: Commit
 def _asked(
     walker: Walker,
     unit: Unit,
-    spent: Spent,
+    spent: AttemptBudget,
     state: Any,
     function: Function,
     check: Callable[[Any], Any] = lambda given: given,
@@ -89,9 +89,9 @@ def _asked(
 class _Item(msgspec.Struct, frozen=True):
     """One item of a map as a graph of one node: `results` is the codec of what that gives."""
 
-    codec: Codec
+    codec: StateCodec
     splits: Mapping[str, Fork]
-    update_codec: Codec | None = None
+    update_codec: StateCodec | None = None
 
     def read(self, before: Any, returned: Any) -> Whole:
         """Whatever a function makes of an item is its result."""
@@ -110,7 +110,7 @@ class _Item(msgspec.Struct, frozen=True):
         return ()
 
 
-def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any) -> Routine[list[Any]]:
+def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: AttemptBudget, state: Any) -> Routine[list[Any]]:
     """Do every item; the results in the order of the items."""
     run, node_id, visit = walker.run, walker.prefix + unit.id, spent.visit
     begun = _begun_with(walker, node_id, visit)
@@ -130,7 +130,7 @@ def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: Spent, state: Any)
     limit = min(limits, default=SYNC_LANES if needs_threads else None)
     if begun is not None and walker.since is not None:
         walker.since.queue([*routines], limit, begun.sequence)
-    outcomes = yield from in_lanes(run, routines, limit)
+    outcomes = yield from bounded_gather(run, routines, limit)
     raise_of(walker, node_id, visit, ("item", "items"), f"of map {node_id!r}", outcomes)
     return [outcome.value for outcome in outcomes.values()]
 
@@ -140,7 +140,7 @@ def _executor_of(walker: Walker, work: MapWork) -> Any:
     return (work.each.executor if isinstance(work.each, Unit) else None) or walker.options.executor
 
 
-def _begun_with(walker: Walker, node_id: str, visit: int) -> Entry | None:
+def _begun_with(walker: Walker, node_id: str, visit: int) -> StepRecord | None:
     """The record of the items that a visit goes on with; None where it begins."""
     if not walker.is_resuming or walker.since is None:
         return None
@@ -223,7 +223,9 @@ class _Mapping:
         *("walker", "work"),
     )
 
-    def __init__(self, walker: Walker, unit: Unit, work: MapWork, visit: int, total: int, begun: Entry | None) -> None:
+    def __init__(
+        self, walker: Walker, unit: Unit, work: MapWork, visit: int, total: int, begun: StepRecord | None
+    ) -> None:
         self.walker = walker
         self.work = work
         self.visit = visit
@@ -274,7 +276,7 @@ class _Mapping:
         state = item if walker.store is None else each.codec.decode(item, root="item")
         return inner.go(state, item if walker.store is not None else None, each.entry)
 
-    def _inner(self, index: int, flow: GraphFlow, prefix: str, tally: Tally) -> Walker:
+    def _inner(self, index: int, flow: GraphFlow, prefix: str, tally: RunCounters) -> Walker:
         """A walker of one item."""
         inner = self.walker.inner(flow, prefix, f"{self.label}{index}", tally)
         inner.stops = self.stops
@@ -286,7 +288,7 @@ class _Mapping:
 # -- graphs inside -----------------------------------------------------------------------------------------
 
 
-def _nested(walker: Walker, unit: Unit, work: GraphWork, spent: Spent, state: Any) -> Routine[Any]:
+def _nested(walker: Walker, unit: Unit, work: GraphWork, spent: AttemptBudget, state: Any) -> Routine[Any]:
     """Walk another graph; its final state."""
     graph: GraphFlow = work.graph
     inner = walker.inner(graph, f"{walker.prefix}{unit.id}/", walker.label)
@@ -318,7 +320,7 @@ def _state_of(graph: GraphFlow) -> Callable[[Any], Any]:
 # -- waits -------------------------------------------------------------------------------------------------
 
 
-def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: Spent, state: Any) -> Routine[Any]:
+def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: AttemptBudget, state: Any) -> Routine[Any]:
     """Wait; the reply."""
     run, node_id = walker.run, walker.prefix + unit.id
     waiting = cast("parking.Waiting", run)

@@ -15,7 +15,7 @@ from typing import Any
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.recorded import parent_of
-from milepost.model.branch_path import Turning, turnings, way_to
+from milepost.model.branch_path import Segment, turnings, way_to
 from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait
 from milepost.model.record import (
@@ -32,7 +32,7 @@ from milepost.model.record import (
     parse_time,
 )
 
-__all__ = ["Lane", "Reader", "Visit", "kind_in", "put_in_order"]
+__all__ = ["GraphPath", "StatusBuilder", "Visit", "kind_in", "put_in_order"]
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Visit:
 
 
 @dataclass(slots=True)
-class Lane:
+class GraphPath:
     """The visits of one way through one graph, one after the other; `shape` is the graph's, as far as it is known."""
 
     shape: Mapping[str, Any]
@@ -101,13 +101,13 @@ class Lane:
     entry: str = ""
 
 
-class Reader:
+class StatusBuilder:
     """Puts records in order."""
 
     def __init__(self) -> None:
-        self.root = Lane({}, "", [])
-        self.lanes: dict[tuple[str, str], Lane] = {("", ""): self.root}
-        self.inner: dict[int, Lane] = {}
+        self.root = GraphPath({}, "", [])
+        self.lanes: dict[tuple[str, str], GraphPath] = {("", ""): self.root}
+        self.inner: dict[int, GraphPath] = {}
         """The way that is inside a visit, or inside a branch, by the identity of that."""
         self.visits: dict[tuple[str, int], Visit] = {}
         self.superseded: list[Record] = []
@@ -155,28 +155,28 @@ class Reader:
 
     # -- where a record belongs ----------------------------------------------------------------------
 
-    def lane(self, label: str, prefix: str) -> Lane:
+    def lane(self, label: str, prefix: str) -> GraphPath:
         """The way that nodes right below `prefix` in the branch `label` are on."""
         found = self.lanes.get((label, prefix))
         if found is None:
             found = self.lanes[label, prefix] = self._new_lane(label, prefix)
         return found
 
-    def _new_lane(self, label: str, prefix: str) -> Lane:
+    def _new_lane(self, label: str, prefix: str) -> GraphPath:
         turning = _last_turning(label)
         if turning is not None:
             holder_id, number, branch, outer = turning
             if f"{prefix}/".startswith(f"{holder_id}/"):
                 if prefix == holder_id:
                     # A function's item: it is alone on its way, and stands beside the other items.
-                    return Lane({}, f"{prefix}/", self._map(outer, holder_id, number).steps, label)
+                    return GraphPath({}, f"{prefix}/", self._map(outer, holder_id, number).steps, label)
                 if prefix == f"{holder_id}/{branch}":
                     return self._inside(self._item(outer, holder_id, number, branch), outer, label)
             elif prefix == parent_of(holder_id):
                 return self._branch(self._visit(outer, holder_id, number), branch, outer, label)
         return self._inside(self._open(label, prefix, None), label, label)
 
-    def _inside(self, visit: Visit, around: str, label: str) -> Lane:
+    def _inside(self, visit: Visit, around: str, label: str) -> GraphPath:
         """The way through the graph that a node walks, or an item of one."""
         known = self.inner.get(id(visit))
         if known is not None:
@@ -187,11 +187,11 @@ class Reader:
         shape: Mapping[str, Any] = told if isinstance(told, dict) else {}
         if visit.kind == "node":
             visit.kind = "subgraph"
-        made = Lane(shape, f"{visit.node_id}/", visit.steps, label, str(shape.get("entry") or ""))
+        made = GraphPath(shape, f"{visit.node_id}/", visit.steps, label, str(shape.get("entry") or ""))
         self.inner[id(visit)] = made
         return made
 
-    def _branch(self, fork: Visit, branch: str, around: str, label: str) -> Lane:
+    def _branch(self, fork: Visit, branch: str, around: str, label: str) -> GraphPath:
         """The way of one branch of a fork."""
         outer = self.lane(around, parent_of(fork.node_id))
         row = next((row for row in fork.steps if row.name == branch), None)
@@ -203,7 +203,7 @@ class Reader:
                 fork.fork = (*fork.fork, branch)
         known = self.inner.get(id(row))
         if known is None:
-            known = self.inner[id(row)] = Lane(outer.shape, outer.prefix, row.steps, label, branch)
+            known = self.inner[id(row)] = GraphPath(outer.shape, outer.prefix, row.steps, label, branch)
         return known
 
     def _item(self, label: str, map_id: str, number: int, index: str) -> Visit:
@@ -309,12 +309,12 @@ class Reader:
 
 
 _TAKERS = {
-    CHECKPOINT: Reader._done,
-    FAILURE: Reader._failed,
-    ROUTE: Reader._routed,
-    ITEMS: Reader._given,
-    WAIT: Reader._waits,
-    REPLY: Reader._replied,
+    CHECKPOINT: StatusBuilder._done,
+    FAILURE: StatusBuilder._failed,
+    ROUTE: StatusBuilder._routed,
+    ITEMS: StatusBuilder._given,
+    WAIT: StatusBuilder._waits,
+    REPLY: StatusBuilder._replied,
 }
 
 
@@ -331,7 +331,7 @@ def kind_in(shape: Mapping[str, Any], node_id: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _last_turning(label: str) -> Turning | None:
+def _last_turning(label: str) -> Segment | None:
     """Where a way turned last; None of a way without turnings."""
     found = turnings(label)
     return found[-1] if found else None

@@ -13,10 +13,10 @@ from milepost.errors import (
     NoCheckpointFoundError,
     OptionError,
 )
-from milepost.executor.attempt import Spent
+from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import (
     Amendment,
-    Wish,
+    ResumeRequest,
     check_flow,
     check_renames,
     check_seal,
@@ -29,14 +29,14 @@ from milepost.executor.decoding import decode_inside
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Recorded, parent_of
+from milepost.executor.recorded import JournalHistory, parent_of
 from milepost.executor.renames import Renames
 from milepost.executor.run import Run
-from milepost.graph.checks import Found, Spot, examine
+from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.model.branch_path import turnings
 from milepost.model.origin import origins_of
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record
-from milepost.store import Latest, Ranges
+from milepost.store import Ranges, RunSnapshot
 
 if TYPE_CHECKING:
     from milepost.graph.run import NodeRun
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 __all__ = ["check_live", "cut_short", "find", "go_on", "in_flight", "newest_live"]
 
 
-def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
+def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
     """Examine the point that the verb goes on from: the newest, the wished one, or the newest that is whole."""
     assert run.store is not None
     check_flow(run, latest.row)
     yield from _know_renames(run, latest)
-    spot = Spot(latest.point, latest.tail)
+    spot = ResumePoint(latest.point, latest.tail)
     if wish.verb == "resume_from":
         spot = yield from _wished(run, wish, latest)
     is_lenient = run.options.on_corrupt == "previous" and wish.verb != "resume_from"
@@ -70,7 +70,7 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
     while True:
         nodes = latest.nodes
         if spot.point is not None and spot.point is not latest.point:
-            upto: Latest = yield from ask(
+            upto: RunSnapshot = yield from ask(
                 run.store, "latest", run.run_id, before=spot.point.sequence + 1, with_nodes=True
             )
             nodes = upto.nodes
@@ -90,17 +90,17 @@ def find(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Found]:
             if len(kept) < len(spot.tail) and exc.sequence != newest.sequence:
                 # The point itself is good; what was recorded since, and led on from it, is not.
                 passed_over.append(f"record {exc.sequence} is damaged and was passed over, with what followed it")
-                spot = Spot(newest, kept)
+                spot = ResumePoint(newest, kept)
                 continue
             bad = exc.sequence if exc.sequence is not None and exc.sequence < newest.sequence else newest.sequence
             passed_over.append(f"record {bad} at node {exc.node_id or newest.node_id!r} is damaged and was passed over")
-            older: Latest = yield from ask(run.store, "latest", run.run_id, before=bad)
+            older: RunSnapshot = yield from ask(run.store, "latest", run.run_id, before=bad)
             if older.point is None:
                 raise
-            spot = Spot(older.point, older.tail)
+            spot = ResumePoint(older.point, older.tail)
 
 
-def _know_renames(run: NodeRun, latest: Latest) -> Routine[None]:
+def _know_renames(run: NodeRun, latest: RunSnapshot) -> Routine[None]:
     """Learn what recorded ids are called now: the newest owner record that tells of it tells all.
 
     What is damaged tells nothing here; it is refused, or passed over, when the point is examined.
@@ -128,19 +128,19 @@ def _fields_of(record: Record) -> Mapping[str, Any]:
         return {}
 
 
-def _from_trunk(run: NodeRun, latest: Latest, spot: Spot, *, is_cut: bool) -> Routine[Spot]:
+def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut: bool) -> Routine[ResumePoint]:
     """What a run that stood inside something goes on from: the point of its own graph, and all that is recorded since."""
     point = spot.point
     if point is None or spot.since is not None:
         return spot
     trunk = None if point.is_foreign else point.fields().get("trunk")
     if trunk is None:
-        return spot._replace(since=Recorded(spot.tail, (), run.renames))
+        return spot._replace(since=JournalHistory(spot.tail, (), run.renames))
     upto = max((record.sequence for record in (point, *spot.tail)), default=0) + 1 if is_cut else None
     return (yield from _since(run, int(trunk), latest.row.live, upto))
 
 
-def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> Routine[Spot]:
+def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> Routine[ResumePoint]:
     """The record that a run's own graph had come to, and what is recorded since; only what is `live` counts."""
     assert run.store is not None
     records: list[Record] = yield from ask(run.store, "read", run.run_id, after=trunk - 1, before=upto)
@@ -153,10 +153,10 @@ def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> R
         )
     point, after = records[0], records[1:]
     tail = tuple(record for record in after if is_live(record.sequence, live))
-    return Spot(point, tail, Recorded(after, live, run.renames))
+    return ResumePoint(point, tail, JournalHistory(after, live, run.renames))
 
 
-def cut_short(run: Run, latest: Latest) -> CheckpointCorruptError:
+def cut_short(run: Run, latest: RunSnapshot) -> CheckpointCorruptError:
     return CheckpointCorruptError(
         f"the journal of run {run.run_id!r} ends at record {latest.newest}, but it had record {latest.expected}: go on from "
         f"what is left with on_corrupt='previous', or restore the store from a copy",
@@ -165,7 +165,7 @@ def cut_short(run: Run, latest: Latest) -> CheckpointCorruptError:
     )
 
 
-def check_live(run: Run, latest: Latest) -> Routine[None]:
+def check_live(run: Run, latest: RunSnapshot) -> Routine[None]:
     """Compare what the row says of superseded records with the owner record that said so, which is sealed."""
     assert run.store is not None
     opened = [first for _, first, last in latest.row.live if last is None]
@@ -203,7 +203,7 @@ def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
     return begun
 
 
-def _wished(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Spot]:
+def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ResumePoint]:
     """The checkpoint that `resume_from` goes on after; with `rerun`, the point before it and what amended that."""
     assert run.store is not None
     node_id = wish.node_id
@@ -228,8 +228,8 @@ def _wished(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Spot]:
     if trunk is not None:
         return (yield from _inside(run, wish, record, int(trunk), latest))
     if not wish.rerun:
-        return Spot(record, (yield from _late_answer(run, record, node_id, latest)))
-    older: Latest = yield from ask(run.store, "latest", run.run_id, before=record.sequence)
+        return ResumePoint(record, (yield from _late_answer(run, record, node_id, latest)))
+    older: RunSnapshot = yield from ask(run.store, "latest", run.run_id, before=record.sequence)
     before = older.point
     around = None if before is None or before.is_foreign else before.fields().get("trunk")
     if around is not None:
@@ -241,10 +241,10 @@ def _wished(run: NodeRun, wish: Wish, latest: Latest) -> Routine[Spot]:
         raise NoCheckpointFoundError(
             run.run_id, node_id, "what the node was given was not recorded, or has been pruned or deleted since"
         )
-    return Spot(before, older.tail)
+    return ResumePoint(before, older.tail)
 
 
-def _inside(run: NodeRun, wish: Wish, record: Record, trunk: int, latest: Latest) -> Routine[Spot]:
+def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, latest: RunSnapshot) -> Routine[ResumePoint]:
     """Go on inside a branch: what came after the record in it, and after its fork, is superseded; its siblings stay."""
     spot = yield from _since(run, trunk, latest.row.live)
     mine = str(record.fields().get("branch") or "")
@@ -284,17 +284,19 @@ def _inside(run: NodeRun, wish: Wish, record: Record, trunk: int, latest: Latest
     return narrowed._replace(at=before)
 
 
-def _narrowed(run: NodeRun, latest: Latest, spot: Spot, stays: Callable[[Record], bool]) -> Routine[Spot]:
+def _narrowed(
+    run: NodeRun, latest: RunSnapshot, spot: ResumePoint, stays: Callable[[Record], bool]
+) -> Routine[ResumePoint]:
     """A spot of which just the records that stay count; all others only tell of visits, which are not counted again."""
     assert run.store is not None
     assert spot.point is not None
     tail = tuple(other for other in spot.tail if stays(other))
     live = _with_gaps(latest.row.live, spot._replace(tail=tail))
     records: list[Record] = yield from ask(run.store, "read", run.run_id, after=spot.point.sequence)
-    return Spot(spot.point, tail, Recorded(records, live, run.renames), live)
+    return ResumePoint(spot.point, tail, JournalHistory(records, live, run.renames), live)
 
 
-def _followed(record: Record, spot: Spot) -> Record | None:
+def _followed(record: Record, spot: ResumePoint) -> Record | None:
     """The checkpoint that a visit followed on its way; None where it is the first there."""
     place = record.fields().get("branch"), parent_of(record.node_id)
     before = [
@@ -307,7 +309,7 @@ def _followed(record: Record, spot: Spot) -> Record | None:
     return before[-1] if before else None
 
 
-def _redone(record: Record, spot: Spot) -> Callable[[Record], bool]:
+def _redone(record: Record, spot: ResumePoint) -> Callable[[Record], bool]:
     """Tells what was recorded of a visit, and of all that its node is made of, since the record that it followed."""
     before = _followed(record, spot)
     followed = -1 if before is None else before.sequence
@@ -333,7 +335,7 @@ def _is_beside(mine: str, other: str) -> bool:
     return False
 
 
-def _with_gaps(live: Ranges, spot: Spot) -> Ranges:
+def _with_gaps(live: Ranges, spot: ResumePoint) -> Ranges:
     """The live ranges up to a point, and of what came after it just the records that stay."""
     assert spot.point is not None
     ranges = list(ranges_upto(live, spot.point.sequence))
@@ -379,7 +381,7 @@ def newest_live(
         before = found[0].sequence
 
 
-def _late_answer(run: NodeRun, record: Record, node_id: str, latest: Latest) -> Routine[tuple[Record, ...]]:
+def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot) -> Routine[tuple[Record, ...]]:
     """What the router of a checkpoint answered when it was asked again, about the same state; () for nothing."""
     assert run.store is not None
     if record.is_foreign or record.fields().get("next_node") is not None:
@@ -396,7 +398,7 @@ def _late_answer(run: NodeRun, record: Record, node_id: str, latest: Latest) -> 
     return ()
 
 
-def in_flight(run: NodeRun, latest: Latest) -> Routine[tuple[str, int]]:
+def in_flight(run: NodeRun, latest: RunSnapshot) -> Routine[tuple[str, int]]:
     """The node that may have been entered last, and the number of that visit; "" where it is not known."""
     assert latest.point is not None
     try:
@@ -429,7 +431,7 @@ def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
 # -- going on --------------------------------------------------------------------------------------------
 
 
-def go_on(run: NodeRun, wish: Wish, found: Found, amendment: Amendment | None) -> Routine[Any]:
+def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amendment | None) -> Routine[Any]:
     """Go on from the point, with its state or what the override made of it; the final state."""
     state, data = found.state, found.data
     walker, recorded = run.walker, found.since
@@ -469,7 +471,7 @@ def go_on(run: NodeRun, wish: Wish, found: Found, amendment: Amendment | None) -
     if next_node is None:
         next_node = yield from walker.ask_again(state)
         if next_node != found.way:
-            found.spent = Spent(visit=0)
+            found.spent = AttemptBudget(visit=0)
     if next_node == END:
         yield from run.journal.finish(found.point.sequence)
         return state

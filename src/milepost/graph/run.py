@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from milepost.errors import MilepostError, SerializeStateError
 from milepost.executor import waits as parking
-from milepost.executor.checks import Amendment, Wish
+from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Draft, Recorded
+from milepost.executor.recorded import JournalHistory, PendingRecord
 from milepost.executor.run import Run
 from milepost.graph import resume as finding
-from milepost.graph.checks import Found, refusal_of
+from milepost.graph.checks import ExaminedRun, refusal_of
 from milepost.graph.walker import Walker
 from milepost.model.events import RunCompleted, RunStarted
 from milepost.model.record import OWNER, REPLY, WAIT, Record, format_time
 from milepost.model.reports import RunResult
 from milepost.options import Options, without_amendments
-from milepost.store import Latest, Release, RunRow, Store
+from milepost.store import Release, RunRow, RunSnapshot, Store
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -41,7 +41,7 @@ class NodeRun(Run):
     ) -> None:
         super().__init__(flow, store, run_id, options, is_listening=is_listening)
         self.walker = Walker(self, flow)
-        self.recorded = Recorded()
+        self.recorded = JournalHistory()
         """What is recorded since the point where the run goes on; () for one that begins."""
         self.knows_signals = True
         """Whether all signals that were used are among that."""
@@ -49,7 +49,7 @@ class NodeRun(Run):
         """The number of the newest record when that was asked, and the signals that were used by then, as ranges."""
         self._used_before: list[list[int]] = []
         self.open_waits: dict[str, parking.Open] = {}
-        self.unsaved: tuple[Draft, ...] = ()
+        self.unsaved: tuple[PendingRecord, ...] = ()
 
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
         """Walk from the entry on."""
@@ -66,15 +66,15 @@ class NodeRun(Run):
             self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self
         )
 
-    def find(self, wish: Wish, latest: Latest) -> Routine[Found]:
+    def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
         """Examine the point that the verb goes on from."""
         return finding.find(self, wish, latest)
 
-    def refusal(self, wish: Wish, found: Any) -> MilepostError | None:
+    def refusal(self, wish: ResumeRequest, found: Any) -> MilepostError | None:
         """Why the verb does not go on at the point that was found."""
         return refusal_of(self, wish, found)
 
-    def in_flight(self, latest: Latest) -> Routine[tuple[str, int]]:
+    def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """The node that may have been entered last."""
         return finding.in_flight(self, latest)
 
@@ -89,7 +89,7 @@ class NodeRun(Run):
         self.walker.iteration = found.iteration
         return super().stored(found)
 
-    def go_on(self, wish: Wish, found: Any, amendment: Amendment | None) -> Routine[Any]:
+    def go_on(self, wish: ResumeRequest, found: Any, amendment: Amendment | None) -> Routine[Any]:
         """Walk on from the point that was found."""
         return self._unless_parked(finding.go_on(self, wish, found, amendment))
 
@@ -102,12 +102,12 @@ class NodeRun(Run):
                 if (yield from parking.park(self, parked.waits)):
                     raise parking.suspended(self) from None
             assert self.store is not None
-            latest: Latest = yield from ask(self.store, "latest", self.run_id)
+            latest: RunSnapshot = yield from ask(self.store, "latest", self.run_id)
             # The call's amendment is recorded, and a new run has none.
             self.options = without_amendments(self.options)
-            found = yield from finding.find(self, Wish(), latest)
+            found = yield from finding.find(self, ResumeRequest(), latest)
             self.walker, self.open_waits = Walker(self, self.flow), {}
-            walk = finding.go_on(self, Wish(), found, None)
+            walk = finding.go_on(self, ResumeRequest(), found, None)
 
     # -- what waits need: see `milepost.executor.waits.Waiting` -------------------------------------------------
 
@@ -115,7 +115,7 @@ class NodeRun(Run):
         """Nothing: the walker has asked whether the run may go on."""
 
     def record(
-        self, drafts: tuple[Draft, ...], *, is_fatal: bool = False, release: Release | None = None
+        self, drafts: tuple[PendingRecord, ...], *, is_fatal: bool = False, release: Release | None = None
     ) -> Routine[tuple[int, str]]:
         """Write records of waits; the number and the time of the last of them."""
         now = format_time(self.options.clock.time())

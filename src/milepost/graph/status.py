@@ -13,16 +13,16 @@ from typing import Any
 
 from milepost.executor.checks import is_live
 from milepost.executor.flow import END
-from milepost.graph.position import Lane, Reader, Visit, kind_in, put_in_order
+from milepost.graph.position import GraphPath, StatusBuilder, Visit, kind_in, put_in_order
 from milepost.model.info import Wait
 from milepost.model.record import Record
 from milepost.store import ENDED, Ranges
 
-__all__ = ["Standing", "Visit", "each", "standing"]
+__all__ = ["RunStatus", "Visit", "each", "standing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunStatus:
     """What the records of a run tell of its nodes."""
 
     visits: tuple[Visit, ...]
@@ -62,15 +62,15 @@ class Standing:
 _OPEN = frozenset({"running", "failed", "next", "waiting"})
 
 
-def standing(records: Iterable[Record], live: Ranges = (), status: str = "running") -> Standing:
+def standing(records: Iterable[Record], live: Ranges = (), status: str = "running") -> RunStatus:
     """Tell where a run of a graph stands. `records` are all of the run, in order, `status` is that of the run."""
-    reader = Reader()
+    reader = StatusBuilder()
     for record in records:
         reader.add(record, is_standing=is_live(record.sequence, live))
     is_over = status in ENDED - {"failed", "blocked"} or (reader.finish or {}).get("status") == "finished"
     settler = _Settler(reader, "running" if status == "running" else "next", is_over=is_over)
     settler.lane(reader.root, END)
-    return Standing(tuple(reader.root.rows), tuple(reader.superseded), tuple(reader.damaged), reader.root.shape)
+    return RunStatus(tuple(reader.root.rows), tuple(reader.superseded), tuple(reader.damaged), reader.root.shape)
 
 
 def each(visits: Sequence[Visit]) -> Iterator[Visit]:
@@ -112,12 +112,12 @@ def _statuses(visits: Sequence[Visit]) -> Mapping[str, str]:
 class _Settler:
     """Gives what is open its status, and adds the nodes that are next: `open_as` is what those are."""
 
-    def __init__(self, reader: Reader, open_as: str, *, is_over: bool) -> None:
+    def __init__(self, reader: StatusBuilder, open_as: str, *, is_over: bool) -> None:
         self.reader = reader
         self.open_as = "unfinished" if is_over else open_as
         self.is_over = is_over
 
-    def lane(self, lane: Lane, until: str) -> str:
+    def lane(self, lane: GraphPath, until: str) -> str:
         """Follow one way up to `until`: how it stands there, done where it has come to it."""
         for row in lane.rows[:-1]:
             self._older(row)
@@ -137,7 +137,7 @@ class _Settler:
         self._older(last)
         return "done" if last.next_node == until else self._begins(lane, last.next_node)
 
-    def _begins(self, lane: Lane, node: str) -> str:
+    def _begins(self, lane: GraphPath, node: str) -> str:
         if not node or node == END or self.is_over:
             return self.open_as
         node_id = lane.prefix + node

@@ -23,11 +23,11 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.attempt import Spent, cause_of
+from milepost.executor.attempt import AttemptBudget, cause_of
 from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Emit, Routine
-from milepost.executor.flow import END, Codec, GraphFlow, Unit
-from milepost.executor.recorded import Recorded
+from milepost.executor.flow import END, GraphFlow, StateCodec, Unit
+from milepost.executor.recorded import JournalHistory
 from milepost.executor.run import Run, complete
 from milepost.model.digests import Digests
 from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved, NodeCompleted, NodeStarted
@@ -38,10 +38,10 @@ from milepost.store import Release, Statement
 
 if TYPE_CHECKING:
     from milepost.graph.parallel import Stop
-__all__ = ["Commit", "Made", "Tally", "Visits"]
+__all__ = ["Commit", "NodeOutcome", "RunCounters", "Visits"]
 
 
-class Made(msgspec.Struct, eq=False):
+class NodeOutcome(msgspec.Struct, eq=False):
     """What a node made: the state after it, its bytes (or why there are none), and its updates where those are asked for."""
 
     state: Any
@@ -49,10 +49,10 @@ class Made(msgspec.Struct, eq=False):
     updates: Mapping[str, Any] | None = None
 
 
-Commit = Callable[[Context[Any], Made, float, tuple[Statement, ...]], Routine[None]]
+Commit = Callable[[Context[Any], NodeOutcome, float, tuple[Statement, ...]], Routine[None]]
 
 
-class Tally:
+class RunCounters:
     """What all walkers of a run count together; those of an item of a map for themselves."""
 
     __slots__ = ("is_of_item", "iteration", "knows_visits", "open", "visits")
@@ -101,7 +101,7 @@ class Visits:
         "updates",
     )
 
-    def __init__(self, run: Run, flow: GraphFlow, prefix: str = "", tally: Tally | None = None) -> None:
+    def __init__(self, run: Run, flow: GraphFlow, prefix: str = "", tally: RunCounters | None = None) -> None:
         self.run = run
         self.flow = flow
         self.prefix = prefix
@@ -109,7 +109,7 @@ class Visits:
         self.store = run.store
         self.options = run.options
         self.journal = run.journal
-        self.tally = Tally() if tally is None else tally
+        self.tally = RunCounters() if tally is None else tally
         self.prev_node_id = ""
         self.followed_at = run.followed_at
         self.encoder = flow.codec.in_succession()
@@ -125,15 +125,15 @@ class Visits:
         """The encoded state that the next node is given, where there is one."""
         self.state: Any = None
         """That state itself, for errors of a run without a store."""
-        self.spent: Spent | None = None
+        self.spent: AttemptBudget | None = None
         """What the first node has used up, where that is known."""
-        self.since: Recorded | None = None
+        self.since: JournalHistory | None = None
         """What is recorded of that which the run was in when it stopped."""
         self.is_resuming = False
         """Whether the next node may have been entered before."""
         self.is_next = True
         """Whether that node is one that the resume begins with."""
-        self.item_codec: Codec | None = None
+        self.item_codec: StateCodec | None = None
         """Of what an item is given, which is no state."""
         self.stops: tuple[Stop, ...] = ()
         self.updates: list[Mapping[str, Any]] | None = None
@@ -167,7 +167,7 @@ class Visits:
         self.digests.forget()
 
     @property
-    def _given_codec(self) -> Codec:
+    def _given_codec(self) -> StateCodec:
         """Of what a node is given."""
         return self.flow.codec if self.item_codec is None else self.item_codec
 
@@ -191,7 +191,7 @@ class Visits:
         self,
         unit: Unit,
         context: Context[Any],
-        spent: Spent,
+        spent: AttemptBudget,
         exc: Exception,
         pause: float | None,
         state: Any,
@@ -249,7 +249,7 @@ class Visits:
                 raise
 
     def _node_error(
-        self, context: Context[Any], op: str, exc: Exception, spent: Spent, state: Any, policy: Retry | None
+        self, context: Context[Any], op: str, exc: Exception, spent: AttemptBudget, state: Any, policy: Retry | None
     ) -> MilepostError:
         node_id, facts = context.node_id, self._facts(context, state)
         error: NodeError
@@ -273,7 +273,7 @@ class Visits:
             error.add_note(note)
         return error
 
-    def _no_state(self, context: Context[Any], exc: StateTypeError, spent: Spent, state: Any) -> StateTypeError:
+    def _no_state(self, context: Context[Any], exc: StateTypeError, spent: AttemptBudget, state: Any) -> StateTypeError:
         """`exc`, which tells why what a node returned is no state of its graph, with where and what to do."""
         complete(exc, **self._facts(context, state))
         act = "return a state of the declared type" if exc.path.startswith("state") else "give that"

@@ -26,15 +26,15 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.attempt import Spent, attempts, pause
+from milepost.executor.attempt import AttemptBudget, attempts, pause
 from milepost.executor.context import Context
 from milepost.executor.effects import Alone, Call, Emit, Halted, Routine
-from milepost.executor.flow import END, REPLACED, Codec, Fork, Function, GraphFlow, Part, Router, Unit, Whole
+from milepost.executor.flow import END, REPLACED, Fork, Function, GraphFlow, Part, Router, StateCodec, Unit, Whole
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Entry
+from milepost.executor.recorded import StepRecord
 from milepost.graph.nesting import perform
 from milepost.graph.parallel import split
-from milepost.graph.visits import Commit, Made, Tally, Visits
+from milepost.graph.visits import Commit, NodeOutcome, RunCounters, Visits
 from milepost.model.failure import describe, recorded_error, shown
 from milepost.model.origin import source_of
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, Record
@@ -48,7 +48,7 @@ class Walker(Visits):
 
     __slots__ = ()
 
-    def inner(self, flow: GraphFlow, prefix: str, label: str, tally: Tally | None = None) -> Walker:
+    def inner(self, flow: GraphFlow, prefix: str, label: str, tally: RunCounters | None = None) -> Walker:
         """A walker of something inside what this one is at."""
         walker = Walker(self.run, flow, prefix, self.tally if tally is None else tally)
         walker.label = label
@@ -58,13 +58,13 @@ class Walker(Visits):
         walker.stops, walker.is_next = self.stops, self.is_next
         return walker
 
-    def item_tally(self) -> Tally:
+    def item_tally(self) -> RunCounters:
         """For items of a map, which count their nodes for themselves."""
-        tally = Tally(is_of_item=True)
+        tally = RunCounters(is_of_item=True)
         tally.visits, tally.knows_visits = self.tally.visits, self.tally.knows_visits
         return tally
 
-    def do_item(self, unit: Unit, visit: int, item: Any, codec: Codec, begun: int) -> Routine[Any]:
+    def do_item(self, unit: Unit, visit: int, item: Any, codec: StateCodec, begun: int) -> Routine[Any]:
         """What a function makes of an item, which is given encoded with `codec` where there is a store.
 
         `begun` is the number of the record that has the items: a result after that is one of this item.
@@ -78,7 +78,7 @@ class Walker(Visits):
             self._raise_standing(node_id)
             self.spent = since.spent(node_id, self.sequence, self.options.clock.time())
         if self.spent is None:
-            self.spent = Spent(visit)
+            self.spent = AttemptBudget(visit)
         self.spent.visit = visit
         self.given = item if self.store is not None else None
         self.state = item if self.store is None else self.fresh(item)
@@ -114,12 +114,12 @@ class Walker(Visits):
             at = yield from self.ask_again(state)
         return (yield from self.walk(state, at, until, is_split=is_split))
 
-    def _newest(self) -> Entry | None:
+    def _newest(self) -> StepRecord | None:
         """The newest checkpoint of this walker's own nodes since it began."""
         assert self.since is not None
         return self.since.newest_in(self.prefix, self.label, self.sequence)
 
-    def _stand_at(self, entry: Entry) -> tuple[Any, str | None]:
+    def _stand_at(self, entry: StepRecord) -> tuple[Any, str | None]:
         """Stand where a checkpoint was recorded; the state there, and the node to go on at (None: ask the router)."""
         assert self.since is not None
         data, next_node = self.since.content(entry)
@@ -240,13 +240,13 @@ class Walker(Visits):
         """Enter a node, do it, route, record, tell: the state after it, and the node to go on at (or END)."""
         node_id, options = unit.id, self.options
         if self.spent is None and not self.is_resuming and self.tally.knows_visits:
-            spent = Spent(self.tally.visits.get(self.prefix + node_id, 0) + 1)
+            spent = AttemptBudget(self.tally.visits.get(self.prefix + node_id, 0) + 1)
         else:
             spent = yield from self._enter(node_id)
         recorded: tuple[bytes | None, str] | None = None
 
         def commit(
-            context: Context[Any], made: Made, duration: float, statements: tuple[Statement, ...]
+            context: Context[Any], made: NodeOutcome, duration: float, statements: tuple[Statement, ...]
         ) -> Routine[None]:
             nonlocal recorded
             recorded = yield from self._commit(unit, context, made, duration, statements)
@@ -267,7 +267,12 @@ class Walker(Visits):
         return self.fresh(after) if options.isolate else after, next_node
 
     def _record(
-        self, unit: Unit, context: Context[Any], made: Made, duration: float, statements: tuple[Statement, ...] = ()
+        self,
+        unit: Unit,
+        context: Context[Any],
+        made: NodeOutcome,
+        duration: float,
+        statements: tuple[Statement, ...] = (),
     ) -> Routine[tuple[bytes | None, str]]:
         """Route and save: the state as it was encoded, and where to go on."""
         data = made.data
@@ -292,7 +297,7 @@ class Walker(Visits):
         return data, next_node
 
     def _commit(
-        self, unit: Unit, context: Context[Any], made: Made, duration: float, statements: tuple[Statement, ...]
+        self, unit: Unit, context: Context[Any], made: NodeOutcome, duration: float, statements: tuple[Statement, ...]
     ) -> Routine[tuple[bytes | None, str]]:
         """`_record` within an attempt, which fails where the statements that are to count with the checkpoint do."""
         at, followed_at = self.at, self.followed_at
@@ -306,7 +311,7 @@ class Walker(Visits):
                 self.updates.pop()
             raise
 
-    def _has_done(self, node_id: str, visit: int, made: Made) -> None:
+    def _has_done(self, node_id: str, visit: int, made: NodeOutcome) -> None:
         tally = self.tally
         self.at = (node_id, visit)
         tally.visits[self.prefix + node_id] = visit
@@ -348,7 +353,7 @@ class Walker(Visits):
             return _copy_of(updates), data
         return codec.decode(data, root="updates"), None
 
-    def _enter(self, node_id: str) -> Routine[Spent]:
+    def _enter(self, node_id: str) -> Routine[AttemptBudget]:
         """What a visit has used up, of which other processes may know more; waits out what is left of a back-off."""
         spent, self.spent = self.spent, None
         if spent is None and self.is_resuming and self.since is not None:
@@ -357,7 +362,7 @@ class Walker(Visits):
             if not is_known and not self.run.is_replayed:
                 spent.visit = (yield from self.last_visit(node_id)) + 1
         if spent is None:
-            return Spent((yield from self.next_visit(node_id)))
+            return AttemptBudget((yield from self.next_visit(node_id)))
         if spent.pause > 0:
             yield from pause(self.run, spent.pause)
         return spent
@@ -389,13 +394,13 @@ class Walker(Visits):
     def tried(
         self,
         unit: Unit,
-        spent: Spent,
+        spent: AttemptBudget,
         state: Any,
         more: tuple[Any, ...] = (),
         function: Function | None = None,
         check: Callable[[Any], Any] | None = None,
         commit: Commit | None = None,
-    ) -> Routine[tuple[Context[Any], Made, float]]:
+    ) -> Routine[tuple[Context[Any], NodeOutcome, float]]:
         """Call a node's function on its state, and on what `more` there is, until it succeeds.
 
         With `function` that is called instead, and what `check` makes of its answer is nothing but that. `commit` records
@@ -414,8 +419,8 @@ class Walker(Visits):
             executor = unit.executor or self.options.executor if unit.work is None else None
             return Call(unit.fn, args, context, unit.is_async, limit, announce, False, executor)
 
-        def judge(returned: Any) -> Made:
-            return self.judged(unit, state, returned) if check is None else Made(check(returned))
+        def judge(returned: Any) -> NodeOutcome:
+            return self.judged(unit, state, returned) if check is None else NodeOutcome(check(returned))
 
         def failed(context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
             nonlocal state
@@ -437,7 +442,7 @@ class Walker(Visits):
             commit=commit,
         )
 
-    def judged(self, unit: Unit, before: Any, returned: Any) -> Made:
+    def judged(self, unit: Unit, before: Any, returned: Any) -> NodeOutcome:
         """What a node makes of the state before it by what its function returned; raises where that is no state.
 
         What user code returned is read first. What this library itself returned says that it is a `Whole` state.
@@ -446,9 +451,9 @@ class Walker(Visits):
         after = self.flow.accept(unit, before, given)
         data = None if self.store is None else self.encode(after)
         if self.updates is None:
-            return Made(after, data)
+            return NodeOutcome(after, data)
         updates, refused = self.updates_of(before, after, given)
-        return Made(after, data if refused is None or data is None else refused, updates)
+        return NodeOutcome(after, data if refused is None or data is None else refused, updates)
 
     # -- routing -------------------------------------------------------------------------------------
 
@@ -457,7 +462,7 @@ class Walker(Visits):
         end: BaseException,
         node_id: str,
         context: Context[Any],
-        made: Made,
+        made: NodeOutcome,
         duration: float,
         statements: tuple[Statement, ...],
     ) -> Routine[None]:

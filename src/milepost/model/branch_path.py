@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Turning", "turnings", "way_to"]
+__all__ = ["Segment", "turnings", "way_to"]
 
 _TURNING = re.compile(r"/?(.+?)#(\d+)/([^/]*)")
 
 
-class Turning(NamedTuple):
+class Segment(NamedTuple):
     """Where a way turns into a branch of a fork, or to an item of a map; `outer` is the way up to there."""
 
     fork: str
@@ -29,6 +29,6 @@ def way_to(outer: str, fork: str, visit: int, branch: str) -> str:
     return f"{outer}/{turning}" if outer else turning
 
 
-def turnings(way: str) -> list[Turning]:
+def turnings(way: str) -> list[Segment]:
     """Where a way turns, the outermost first; [] for one that is none."""
-    return [Turning(found[1], int(found[2]), found[3], way[: found.start()]) for found in _TURNING.finditer(way)]
+    return [Segment(found[1], int(found[2]), found[3], way[: found.start()]) for found in _TURNING.finditer(way)]

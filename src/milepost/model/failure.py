@@ -26,7 +26,7 @@ from milepost.errors import (
     StepError,
     WorkflowError,
 )
-from milepost.model.branch_path import Turning, turnings
+from milepost.model.branch_path import Segment, turnings
 
 if TYPE_CHECKING:
     from milepost.model.record import Record
@@ -123,9 +123,9 @@ def recorded_branch_error(run_id: str, fields: Mapping[str, Any], failures: Sequ
 
 
 def _branch_error(
-    run_id: str, text: str, failures: Sequence[tuple[Sequence[Turning], Record]], depth: int
+    run_id: str, text: str, failures: Sequence[tuple[Sequence[Segment], Record]], depth: int
 ) -> BranchError:
-    branches: dict[str, list[tuple[Sequence[Turning], Record]]] = {}
+    branches: dict[str, list[tuple[Sequence[Segment], Record]]] = {}
     for way, record in failures:
         turning = way[depth]
         item = f"{turning.fork}/{turning.branch}"

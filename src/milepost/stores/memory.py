@@ -21,7 +21,7 @@ from milepost.model.record import Record
 from milepost.store import Signal, StoreOptions
 from milepost.stores.base.fence import Row
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Entry, Note, Tally, Transaction
+from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
 __all__ = ["MemoryStore"]
 
@@ -153,13 +153,13 @@ class _Memory(Transaction):
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         return [run.row for run in self._runs.values() if run.row.flow == flow]
 
-    def tally(self) -> builtins.list[Tally]:
-        tallies: dict[str, Tally] = {}
+    def tally(self) -> builtins.list[StatusCount]:
+        tallies: dict[str, StatusCount] = {}
         for run in self._runs.values():
             row = run.row
             size = sum(len(r.header or b"") + len(r.payload or b"") for r in run.records)
-            _, runs, records, total, oldest = tallies.get(row.status, Tally(row.status, 0, 0, 0, row.updated_at))
-            tallies[row.status] = Tally(
+            _, runs, records, total, oldest = tallies.get(row.status, StatusCount(row.status, 0, 0, 0, row.updated_at))
+            tallies[row.status] = StatusCount(
                 row.status, runs + 1, records + len(run.records), total + size, min(oldest or math.inf, row.updated_at)
             )
         return [tallies[status] for status in sorted(tallies)]
@@ -204,11 +204,11 @@ class _Memory(Transaction):
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
-    ) -> Entry | None:
+    ) -> RecordEntry | None:
         found = self.records(
             run_id, after=after, before=before, kinds=("checkpoint",), node_id=node_id, newest=True, limit=1
         )
-        return Entry(found[0], self._runs[run_id].notes.get(found[0].sequence)) if found else None
+        return RecordEntry(found[0], self._runs[run_id].notes.get(found[0].sequence)) if found else None
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
         run = self._runs.get(run_id)
@@ -223,9 +223,9 @@ class _Memory(Transaction):
                 break
         return visit
 
-    def entries(self, run_id: str) -> builtins.list[Entry]:
+    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         run = self._runs[run_id]
-        return [Entry(r, run.notes.get(r.sequence)) for r in run.records if r.kind == "checkpoint"]
+        return [RecordEntry(r, run.notes.get(r.sequence)) for r in run.records if r.kind == "checkpoint"]
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
         return sorted(node_id for node_id, records in self._runs[run_id].by_node.items() if node_id and records)

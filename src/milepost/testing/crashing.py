@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
 
 from milepost.errors import MilepostError, OptionError, RunNotFoundError, RunSuspended
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.context import Context
 from milepost.executor.effects import Ask, Call, Effect, Write
 from milepost.executor.flow import Flow, StepFlow
@@ -267,10 +267,10 @@ class _Subject:
             self._before()
         scenario = _Scenario(crashes)
         with _World(self._open) as world:
-            first: Wish | None = None
+            first: ResumeRequest | None = None
             if self._resume_from is not None:
                 self._process(world, None).run()
-                first = Wish("resume_from", self._resume_from)
+                first = ResumeRequest("resume_from", self._resume_from)
             self._live(world, scenario, first)
             row = world.store.get_run(RUN_ID)
             scenario.status = row.info.status
@@ -281,7 +281,7 @@ class _Subject:
                 raise AssertionError(f"crashed {scenario.place}, verify finds: {'; '.join(report.problems)}")
         return scenario
 
-    def _live(self, world: _World, scenario: _Scenario, first: Wish | None) -> None:
+    def _live(self, world: _World, scenario: _Scenario, first: ResumeRequest | None) -> None:
         """Let one process after the other work on the run until it has ended."""
         left, epoch, answers = self._resumes, world.epoch, Answers(self._signals)
         wish, turn = first, 0
@@ -302,7 +302,7 @@ class _Subject:
             else:
                 left -= 1
             # A verb that ended before it took the run is called again; after that the run is resumed.
-            wish = first if world.epoch == epoch else Wish()
+            wish = first if world.epoch == epoch else ResumeRequest()
 
     def _recorded(self, result: Any) -> bytes:
         """What a run ended with, as it is recorded."""
@@ -310,7 +310,7 @@ class _Subject:
             return self._flow.codec.encode(result.state)
         return cast("StepFlow", self._flow).output_codec.encode(result.output, root="output")
 
-    def _process(self, world: _World, wish: Wish | None, turn: int = 0) -> Stepper[Any]:
+    def _process(self, world: _World, wish: ResumeRequest | None, turn: int = 0) -> Stepper[Any]:
         """A process that does what `wish` says; None: that begins the run, or its turn of that number."""
         bound: dict[str, Any] = {"clock": world.clock}
         if turn:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, START, Record, format_time, make_record
-from milepost.store import Append, Claim, Claimed, Latest, NewRun, Ranges, Release, RunRow, Store, Token, Verdict
+from milepost.store import Append, Claim, Claimed, NewRun, Ranges, Release, RunRow, RunSnapshot, Store, Token, Verdict
 
 __all__ = [
     "begin",
@@ -100,7 +100,7 @@ def begin(store: Store, run_id: str, **changes: Any) -> Token:
     return store.create(new_run(run_id, at=store.clock.time(), **changes))
 
 
-def claim_of(latest: Latest, *, lease: float = 30.0, at: float = EPOCH_TIME, **changes: Any) -> Claim:
+def claim_of(latest: RunSnapshot, *, lease: float = 30.0, at: float = EPOCH_TIME, **changes: Any) -> Claim:
     """A claim that fits what `latest` told; `changes` are fields of `Claim`."""
     row, sequence = latest.row, latest.newest + 1
     record = owner(row.info.run_id, sequence, row.epoch + 1, live=changes.get("live"), at=at)

@@ -20,7 +20,7 @@ import msgspec
 from milepost.drivers import AsyncDriver, SyncDriver
 from milepost.errors import AsyncNodeError, OptionError, RunSuspended
 from milepost.executor import signals as signalling
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Routine, Sleep
 from milepost.executor.flow import StepFlow
 from milepost.executor.waits import Waits
@@ -135,7 +135,7 @@ class Play:
     def _job(self, before: Job | None) -> Job:
         run_id, given, wish = self._run_id, self._options, None
         if before is not None:
-            run_id, wish = before.run.run_id, Wish()
+            run_id, wish = before.run.run_id, ResumeRequest()
             given = {name: value for name, value in given.items() if name not in {"if_exists", "tags"}}
         return Job(cast("StepFlow", self._flow), self._store, run_id, given, {"clock": self._store.clock}, wish)
 

@@ -26,9 +26,9 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.executor.checks import Wish
+from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Routine
-from milepost.executor.flow import END, BranchEnd, Codec, Fork, GraphFlow, Part, Router, Unit, Walk, Whole
+from milepost.executor.flow import END, BranchEnd, Fork, GraphFlow, Part, Router, StateCodec, Unit, Walk, Whole
 from milepost.graph.declarations import read_function
 from milepost.graph.run import NodeRun
 from milepost.job import Job
@@ -192,7 +192,7 @@ class _GraphPlay:
         if before is None:
             return Job(self.flow, self._store, self._run_id, self._options, self._bound, None)
         given = {name: value for name, value in self._options.items() if name not in {"if_exists", "tags"}}
-        return Job(self.flow, self._store, before.run.run_id, given, self._bound, Wish())
+        return Job(self.flow, self._store, before.run.run_id, given, self._bound, ResumeRequest())
 
     def _routine(self, job: Job) -> Routine[Any]:
         return job.routine(self.flow.copy(self._input) if job.wish is None else None)
@@ -274,7 +274,7 @@ class _StrictFlow:
         return self._flow.name
 
     @property
-    def codec(self) -> Codec:
+    def codec(self) -> StateCodec:
         return self._flow.codec
 
     @property
@@ -311,7 +311,7 @@ class _StrictFlow:
         return self._flow.splits
 
     @property
-    def update_codec(self) -> Codec | None:
+    def update_codec(self) -> StateCodec | None:
         return self._flow.update_codec
 
     def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:

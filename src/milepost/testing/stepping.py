@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from milepost.drivers import SyncDriver
 from milepost.drivers.base import invoke
 from milepost.drivers.branches import Branch, Branches
-from milepost.drivers.threads import Kept
+from milepost.drivers.threads import PendingSet
 from milepost.errors import AttemptTimedOut
 from milepost.executor.context import current_context
 from milepost.executor.effects import (
@@ -42,7 +42,7 @@ EffectT = TypeVar("EffectT", bound=Effect)
 
 
 class Lease:
-    """A lease that nothing renews and that never ends, unless the test says so; see `milepost.executor.effects.Held`."""
+    """A lease that nothing renews and that never ends, unless the test says so; see `milepost.executor.effects.LeaseView`."""
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -244,7 +244,7 @@ class _Hand(SyncDriver):
             self.tokens.append(answer.token)
         return answer
 
-    def _call(self, call: Call, kept: Kept | None = None) -> Any:
+    def _call(self, call: Call, kept: PendingSet | None = None) -> Any:
         around = self.publish(call.announce) if call.announce is not None else ()
         began = self.clock.monotonic()
         value = asyncio.run(_await(call, around)) if call.is_async else invoke(call, around)

@@ -19,7 +19,7 @@ from milepost.errors import (
 )
 from milepost.executor import waits as parking
 from milepost.executor.effects import Call, Routine
-from milepost.executor.recorded import Entry, Kept
+from milepost.executor.recorded import StepOutcome, StepRecord
 from milepost.executor.waits import Waits
 from milepost.model.failure import describe, message_of, place, shown, type_name
 from milepost.model.record import StepHead
@@ -71,7 +71,7 @@ def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepR
     return result
 
 
-def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: Frame) -> Routine[StepResult]:
+def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, frame: Frame) -> Routine[StepResult]:
     """The result as recorded, after a look at whether it is the result of what is asked for now."""
     fields, mods, work = entry.fields, step.modifiers, step.work
     kind = work.step_type.value
@@ -119,7 +119,7 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: Entry, frame: F
     return result
 
 
-def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: Kept) -> StepResult:
+def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome) -> StepResult:
     """The failure that a step recovered from, as its on_error was told of it."""
     told = run.recorded.failures[step_id][-1].fields if run.recorded.failures.get(step_id) else {}
     kind = str(told.get("error_type") or kept.error_type)
@@ -127,7 +127,7 @@ def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: Kept) -> S
     return StepResult(step.name, step.step_type, False, None, 0.0, text, kind, "failed", kept.attempts)
 
 
-def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: Kept, frame: Frame) -> Routine[Any]:
+def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome, frame: Frame) -> Routine[Any]:
     work = step.work
     try:
         if isinstance(work, Calls):
@@ -182,7 +182,7 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: Kept, fr
         raise non_determinism(run.run_id, frame.position - 1, f"another step {step_id!r}", repr(step)) from exc
 
 
-def _count_of(kept: Kept) -> int:
+def _count_of(kept: StepOutcome) -> int:
     """How many items a map that succeeded had."""
     return int(msgspec.json.decode(kept.output)["count"])
 
@@ -201,7 +201,7 @@ def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routi
     return (yield from run.do(part, part_id, frame, is_child=True))
 
 
-def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: Kept, frame: Frame) -> Routine[Any]:
+def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: StepOutcome, frame: Frame) -> Routine[Any]:
     flow = work.flow
     told = msgspec.json.decode(kept.output, type=dict[str, msgspec.Raw])
     if flow.front == "graph":

@@ -25,12 +25,12 @@ from milepost.errors import (
     StepError,
 )
 from milepost.executor import waits as parking
-from milepost.executor.attempt import OutOfTime, Spent
-from milepost.executor.bounded_gather import in_lanes
+from milepost.executor.attempt import AttemptBudget, OutOfTime
+from milepost.executor.bounded_gather import bounded_gather
 from milepost.executor.context import Context
 from milepost.executor.decoding import decode_inside
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.recorded import Draft
+from milepost.executor.recorded import PendingRecord
 from milepost.executor.waits import Waits
 from milepost.graph.walker import Walker
 from milepost.model.ends import contained
@@ -86,7 +86,7 @@ class Composing:
     step_id: str
     frame: Frame
     mods: Modifiers
-    spent: Spent
+    spent: AttemptBudget
     ends_at: float | None
     floor: int
     is_open: bool
@@ -168,7 +168,7 @@ class Composing:
             yield from run.live()
             index = yield from self._first_true(work)
             fields = {"index": index}
-            yield from run.record((Draft(ROUTE, self.step_id, self.spent.visit, fields),))
+            yield from run.record((PendingRecord(ROUTE, self.step_id, self.spent.visit, fields),))
         if not 0 <= index < len(work.options):
             raise non_determinism(
                 run.run_id, self.frame.position - 1, f"option {index} of branch {self.step_id!r}", repr(self.step)
@@ -223,7 +223,7 @@ class Composing:
             yield from run.live()
             data = _items_json(run, work)
             fields = {"count": len(ids), "args": self.arguments or None}
-            yield from run.record((Draft(ITEMS, step_id, self.spent.visit, fields, data),))
+            yield from run.record((PendingRecord(ITEMS, step_id, self.spent.visit, fields, data),))
         elif begun is not None and (work.key is None or self.mods.compare_args is not False):
             check_items(run, self.step, step_id, self.frame, begun.fields, self.arguments)
         frame, floor = self._child_frame(), self._floor()
@@ -324,7 +324,7 @@ def _at_once(
         yield from run.live()
         limit = min(limits, default=None)
         run.recorded.queue([prefix + name for name in routines], limit, -1)
-        answers = answers | (yield from in_lanes(run, still, limit))
+        answers = answers | (yield from bounded_gather(run, still, limit))
     outcomes = {name: answers[name] for name in routines if name in answers}
     waits: list[Any] = []
     errors: list[BaseException] = []

@@ -17,7 +17,7 @@ from milepost.errors import (
     WorkflowError,
 )
 from milepost.executor.effects import Alone, Emit, Routine
-from milepost.executor.recorded import Draft
+from milepost.executor.recorded import PendingRecord
 from milepost.model.events import CheckpointFailed, CheckpointSaved
 from milepost.model.failure import describe, failure_fields, first_line, place
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, format_time
@@ -33,7 +33,7 @@ __all__ = ["ends_run", "fail", "finish", "record"]
 
 def record(
     run: StepRun,
-    drafts: tuple[Draft, ...],
+    drafts: tuple[PendingRecord, ...],
     *,
     is_fatal: bool = False,
     release: Release | None = None,
@@ -123,7 +123,7 @@ def finish(run: StepRun, output: Any) -> Routine[None]:
     release = Release("finished", degraded=run.journal.degraded, missed=run.journal.missed)
     if run.unsaved:
         release = Release("finished")
-    yield from record(run, (Draft(FINISH, "", 1, fields, data),), release=release)
+    yield from record(run, (PendingRecord(FINISH, "", 1, fields, data),), release=release)
 
 
 def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
@@ -145,7 +145,7 @@ def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
     if draft is None:
         at = failed.result.name if failed is not None else ""
         told = failure_fields(error.__cause__ or error)
-        draft = Draft(FAILURE, at, 1, {"op": "workflow" if not at else "execute", "attempt": 1, **told})
+        draft = PendingRecord(FAILURE, at, 1, {"op": "workflow" if not at else "execute", "attempt": 1, **told})
     draft = draft._replace(fields={**draft.fields, "final": True})
     try:
         if run.undos:
@@ -155,7 +155,7 @@ def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
         else:
             reason = first_line(error)
             told = failure_fields(error.__cause__ or error)
-            finish = Draft(FINISH, "", 1, {"status": "failed", "reason": reason, **told})
+            finish = PendingRecord(FINISH, "", 1, {"status": "failed", "reason": reason, **told})
             release = Release("failed", reason, degraded=run.journal.degraded, missed=run.journal.missed)
             yield from record(run, (draft, finish), is_fatal=True, release=release)
     except StoreError as lost:

@@ -18,9 +18,9 @@ from milepost.errors import (
     NoCheckpointFoundError,
     RunNotResumableError,
 )
-from milepost.executor.attempt import Spent
+from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import (
-    Wish,
+    ResumeRequest,
     check_flow,
     check_renames,
     input_mismatch,
@@ -30,23 +30,23 @@ from milepost.executor.checks import (
 )
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Entry, Recorded
+from milepost.executor.recorded import JournalHistory, StepRecord
 from milepost.executor.renames import Renames
 from milepost.graph.resume import check_live, cut_short
 from milepost.model.failure import place
 from milepost.model.record import OWNER, ROLLBACK, START, Record, StepHead
 from milepost.model.reports import ResumeInfo
-from milepost.store import Latest, Ranges, RunRow
+from milepost.store import Ranges, RunRow, RunSnapshot
 from milepost.workflows.imported import as_recorded
 
 if TYPE_CHECKING:
     from milepost.workflows.run import StepRun
 
-__all__ = ["Found", "find", "inputs_of", "know_renames", "primed", "primed_or_over", "read", "refusal"]
+__all__ = ["ExaminedWorkflow", "find", "inputs_of", "know_renames", "primed", "primed_or_over", "read", "refusal"]
 
 
-class Found:
-    """Where a run of a workflow goes on; see `milepost.graph.checks.Found`."""
+class ExaminedWorkflow:
+    """Where a run of a workflow goes on; see `milepost.graph.checks.ExaminedRun`."""
 
     def __init__(
         self, row: RunRow, newest: int, point: Record, state: Any, info: ResumeInfo, live: Ranges | None
@@ -58,7 +58,7 @@ class Found:
         """The inputs or, of a run that has finished, its output."""
         self.info = info
         self.live = live
-        self.spent = Spent()
+        self.spent = AttemptBudget()
         self.next_node = info.next_node
 
     @property
@@ -69,7 +69,7 @@ class Found:
         return f"goes on at step {self.next_node!r}"
 
 
-def find(run: StepRun, wish: Wish, latest: Latest) -> Routine[Found]:
+def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
     """Play what is recorded, up to the first thing that is new."""
     assert run.store is not None
     check_flow(run, latest.row)
@@ -82,7 +82,7 @@ def find(run: StepRun, wish: Wish, latest: Latest) -> Routine[Found]:
     live = _live_ranges(run, wish, latest, records)
     standing = latest.row.live if live is None else live
     know_renames(run, everything)
-    run.recorded = Recorded(everything, standing, run.renames, parsed)
+    run.recorded = JournalHistory(everything, standing, run.renames, parsed)
     check_renames(run, run.recorded)
     recorded = run.recorded
     if recorded.start is None:
@@ -102,15 +102,15 @@ def find(run: StepRun, wish: Wish, latest: Latest) -> Routine[Found]:
             yield from primed(run.main)
             run.main.close()
         info = _info(run, latest, point, None, (*remarks, *differences), is_finished=True)
-        return Found(latest.row, latest.newest, point, output_of(run), info, None)
+        return ExaminedWorkflow(latest.row, latest.newest, point, output_of(run), info, None)
     run.is_live = False
     run.main = run.whole(inputs)
     yield from primed(run.main)
     info = _info(run, latest, point, _next(run), (*remarks, *differences), is_finished=False)
-    return Found(latest.row, latest.newest, point, inputs, info, live)
+    return ExaminedWorkflow(latest.row, latest.newest, point, inputs, info, live)
 
 
-def refusal(run: StepRun, wish: Wish, found: Found) -> MilepostError | None:
+def refusal(run: StepRun, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
     """Why the verb does not go on where the replay ended, or None."""
     info = found.row.info
     if wish.verb == "resume" and info.status == "failed" and run.recorded.first_undone() is None:
@@ -136,7 +136,7 @@ def _next(run: StepRun) -> str | None:
 
 def _info(
     run: StepRun,
-    latest: Latest,
+    latest: RunSnapshot,
     point: Record,
     next_step: str | None,
     differences: tuple[str, ...],
@@ -160,7 +160,7 @@ def _info(
 
 
 def read(
-    run: StepRun, latest: Latest, remarks: list[str]
+    run: StepRun, latest: RunSnapshot, remarks: list[str]
 ) -> Routine[tuple[list[Record], list[Record], dict[int, Mapping[str, Any] | StepHead]]]:
     """All records, and those that may count: all or, with on_corrupt='previous', those before the first damaged one.
 
@@ -208,12 +208,12 @@ def know_renames(run: StepRun, records: list[Record]) -> None:
     run.renames = Renames.told_by(None if told is None else told.fields(), run.options.rename)
 
 
-def _live_ranges(run: StepRun, wish: Wish, latest: Latest, records: list[Record]) -> Ranges | None:
+def _live_ranges(run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]) -> Ranges | None:
     """New live ranges up to the claim, where something recorded is to count no more; None: as they are."""
     live = latest.row.live
     if wish.verb == "resume_from":
         return ranges_upto(live, _wished(run, wish, live, records))
-    standing = Recorded(records, live) if _may_cut(run, wish, latest) else None
+    standing = JournalHistory(records, live) if _may_cut(run, wish, latest) else None
     cut = None
     if standing is not None:
         undone = standing.first_undone()
@@ -226,15 +226,15 @@ def _live_ranges(run: StepRun, wish: Wish, latest: Latest, records: list[Record]
     return None if cut is None else ranges_upto(live, cut)
 
 
-def _may_cut(run: StepRun, wish: Wish, latest: Latest) -> bool:
+def _may_cut(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> bool:
     is_reopened = latest.row.cancel is not None and run.options.reopen
     return wish.verb == "retry" or is_reopened or latest.row.info.status in {"failed", "cancelled", "blocked"}
 
 
-def _wished(run: StepRun, wish: Wish, live: Ranges, records: list[Record]) -> int:
+def _wished(run: StepRun, wish: ResumeRequest, live: Ranges, records: list[Record]) -> int:
     """The number of the last record that still counts for `resume_from`."""
     know_renames(run, records)
-    standing = Recorded(records, live, run.renames)
+    standing = JournalHistory(records, live, run.renames)
     entry = standing.done.get(wish.node_id or "")
     if entry is None or wish.visit not in {None, entry.record.visit}:
         raise NoCheckpointFoundError(
@@ -253,7 +253,7 @@ def _wished(run: StepRun, wish: Wish, live: Ranges, records: list[Record]) -> in
     return min(mine) - 1
 
 
-def inputs_of(run: StepRun, begun: Entry) -> dict[str, Any]:
+def inputs_of(run: StepRun, begun: StepRecord) -> dict[str, Any]:
     """The inputs as they were recorded; compared with those given now, where there are some."""
     try:
         inputs: dict[str, Any] = run.flow.completed(run.flow.codec.decode(begun.record.state() or b"{}", root="input"))
@@ -269,7 +269,7 @@ def inputs_of(run: StepRun, begun: Entry) -> dict[str, Any]:
     return inputs
 
 
-def _differences(run: StepRun, begun: Entry) -> tuple[str, ...]:
+def _differences(run: StepRun, begun: StepRecord) -> tuple[str, ...]:
     if begun.fields.get("fingerprint") == run.flow.fingerprint:
         return ()
     return run.flow.differences(begun.fields.get("shape") or {})

@@ -14,10 +14,10 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from milepost.errors import CheckpointWriteError
-from milepost.executor.attempt import Spent, attempts
+from milepost.executor.attempt import AttemptBudget, attempts
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.recorded import Draft
+from milepost.executor.recorded import PendingRecord
 from milepost.model.events import RollbackCompleted
 from milepost.model.failure import describe, failure_fields
 from milepost.model.origin import source_of
@@ -98,7 +98,7 @@ def _undo(run: StepRun, undo: Undo) -> Routine[None]:
         yield from attempts(
             run,
             undo.step_id,
-            Spent(),
+            AttemptBudget(),
             undo.retry,
             None,
             undo.frame.context._followed_at,
@@ -157,7 +157,9 @@ def _note(
             extra={"run_id": run.run_id, "node_id": step_id},
         )  # fmt: skip
     try:
-        yield from run.record((Draft(ROLLBACK, step_id, 1, fields),) if run.store is not None else (), is_fatal=True)
+        yield from run.record(
+            (PendingRecord(ROLLBACK, step_id, 1, fields),) if run.store is not None else (), is_fatal=True
+        )
     except CheckpointWriteError as exc:
         logger.warning("the rollback of step %r of run %r could not be recorded: %s", step_id, run.run_id, exc)
         raise

@@ -33,11 +33,11 @@ from milepost.errors import (
     WorkflowError,
 )
 from milepost.executor import waits as parking
-from milepost.executor.checks import Amendment, Wish
+from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Draft, Recorded
+from milepost.executor.recorded import JournalHistory, PendingRecord
 from milepost.executor.run import Run, complete
 from milepost.model.ends import contained, error_of
 from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
@@ -46,7 +46,7 @@ from milepost.model.origin import origins_of, source_of
 from milepost.model.record import Record
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
 from milepost.options import Options
-from milepost.store import Latest, Release, RunRow, Statement, Store
+from milepost.store import Release, RunRow, RunSnapshot, Statement, Store
 from milepost.workflows import recording
 from milepost.workflows import replay as replaying
 from milepost.workflows import rollback as undoing
@@ -55,7 +55,7 @@ from milepost.workflows.answers import matching
 from milepost.workflows.context import WorkflowContext
 from milepost.workflows.imported import as_recorded
 from milepost.workflows.matching import described, non_determinism
-from milepost.workflows.replay import Found, inputs_of, know_renames, primed, primed_or_over
+from milepost.workflows.replay import ExaminedWorkflow, inputs_of, know_renames, primed, primed_or_over
 from milepost.workflows.steps import Named, Step
 from milepost.workflows.visiting import StepFailed, answer_of
 
@@ -160,7 +160,7 @@ class StepRun(Run):
 
     def forget(self) -> None:
         """Know nothing of what is recorded, as before a replay."""
-        self.recorded = Recorded()
+        self.recorded = JournalHistory()
         self.is_live = True
         self.main: Routine[Any] | None = None
         self.root: Frame | None = None
@@ -173,7 +173,7 @@ class StepRun(Run):
         self.taken_at = -1
         """The sequence of the record that says that it was taken."""
         self.undos: dict[str, undoing.Undo] = {}
-        self.unsaved: tuple[Draft, ...] = ()
+        self.unsaved: tuple[PendingRecord, ...] = ()
         self.rollback_errors: tuple[RollbackError, ...] = ()
         self.rolled_back: set[str] = set()
         """The steps that were undone by this process."""
@@ -206,15 +206,15 @@ class StepRun(Run):
         """Play the workflow's code on its inputs."""
         return self._played(self.whole(given))
 
-    def find(self, wish: Wish, latest: Latest) -> Routine[Found]:
+    def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
         """Play what is recorded, up to the first thing that is new."""
         return replaying.find(self, wish, latest)
 
-    def refusal(self, wish: Wish, found: Found) -> MilepostError | None:
+    def refusal(self, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
         """Why the verb does not go on where the replay ended, or None."""
         return replaying.refusal(self, wish, found)
 
-    def go_on(self, wish: Wish, found: Found, amendment: Amendment | None) -> Routine[Any]:
+    def go_on(self, wish: ResumeRequest, found: ExaminedWorkflow, amendment: Amendment | None) -> Routine[Any]:
         """Go on with the code that was replayed, or with the end that the run was on its way to."""
         assert self.main is not None
         self._taken(found)
@@ -226,7 +226,7 @@ class StepRun(Run):
             raise recorded_step_error(self.run_id, final.fields, final.record.node_id)
         return (yield from self._played(self.main))
 
-    def end(self, found: Found, row: RunRow) -> Routine[Any]:
+    def end(self, found: ExaminedWorkflow, row: RunRow) -> Routine[Any]:
         """Carry out a cancel that is open: what can be undone is undone first."""
         assert self.main is not None
         self._taken(found)
@@ -235,7 +235,7 @@ class StepRun(Run):
         yield from undoing.roll_back(self)
         raise self.journal.cancelled(row.cancel or "")
 
-    def _taken(self, found: Found) -> None:
+    def _taken(self, found: ExaminedWorkflow) -> None:
         """The run is this call's now."""
         self.is_live = True
         if found.row.lease == "ended":
@@ -244,7 +244,7 @@ class StepRun(Run):
         self.stood = {step_id for step_id, _ in self.pending}
         self.taken_at = self.journal.sequence
 
-    def in_flight(self, latest: Latest) -> Routine[tuple[str, int]]:
+    def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """Nothing: a replay counts visits over all records."""
         return "", 1
         yield  # the marker of a generator: it never asks for anything
@@ -267,7 +267,7 @@ class StepRun(Run):
             self.unsaved = unsaved
             records = as_recorded(self, records, row.live, self.given)
             know_renames(self, records)
-            self.recorded = Recorded(records, row.live, self.renames)
+            self.recorded = JournalHistory(records, row.live, self.renames)
             assert self.recorded.start is not None
             self.is_live = False
             self.main = main = self.whole(inputs_of(self, self.recorded.start))
@@ -494,7 +494,7 @@ class StepRun(Run):
 
     def record(
         self,
-        drafts: tuple[Draft, ...],
+        drafts: tuple[PendingRecord, ...],
         *,
         is_fatal: bool = False,
         release: Release | None = None,

@@ -26,11 +26,11 @@ from milepost.errors import (
     StatementError,
     StepError,
 )
-from milepost.executor.attempt import Spent, attempts, cause_of, pause
+from milepost.executor.attempt import AttemptBudget, attempts, cause_of, pause
 from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, HoldOver, Routine
 from milepost.executor.journal import ask
-from milepost.executor.recorded import Draft, Entry, Kept, parent_of
+from milepost.executor.recorded import PendingRecord, StepOutcome, StepRecord, parent_of
 from milepost.executor.waits import Parked
 from milepost.model.events import AttemptFailed, CheckpointFailed, StepCompleted
 from milepost.model.failure import describe, failure_fields, first_line, message_of, place, shown, type_name
@@ -60,7 +60,7 @@ __all__ = ["do"]
 logger = logging.getLogger("milepost")
 
 _encode = msgspec.json.Encoder().encode
-_UNSPENT = Spent()
+_UNSPENT = AttemptBudget()
 """What the visit of a step has used up that nobody has asked for yet; never changed."""
 
 
@@ -219,12 +219,12 @@ class _Doing(Composing):
         if not verdict:
             return "predicate_false"
         visit = run.recorded.spent(self.step_id, self.frame.followed, run.options.clock.time()).visit
-        yield from run.record((Draft(ROUTE, self.step_id, visit, {"verdict": True}),))
+        yield from run.record((PendingRecord(ROUTE, self.step_id, visit, {"verdict": True}),))
         return None
 
     # -- the work, with its attempts -------------------------------------------------------------------
 
-    def _given_up(self) -> Entry | None:
+    def _given_up(self) -> StepRecord | None:
         """The failure with which the step's attempts were used up, where what is made of that is what is next."""
         if self.mods.on_error is None:
             return self.run.recorded.standing_failure(self.step_id) if parent_of(self.step_id) else None
@@ -237,7 +237,7 @@ class _Doing(Composing):
         )
         return None if is_over else found[-1]
 
-    def _recorded_failure(self, entry: Entry) -> StepFailed:
+    def _recorded_failure(self, entry: StepRecord) -> StepFailed:
         told = entry.fields
         text = f"{told.get('error_type')}: {told.get('message')}"
         self.spent.visit = entry.record.visit
@@ -354,7 +354,7 @@ class _Doing(Composing):
         told = failure_fields(exc)
         fields = {"op": "save", "attempt": self.tried, **told, "given_up": True}
         result = self._failure(message_of(exc), type_name(exc))
-        raise StepFailed(exc, result, Draft(FAILURE, self.step_id, self.spent.visit, fields))
+        raise StepFailed(exc, result, PendingRecord(FAILURE, self.step_id, self.spent.visit, fields))
 
     def _failed(self, context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
         """Record a failed attempt; raise what the step failed with where there is no other one."""
@@ -367,7 +367,7 @@ class _Doing(Composing):
         retry_at = None if seconds is None else format_time(run.options.clock.time() + seconds)
         fields = {"op": op, "attempt": context.attempt, **failure_fields(cause), "retry_at": retry_at}
         self.tried = context.attempt
-        draft = Draft(FAILURE, self.step_id, context.visit, fields)
+        draft = PendingRecord(FAILURE, self.step_id, context.visit, fields)
         error: MilepostError | None = None
         if seconds is None:
             error = self._step_error(cause, context.attempt)
@@ -457,7 +457,7 @@ class _Doing(Composing):
         error.add_note(f"the step itself failed: {describe(first.error.__cause__ or first.error)}")
         result = self._failure(text, str(second.result.error_type))
         fields = {"op": "on_error", "attempt": self.tried, **failure_fields(error)}
-        return StepFailed(error, result, Draft(FAILURE, self.step_id, self.spent.visit, fields))
+        return StepFailed(error, result, PendingRecord(FAILURE, self.step_id, self.spent.visit, fields))
 
     # -- recording -------------------------------------------------------------------------------------
 
@@ -532,10 +532,10 @@ class _Doing(Composing):
             )
         )
 
-    def _draft(self, result: StepResult, data: bytes | None, *, is_undoable: bool) -> Draft:
+    def _draft(self, result: StepResult, data: bytes | None, *, is_undoable: bool) -> PendingRecord:
         if data is None:
             data = _encode(result.output.to_dict() if isinstance(result.output, SkipMarker) else None)
-        kept = Kept(
+        kept = StepOutcome(
             result.name,
             result.step_type,
             result.success,
@@ -556,7 +556,7 @@ class _Doing(Composing):
             "rollback": is_undoable or None,
             "marked": self.mods.checkpoint or None,
         }
-        return Draft(CHECKPOINT, self.step_id, self.spent.visit, fields, _encode(kept))
+        return PendingRecord(CHECKPOINT, self.step_id, self.spent.visit, fields, _encode(kept))
 
 
 # -- parts -------------------------------------------------------------------------------------------------

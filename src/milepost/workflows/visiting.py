@@ -14,7 +14,7 @@ from milepost.errors import (
     StateTypeError,
 )
 from milepost.executor.context import Context
-from milepost.executor.recorded import Draft
+from milepost.executor.recorded import PendingRecord
 from milepost.executor.waits import Waits
 from milepost.model.events import StepStarted
 from milepost.model.failure import place
@@ -46,7 +46,7 @@ class StepFailed(Exception):
     `draft` is the record of its last failure, which whoever catches this writes; None where that is written.
     """
 
-    def __init__(self, error: MilepostError, result: StepResult, draft: Draft | None) -> None:
+    def __init__(self, error: MilepostError, result: StepResult, draft: PendingRecord | None) -> None:
         super().__init__(str(error))
         self.__cause__ = error.__cause__
         self.error = error

@@ -15,7 +15,7 @@ import msgspec
 from milepost.model.record import Record, new_record, parse_time
 from milepost.store import MOST, Count, Ranges
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Entry, Note
+from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -182,20 +182,20 @@ def record_of(values: Sequence[Any]) -> Record:
     return new_record((sequence, kind, node_id, visit, size, opened, payload, packing))
 
 
-def entry_of(values: Sequence[Any]) -> Entry:
+def entry_of(values: Sequence[Any]) -> RecordEntry:
     """The record without its payload, with its note."""
     if (*map(type, values),) not in _ENTRY_SHAPES:
-        return Entry(_damaged(values), None)
+        return RecordEntry(_damaged(values), None)
     sequence, kind, node_id, visit, size, header, packing, note = values
     record = Record(sequence, kind, node_id, visit, size, _open_header(header), None, packing)
     if note is None:
-        return Entry(record, None)
+        return RecordEntry(record, None)
     try:
         fields = _decode_note(note)
         moment = parse_time(fields["timestamp"]).timestamp()
-        return Entry(record, Note(moment, fields.get("next_node"), fields.get("seal", "")))
+        return RecordEntry(record, Note(moment, fields.get("next_node"), fields.get("seal", "")))
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError):  # damaged: its seal fits nothing
-        return Entry(record, Note(0.0, None))
+        return RecordEntry(record, Note(0.0, None))
 
 
 def _open_header(header: bytes | None) -> bytes | None:

@@ -14,10 +14,10 @@ from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
 from milepost.store import Ranges, Signal, Statement
 from milepost.stores.base.deltas import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
 from milepost.stores.base.fence import Row
-from milepost.stores.base.record_cipher import Keeper
-from milepost.stores.base.transaction import Entry, Note, Tally, Transaction
+from milepost.stores.base.record_cipher import RecordCipher
+from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
-__all__ = ["Guarded"]
+__all__ = ["DecodingTransaction"]
 
 
 _PAGE = 256
@@ -29,10 +29,10 @@ _REMEMBERED = 16
 """Large records that a transaction remembers: as many as a fork has branches, more or less."""
 
 
-class Guarded(Transaction):
+class DecodingTransaction(Transaction):
     """`tx`, with what `keeper` does on the way in and out; `packed` compresses what the medium keeps so."""
 
-    def __init__(self, tx: Transaction, keeper: Keeper | None, packed: Callable[[Record], Record]) -> None:
+    def __init__(self, tx: Transaction, keeper: RecordCipher | None, packed: Callable[[Record], Record]) -> None:
         self._tx = tx
         self._keeper = keeper
         self._packed = packed
@@ -92,7 +92,7 @@ class Guarded(Transaction):
     def _opened_rows(self, rows: builtins.list[Row]) -> builtins.list[Row]:
         return rows if self._keeper is None else [self._keeper.opened_row(row) for row in rows]
 
-    def tally(self) -> builtins.list[Tally]:
+    def tally(self) -> builtins.list[StatusCount]:
         return self._tx.tally()
 
     # -- records -----------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Guarded(Transaction):
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
-    ) -> Entry | None:
+    ) -> RecordEntry | None:
         return self._tx.newest_checkpoint(run_id, after=after, before=before, node_id=node_id)
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
@@ -150,7 +150,7 @@ class Guarded(Transaction):
     def strays(self, run_id: str) -> builtins.list[str]:
         return self._tx.strays(run_id)
 
-    def entries(self, run_id: str) -> builtins.list[Entry]:
+    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         return self._tx.entries(run_id)
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
@@ -198,7 +198,7 @@ class Guarded(Transaction):
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         return self._tx.live_nodes(run_id, live, before)
 
-    def live_entry(self, run_id: str, live: Ranges) -> Entry | None:
+    def live_entry(self, run_id: str, live: Ranges) -> RecordEntry | None:
         return self._tx.live_entry(run_id, live)
 
     # -- whole records -----------------------------------------------------------------------------

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from milepost.model.info import Wait
 
 __all__ = [
-    "Held",
     "Row",
     "Ruling",
+    "TokenState",
     "cancel",
     "claim",
     "crashes",
@@ -79,7 +79,7 @@ class Row(msgspec.Struct, frozen=True):
     """How many records were taken out of the journal to save space, in all."""
 
 
-class Held(NamedTuple):
+class TokenState(NamedTuple):
     """A token that this store object handed out, and whether the verb that held it has ended."""
 
     token: Token
@@ -110,7 +110,7 @@ def crashes(row: Row, newest_checkpoint: int) -> int:
     return 0 if newest_checkpoint > row.crashed_at else row.crash_count
 
 
-def lease_state(row: Row, now: float, held: Held | None, is_gone: Callable[[str], bool]) -> LeaseState:
+def lease_state(row: Row, now: float, held: TokenState | None, is_gone: Callable[[str], bool]) -> LeaseState:
     """Who owns the run, as far as one can know; see `LeaseState`. `held` is this store object's token of the run.
 
     A lease ends with its time, with its owner's process, or when it lies further ahead than it is long: then the

@@ -22,7 +22,7 @@ from milepost.model.seal import KEYED, Code, check_keys
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["Vault"]
+__all__ = ["KeyRing"]
 
 KEY_SIZE = 32
 _NONCE_SIZE = 12
@@ -35,7 +35,7 @@ class _RunKeys(NamedTuple):
     code: Code
 
 
-class Vault:
+class KeyRing:
     """Encrypts with the first key of `keys` (key ids and secrets of 32 bytes), decrypts with all.
 
     `OptionError` for keys that are none, `MissingExtraError` where the extra `crypto` is not installed.

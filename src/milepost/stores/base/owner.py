@@ -36,12 +36,12 @@ from milepost.store import (
     Append,
     Claim,
     Claimed,
-    Latest,
     LeaseState,
     NewRun,
     Release,
     Renewal,
     RunRow,
+    RunSnapshot,
     Store,
     StoreOptions,
     Token,
@@ -51,15 +51,15 @@ from milepost.store import (
     check_tag,
 )
 from milepost.stores.base import fence
-from milepost.stores.base.decoding_transaction import Guarded
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.deltas import SMALLEST, Base, Bases
-from milepost.stores.base.fence import Held, Row
+from milepost.stores.base.fence import Row, TokenState
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.reasons import why
 from milepost.stores.base.record_cipher import keeper_of
-from milepost.stores.base.transaction import DamagedRow, Entry, Overtaken, Transaction, seal_of
+from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict, seal_of
 
-__all__ = ["Journal", "has_statements"]
+__all__ = ["OwnerStore", "has_statements"]
 
 IsGone = Callable[[str], bool]
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class _Unclaimable(Exception):
         self.run_id = run_id
 
 
-class Journal(Store):
+class OwnerStore(Store):
     """Rows and journals under the fence. A medium adds `_read`, `_write` and `close`."""
 
     can_encrypt = True
@@ -97,7 +97,7 @@ class Journal(Store):
             self.seals, options.get("encryption_key"), allow_plain=options.get("allow_plain", False)
         )
         self._bases = Bases() if self.keeps_differences else None
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, TokenState] = {}
         self._unclaimable: dict[str, float] = {}
         """By run, until when it is left alone, by the monotonic clock."""
         self._is_closed = False
@@ -110,7 +110,7 @@ class Journal(Store):
         """One atomic write: durable when its block ends, undone if that raises.
 
         What the block reads is so still when it is written; where the medium finds that it is not, it undoes the write
-        and raises `Overtaken`, from the block or from its end.
+        and raises `WriteConflict`, from the block or from its end.
         """
 
     @abc.abstractmethod
@@ -123,7 +123,7 @@ class Journal(Store):
             try:
                 with self._write(op) as tx:
                     return body(self._guard(tx))
-            except Overtaken as exc:
+            except WriteConflict as exc:
                 overtaken = exc
         raise StoreError(
             f"the store {self.place} could not {op.replace('_', ' ')}: others were faster {_TRIES} times in a row: try again",
@@ -138,7 +138,9 @@ class Journal(Store):
 
     def _guard(self, tx: Transaction) -> Transaction:
         """What stands between the verbs and the medium."""
-        return tx if self._keeper is None and self._bases is None else Guarded(tx, self._keeper, self._packed)
+        return (
+            tx if self._keeper is None and self._bases is None else DecodingTransaction(tx, self._keeper, self._packed)
+        )
 
     def _lease_end(self, now: float, lease: float) -> float | None:
         """When a lease taken now ends; None: not by itself."""
@@ -196,7 +198,7 @@ class Journal(Store):
 
         self._change("create", body)
         if is_owned:
-            self._held[new.run_id] = Held(token)
+            self._held[new.run_id] = TokenState(token)
             if self._bases is not None and new.record.size >= SMALLEST:
                 self._bases.know(new.run_id, token, Base(new.record, 0, new.record.size, 0))
         return token
@@ -209,7 +211,7 @@ class Journal(Store):
             raise ValueError(f"an owner record after {claim.sequence} can't have number {claim.record.sequence}")
         claimed = self._change("claim", lambda tx: self._claim(tx, self._row(tx, claim.run_id), claim))
         if claimed.token is not None:
-            self._held[claim.run_id] = Held(claimed.token)
+            self._held[claim.run_id] = TokenState(claimed.token)
         return claimed
 
     def _claim(
@@ -289,7 +291,7 @@ class Journal(Store):
                 except _Unclaimable as exc:
                     self._pass_over(exc.run_id, exc.__cause__)
         for token, _ in taken:
-            self._held[token.run_id] = Held(token)
+            self._held[token.run_id] = TokenState(token)
         return taken
 
     def _pass_over(self, run_id: str, cause: BaseException | None) -> None:
@@ -310,7 +312,7 @@ class Journal(Store):
         try:
             yield
         except BaseException:
-            self._held.update({token.run_id: Held(token, is_abandoned=True) for token in tokens})
+            self._held.update({token.run_id: TokenState(token, is_abandoned=True) for token in tokens})
             raise
 
     def _due(
@@ -442,7 +444,7 @@ class Journal(Store):
     def abandon(self, token: Token) -> None:
         held = self._held.get(token.run_id)
         if held is not None and held.token == token:
-            self._held[token.run_id] = Held(token, is_abandoned=True)
+            self._held[token.run_id] = TokenState(token, is_abandoned=True)
 
     def _drop(self, token: Token) -> None:
         held = self._held.get(token.run_id)
@@ -486,7 +488,7 @@ class Journal(Store):
         is_whole = entry is not None and entry.note is not None and entry.note.seal == seal_of(run_id, record)
         return record if is_whole else record._replace(header=b"")
 
-    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> Latest:
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> RunSnapshot:
         check_run_id(run_id)
         before = None if before is None else min(max(check_number(before, "before"), -1), MOST)
         held = self._holding(run_id)
@@ -501,7 +503,7 @@ class Journal(Store):
                 if tail and (tail[0].sequence, tail[0].kind) == (0, START):
                     point = tail.pop(0)
             after = -1 if point is None else point.sequence
-            if isinstance(tx, Guarded) and self._bases is not None:
+            if isinstance(tx, DecodingTransaction) and self._bases is not None:
                 # Whoever goes on from here writes what changed since.
                 base = tx.base_of(run_id, after)
                 if base is not None:
@@ -511,10 +513,10 @@ class Journal(Store):
                 tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
             if not with_nodes:
-                return Latest(view, point, live_tail, newest, (), row.sequence)
+                return RunSnapshot(view, point, live_tail, newest, (), row.sequence)
             nodes = tx.live_nodes(run_id, row.live, after + 1)
             start = next(iter(tx.records(run_id, before=1, kinds=("start",))), None)
-            return Latest(view, point, live_tail, newest, nodes, row.sequence, start)
+            return RunSnapshot(view, point, live_tail, newest, nodes, row.sequence, start)
 
     def get_run(self, run_id: str) -> RunRow:
         check_run_id(run_id)
@@ -559,13 +561,13 @@ class Journal(Store):
         return row
 
     def _state(
-        self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, Held] | None = None
+        self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, TokenState] | None = None
     ) -> LeaseState:
         """Who owns the run. `held`: what this object held before the row was read, where another thread may let go since."""
         known = self._held if held is None else held
         return fence.lease_state(row, now, known.get(row.run_id), gone or is_gone)
 
-    def _holding(self, run_id: str) -> dict[str, Held]:
+    def _holding(self, run_id: str) -> dict[str, TokenState]:
         """What this object holds of a run now. Asked before its row is read: of a run that another thread releases in
         between the row is as before, and nobody would know the token in it.
         """
@@ -577,13 +579,13 @@ class Journal(Store):
         tx: Transaction,
         row: Row,
         gone: IsGone | None = None,
-        held: Mapping[str, Held] | None = None,
+        held: Mapping[str, TokenState] | None = None,
     ) -> RunRow:
         state = self._state(row, self.clock.time(), gone, held)
         return self._view_of(tx, row, state, tx.newest_checkpoint(row.run_id), tx.newest(row.run_id))
 
     def _view_of(
-        self, tx: Transaction, row: Row, state: LeaseState, newest_checkpoint: Entry | None, newest: int
+        self, tx: Transaction, row: Row, state: LeaseState, newest_checkpoint: RecordEntry | None, newest: int
     ) -> RunRow:
         """The row as others see it, with the newest checkpoint and the newest record of its run."""
         shown, now = newest_checkpoint, self.clock.time()

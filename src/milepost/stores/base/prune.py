@@ -23,14 +23,14 @@ from milepost.model.retry import as_seconds
 from milepost.store import Append, Status, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
-from milepost.stores.base.owner import Journal
+from milepost.stores.base.owner import OwnerStore
 from milepost.stores.base.retention import CONSIDERED, surplus, trace_of
-from milepost.stores.base.transaction import DamagedRow, Overtaken, Transaction
+from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConflict
 
 if TYPE_CHECKING:
     from milepost.model.info import Pruned, Retention
 
-__all__ = ["Pruning", "Wish"]
+__all__ = ["PruneRequest", "Pruning"]
 
 _logger = logging.getLogger("milepost")
 
@@ -68,7 +68,7 @@ class _Surplus(msgspec.Struct):
     """When taking it out began, by the monotonic clock."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class PruneRequest(msgspec.Struct, frozen=True):
     """What to forget: runs with `statuses` that were not changed after `before` (POSIX seconds), and visits of the others.
 
     Each node of those keeps its newest `keep_last` visits.
@@ -84,7 +84,7 @@ class Wish(msgspec.Struct, frozen=True):
         return self.before is not None and updated_at <= self.before
 
 
-class Pruning(Journal):
+class Pruning(OwnerStore):
     """What a store forgets, when it is asked to or by its retention."""
 
     def __init__(self, **options: Unpack[StoreOptions]) -> None:
@@ -121,7 +121,7 @@ class Pruning(Journal):
                 f"no run has the status {', '.join(unknown)}: choose among {', '.join(typing.get_args(Status))}",
                 option="statuses",
             )
-        return self._prune(Wish(wanted, self._cutoff(retention), retention.keep_last, dry_run))
+        return self._prune(PruneRequest(wanted, self._cutoff(retention), retention.keep_last, dry_run))
 
     def tidy(self, run_id: str | None = None) -> None:
         from milepost.model.info import Retention
@@ -140,22 +140,22 @@ class Pruning(Journal):
 
     def _tidy_after(self, run_id: str, retention: Retention) -> None:
         if retention.keep_last is not None:
-            self._thin(run_id, Wish(_ALWAYS_PRUNED, keep_last=retention.keep_last))
+            self._thin(run_id, PruneRequest(_ALWAYS_PRUNED, keep_last=retention.keep_last))
         now = self.clock.monotonic()
         if retention.older_than is None or (self._swept_at is not None and now - self._swept_at < _SWEEP):
             return
         self._swept_at = now
-        pruned = self._prune(Wish(_ALWAYS_PRUNED, self._cutoff(retention)), most=_AT_AN_END)
+        pruned = self._prune(PruneRequest(_ALWAYS_PRUNED, self._cutoff(retention)), most=_AT_AN_END)
         if len(pruned.deleted) >= _AT_AN_END:
             self._swept_at = None
 
     def _tidy_all(self, retention: Retention) -> None:
         if retention.older_than is not None:
-            self._prune(Wish(_ALWAYS_PRUNED, self._cutoff(retention)))
+            self._prune(PruneRequest(_ALWAYS_PRUNED, self._cutoff(retention)))
         if retention.keep_last is not None:
             began = self.clock.time()
             # A run that has ended changes no more without its time of activity.
-            self._prune(Wish(_ALWAYS_PRUNED, keep_last=retention.keep_last), after=self._thinned_at)
+            self._prune(PruneRequest(_ALWAYS_PRUNED, keep_last=retention.keep_last), after=self._thinned_at)
             self._thinned_at = began - _OVERLAP
 
     def _cutoff(self, retention: Retention) -> float | None:
@@ -163,7 +163,7 @@ class Pruning(Journal):
             return None
         return self.clock.time() - as_seconds(retention.older_than, "older_than")
 
-    def _prune(self, wish: Wish, *, after: float | None = None, most: int = _MOST) -> Pruned:
+    def _prune(self, wish: PruneRequest, *, after: float | None = None, most: int = _MOST) -> Pruned:
         """Forget as `wish` says, of runs changed since `after`, until `most` of them have lost something."""
         deleted: builtins.list[str] = []
         thinned: builtins.list[str] = []
@@ -186,7 +186,7 @@ class Pruning(Journal):
 
         return Pruned(tuple(deleted), tuple(thinned), records)
 
-    def _candidates(self, wish: Wish, changed_after: float | None) -> Iterator[tuple[float, str]]:
+    def _candidates(self, wish: PruneRequest, changed_after: float | None) -> Iterator[tuple[float, str]]:
         """When runs that may be meant were last changed and their ids, for each status the least recent first.
 
         Read a page at a time; the run itself is asked again. What a page shows may be changed or deleted meanwhile: the
@@ -226,7 +226,7 @@ class Pruning(Journal):
             if after is None:
                 return
 
-    def _row_meant(self, tx: Transaction, run_id: str, wish: Wish) -> Row | None:
+    def _row_meant(self, tx: Transaction, run_id: str, wish: PruneRequest) -> Row | None:
         """The row of a run that has a status that is meant, and no owner who may be alive. Raises `DamagedRow`."""
         row = tx.row(run_id)
         if row is None:
@@ -235,7 +235,7 @@ class Pruning(Journal):
         is_meant = state in {"free", "ended"} and fence.shown_status(row, state) in wish.statuses
         return row if is_meant else None
 
-    def _forget(self, run_id: str, wish: Wish) -> bool:
+    def _forget(self, run_id: str, wish: PruneRequest) -> bool:
         """Delete a run if it is still old and meant; whether it was."""
 
         def body(tx: Transaction) -> bool:
@@ -261,7 +261,7 @@ class Pruning(Journal):
             self._held.pop(run_id, None)
         return was_meant
 
-    def _thin(self, run_id: str, wish: Wish) -> int:
+    def _thin(self, run_id: str, wish: PruneRequest) -> int:
         """Take out what is surplus of a run; how many records."""
         # What goes is found out in a read, so that a long journal keeps nobody from writing.
         for _ in range(_TRIES):
@@ -328,12 +328,12 @@ class Pruning(Journal):
         found.began = self.clock.monotonic()
         try:
             removed = tx.remove_records(row.run_id, found.numbers)
-        except Overtaken:
+        except WriteConflict:
             raise
         except Exception as exc:  # no run fails for what it may forget: the write begins anew without that
             self._warn_of_surplus(row.run_id, exc)
             del self._surpluses[row.run_id]
-            raise Overtaken from exc
+            raise WriteConflict from exc
         thinned = replace(row, pruned=row.pruned + removed)
         tx.put_row(thinned)
         return thinned
@@ -371,7 +371,9 @@ class Pruning(Journal):
         traces.sort()
         return surplus(traces, row.live, keep_last)
 
-    def _take_out(self, row: Row, wish: Wish, newest: int, numbers: builtins.list[int], tx: Transaction) -> int | None:
+    def _take_out(
+        self, row: Row, wish: PruneRequest, newest: int, numbers: builtins.list[int], tx: Transaction
+    ) -> int | None:
         """Take records out of a journal that is as it was read with `row`; None if it isn't."""
         now = self._row_meant(tx, row.run_id, wish)
         if now is None or now.epoch != row.epoch or tx.newest(row.run_id) != newest:

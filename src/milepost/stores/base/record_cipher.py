@@ -34,13 +34,13 @@ from milepost.model.record import (
 from milepost.model.seal import PLAIN, UNSEALED, Flaw, Seals
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.key_ring import Vault
+from milepost.stores.base.key_ring import KeyRing
 from milepost.stores.base.transaction import Note
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
 
-__all__ = ["Keeper", "keeper_of"]
+__all__ = ["RecordCipher", "keeper_of"]
 
 READABLE = {
     *("version", "run_id", "node_id", "sequence", "timestamp", "kind", "visit", "next_node", "attempt", "prev_node_id"),
@@ -73,18 +73,18 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-def keeper_of(seals: Seals, encryption_key: Mapping[str, bytes] | None, *, allow_plain: bool) -> Keeper | None:
+def keeper_of(seals: Seals, encryption_key: Mapping[str, bytes] | None, *, allow_plain: bool) -> RecordCipher | None:
     """A keeper, or None for a store that has no key of either sort."""
-    vault = None if encryption_key is None else Vault(encryption_key)
-    return Keeper(seals, vault, allow_plain=allow_plain) if vault is not None or seals.is_keyed else None
+    vault = None if encryption_key is None else KeyRing(encryption_key)
+    return RecordCipher(seals, vault, allow_plain=allow_plain) if vault is not None or seals.is_keyed else None
 
 
-class Keeper:
+class RecordCipher:
     """Seals with `seals` and, where there is one, encrypts with `vault`; `allow_plain`: takes what is not encrypted."""
 
     __slots__ = ("_accepts_plain", "_seals", "_vault")
 
-    def __init__(self, seals: Seals, vault: Vault | None, *, allow_plain: bool = False) -> None:
+    def __init__(self, seals: Seals, vault: KeyRing | None, *, allow_plain: bool = False) -> None:
         self._seals = seals
         self._vault = vault
         self._accepts_plain = allow_plain or vault is None

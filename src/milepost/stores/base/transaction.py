@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DamagedRow",
-    "Entry",
     "NewerRow",
     "Note",
-    "Overtaken",
-    "Tally",
+    "RecordEntry",
+    "StatusCount",
     "Transaction",
+    "WriteConflict",
     "failed_statement",
     "note_of",
     "seal_of",
 ]
 
 
-class Overtaken(Exception):
+class WriteConflict(Exception):
     """Raised by a medium whose write was undone: something that was read in it has changed. It is begun anew."""
 
 
@@ -59,7 +59,7 @@ class Note(NamedTuple):
     """Over place and bytes; see `seal_of`."""
 
 
-class Entry(NamedTuple):
+class RecordEntry(NamedTuple):
     """A record without its payload. `note` is there for a record from outside, which has no header."""
 
     record: Record
@@ -110,7 +110,7 @@ _MOST = 1 << 40
 """More runs than any store has."""
 
 
-class Tally(NamedTuple):
+class StatusCount(NamedTuple):
     """How much there is of the runs with one status."""
 
     status: str
@@ -221,7 +221,7 @@ class Transaction(abc.ABC):
         time has come the ones whose time came first. Runs in `skip` may be left out, and do not count."""
 
     @abc.abstractmethod
-    def tally(self) -> builtins.list[Tally]:
+    def tally(self) -> builtins.list[StatusCount]:
         """What the store has, by status as it is in the rows; the cost may grow with the store."""
 
     # -- records -----------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Transaction(abc.ABC):
     @abc.abstractmethod
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
-    ) -> Entry | None:
+    ) -> RecordEntry | None:
         """The newest checkpoint between `after` and `before`, without its payload."""
 
     @abc.abstractmethod
@@ -284,7 +284,7 @@ class Transaction(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def entries(self, run_id: str) -> builtins.list[Entry]:
+    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         """All checkpoints without their payloads, in order."""
 
     @abc.abstractmethod
@@ -351,7 +351,7 @@ class Transaction(abc.ABC):
             if any(self.newest_checkpoint(run_id, after=after, before=end, node_id=node_id) for after, end in spans)
         )
 
-    def live_entry(self, run_id: str, live: Ranges) -> Entry | None:
+    def live_entry(self, run_id: str, live: Ranges) -> RecordEntry | None:
         """`live_checkpoint` without its payload."""
         for after, end in _spans(live, None):
             found = self.newest_checkpoint(run_id, after=after, before=end)

@@ -21,7 +21,7 @@ from milepost.model.info import Wait
 from milepost.model.record import DIFFERENCE, VERBATIM, Record
 from milepost.store import MOST, Count, Ranges, Signal, Status
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Entry, NewerRow, Note
+from milepost.stores.base.transaction import NewerRow, Note, RecordEntry
 from milepost.stores.file.fs import open_to_read
 from milepost.stores.file.sums import is_whole, summed
 
@@ -299,9 +299,11 @@ class Commit:
             placed.sequence, placed.kind, placed.node_id, placed.visit, placed.size, header, payload, placed.packing
         )
 
-    def entry(self, at: int, placed: Placed) -> Entry:
+    def entry(self, at: int, placed: Placed) -> RecordEntry:
         """The record without its payload, with its note."""
-        return Entry(self.record(at, placed, with_payload=False), None if placed.note is None else Note(*placed.note))
+        return RecordEntry(
+            self.record(at, placed, with_payload=False), None if placed.note is None else Note(*placed.note)
+        )
 
     def signals(self) -> Iterator[Signal]:
         """The signals, in order."""

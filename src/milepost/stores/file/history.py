@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from milepost.model.record import CHECKPOINT, Record
 from milepost.store import Signal
-from milepost.stores.base.transaction import Entry
+from milepost.stores.base.transaction import RecordEntry
 from milepost.stores.file.commit import Commit, Damaged, Depth, Header, Placed, RowText
 from milepost.stores.file.index import Sought
 from milepost.stores.file.log import Log, Tail
 
-__all__ = ["CHECKPOINTS", "Found", "History"]
+__all__ = ["CHECKPOINTS", "History", "RecordLocation"]
 
 _MOST_READ = 32
 
 CHECKPOINTS = Sought(kinds=(CHECKPOINT,))
 
 
-class Found(NamedTuple):
+class RecordLocation(NamedTuple):
     """A record in its commit; without a commit it stands for one that can't be read."""
 
     number: int
@@ -32,10 +32,10 @@ class Found(NamedTuple):
     commit: Commit | None = None
     at: int = 0
 
-    def entry(self) -> Entry:
+    def entry(self) -> RecordEntry:
         """The record without its payload."""
         if self.commit is None:
-            return Entry(self._damaged(), None)
+            return RecordEntry(self._damaged(), None)
         return self.commit.entry(self.at, self.placed)
 
     def _damaged(self) -> Record:
@@ -71,7 +71,7 @@ class History:
 
     def search(
         self, sought: Sought, *, after: int = -1, before: int | None = None, newest: bool = False
-    ) -> Iterator[Found]:
+    ) -> Iterator[RecordLocation]:
         """The records between `after` and `before`, both excluded, in order or from the newest back."""
         end = self.last + 1 if before is None else min(before, self.last + 1)
         if end <= after + 1:
@@ -90,7 +90,7 @@ class History:
                 if after < item.placed.sequence < end:
                     yield item
 
-    def record(self, found: Found) -> Record | None:
+    def record(self, found: RecordLocation) -> Record | None:
         """The record with its payload; None if it was taken out meanwhile."""
         number, placed, commit, at = found
         if commit is None:
@@ -199,7 +199,7 @@ class History:
             header = self._header(number)
             number = number - 1 if header is None else _below(header.checkpoint, number)
 
-    def _in_commit(self, number: int, sought: Sought) -> list[Found]:
+    def _in_commit(self, number: int, sought: Sought) -> list[RecordLocation]:
         node_id, kinds, visit = sought
         try:
             commit = self._load(number, "headers")
@@ -207,7 +207,7 @@ class History:
             is_sought = node_id is None and (kinds is None or CHECKPOINT in kinds)
             return self._instead_of(number) if is_sought else []
         return [
-            Found(number, placed, commit, at)
+            RecordLocation(number, placed, commit, at)
             for at, placed in commit.places()
             if (node_id is None or placed.node_id == node_id)
             and (kinds is None or placed.kind in kinds)
@@ -215,7 +215,7 @@ class History:
             and not self._is_removed(number, placed.sequence)
         ]
 
-    def _instead_of(self, number: int) -> list[Found]:
+    def _instead_of(self, number: int) -> list[RecordLocation]:
         """What stands for the records of a commit that can't be read; all of several in a row with the first of them."""
         base = self._base
         first = 1 if base is not None and not base.row.flow else 0
@@ -231,7 +231,7 @@ class History:
                 end = header.first
                 break
         return [
-            Found(number, Placed(sequence, CHECKPOINT, visit=0))
+            RecordLocation(number, Placed(sequence, CHECKPOINT, visit=0))
             for sequence in range(first, end)
             if not self._is_removed(number, sequence)
         ]

@@ -24,11 +24,11 @@ from milepost.model.process import is_gone
 from milepost.model.record import Record
 from milepost.store import Append, Claimed, LeaseState, Renewal, RunRow, Signal, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
-from milepost.stores.base.fence import Held, Row
+from milepost.stores.base.fence import Row, TokenState
 from milepost.stores.base.folders import make_folders
 from milepost.stores.base.owner import IsGone
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import DamagedRow, Overtaken, Transaction
+from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConflict
 from milepost.stores.file.catalogue import Catalogue
 from milepost.stores.file.commit import ONE_FILE, VERSION
 from milepost.stores.file.due import Due
@@ -37,7 +37,7 @@ from milepost.stores.file.leases import Leases
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction
 from milepost.stores.file.turns import Attempts, Locks
-from milepost.stores.file.write import Change, Medium, write
+from milepost.stores.file.write import Change, StoreParts, write
 
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo
@@ -86,7 +86,7 @@ class FileStore(Runs):
 
     def _reset(self) -> None:
         own = f"{self.place}/{_OWN}"
-        self._medium = Medium(
+        self._medium = StoreParts(
             self.place,
             self._files,
             Logs(self.place),
@@ -172,7 +172,7 @@ class FileStore(Runs):
             try:
                 with self._write(op) as tx:
                     return body(self._guard(tx))
-            except Overtaken as exc:
+            except WriteConflict as exc:
                 attempts.wait(exc)
 
     # -- verbs that are more than one write, or less -------------------------------------------------
@@ -197,11 +197,11 @@ class FileStore(Runs):
                     for run_id in sorted(left):
                         told |= {number: self._append(guarded, appends[number]) for number in left[run_id]}
                     overtaken = tx.commit()
-            except Overtaken:  # nothing of it was put
+            except WriteConflict:  # nothing of it was put
                 overtaken = set(left)
             left = {run_id: left[run_id] for run_id in overtaken}
             if left:
-                attempts.wait(Overtaken())
+                attempts.wait(WriteConflict())
         answers = [told[number] for number in range(len(appends))]
         self._settle(appends, answers)
         return answers
@@ -262,7 +262,7 @@ class FileStore(Runs):
                             return taken
                         raise
                     if claimed is not None and claimed.token is not None:
-                        self._held[run_id] = fence.Held(claimed.token)
+                        self._held[run_id] = fence.TokenState(claimed.token)
                         told.append(claimed.token)
                         taken.append((claimed.token, claimed.row))
         return taken
@@ -305,7 +305,7 @@ class FileStore(Runs):
         return Renewal("kept", row.cancel)
 
     def _state(
-        self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, Held] | None = None
+        self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, TokenState] | None = None
     ) -> LeaseState:
         # The lease may have been renewed after `now` was asked for: that is no clock that was put back.
         if row.lease_until is not None:
@@ -364,7 +364,7 @@ class _Use(AbstractContextManager[FileTransaction]):
         failed = exc
         try:
             if exc is None and self._commits and self._tx.commit():
-                raise Overtaken
+                raise WriteConflict
         except _FAILURES as raised:
             failed = raised
         finally:

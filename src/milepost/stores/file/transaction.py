@@ -19,14 +19,14 @@ from milepost.errors import RunNotFoundError, StoreError
 from milepost.model.record import CHECKPOINT, OWNER, Record
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Entry, Note, Overtaken, Tally, Transaction
+from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction, WriteConflict
 from milepost.stores.file.catalogue import Listed
 from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import exists, lock
-from milepost.stores.file.history import CHECKPOINTS, Found, History
+from milepost.stores.file.history import CHECKPOINTS, History, RecordLocation
 from milepost.stores.file.index import Sought
 from milepost.stores.file.log import JOURNAL, Log, Tail
-from milepost.stores.file.write import Change, Medium, Removal, bury, joined, raze, write
+from milepost.stores.file.write import Change, Removal, StoreParts, bury, joined, raze, write
 
 __all__ = ["FileTransaction"]
 
@@ -34,7 +34,7 @@ __all__ = ["FileTransaction"]
 class FileTransaction(Transaction):
     """One read, or with `lock` one write: that is called with each run before it is read."""
 
-    def __init__(self, medium: Medium, lock: Callable[[str], None] | None = None) -> None:
+    def __init__(self, medium: StoreParts, lock: Callable[[str], None] | None = None) -> None:
         self._medium = medium
         self._lock = lock
         self._changes: dict[str, Change] = {}
@@ -113,7 +113,7 @@ class FileTransaction(Transaction):
             yield
         except FileNotFoundError as exc:
             if self._lock is not None:
-                raise Overtaken from exc
+                raise WriteConflict from exc
             raise RunNotFoundError(run_id, self._medium.root) from exc
 
     @contextmanager
@@ -235,8 +235,8 @@ class FileTransaction(Transaction):
                     found[row.run_id] = (marker.folder, row)
         return [row for _, row in sorted(found.values(), key=lambda item: item[0])]
 
-    def tally(self) -> builtins.list[Tally]:
-        tallies: dict[str, Tally] = {}
+    def tally(self) -> builtins.list[StatusCount]:
+        tallies: dict[str, StatusCount] = {}
         for listed in self._medium.catalogue.runs():
             row = self._row_to_show(listed)
             if row is None:
@@ -244,17 +244,17 @@ class FileTransaction(Transaction):
             counted = self._changes.get(listed.run_id)
             head = None if counted is None else counted.head
             count, length = (0, 0) if head is None else (head.count, head.size)
-            _, runs, records, size, oldest = tallies.get(row.status, Tally(row.status, 0, 0, 0, None))
+            _, runs, records, size, oldest = tallies.get(row.status, StatusCount(row.status, 0, 0, 0, None))
             if row.updated_at:  # of some damaged ones it is not known
                 oldest = row.updated_at if oldest is None else min(oldest, row.updated_at)
-            tallies[row.status] = Tally(row.status, runs + 1, records + count, size + length, oldest)
+            tallies[row.status] = StatusCount(row.status, runs + 1, records + count, size + length, oldest)
         return [tallies[status] for status in sorted(tallies)]
 
     # -- records -----------------------------------------------------------------------------------
 
     def _search(
         self, run_id: str, sought: Sought, *, after: int = -1, before: int | None = None, newest: bool = False
-    ) -> Iterator[Found]:
+    ) -> Iterator[RecordLocation]:
         """What the run had, less what this transaction takes out."""
         history, removal = self._history(run_id), self._run(run_id).removal
         if history is not None:
@@ -294,7 +294,7 @@ class FileTransaction(Transaction):
         # Whoever had it may have put records in another form, and may have gone without a commit.
         self._histories.pop(run_id, None)
         if not lock(self._held[run_id]) or exists(change.log.path(change.tail.number + 1)):
-            raise Overtaken
+            raise WriteConflict
 
     def newest(self, run_id: str) -> int:
         try:
@@ -336,16 +336,16 @@ class FileTransaction(Transaction):
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
-    ) -> Entry | None:
+    ) -> RecordEntry | None:
         sought = CHECKPOINTS._replace(node_id=node_id)
         try:
             for record, note in reversed(self._added(run_id, sought, after=after, before=before)):
-                return Entry(record._replace(payload=None), note)
+                return RecordEntry(record._replace(payload=None), note)
             for found in self._search(run_id, sought, after=after, before=before, newest=True):
                 return found.entry()
         except FileNotFoundError as exc:
             if self._lock is not None:
-                raise Overtaken from exc
+                raise WriteConflict from exc
         except DamagedRow:
             pass  # as in `newest`
         return None
@@ -380,10 +380,10 @@ class FileTransaction(Transaction):
             if number > end
         ]
 
-    def entries(self, run_id: str) -> builtins.list[Entry]:
+    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         with self._standing(run_id):
             return [found.entry() for found in self._search(run_id, CHECKPOINTS)] + [
-                Entry(record._replace(payload=None), note) for record, note in self._added(run_id, CHECKPOINTS)
+                RecordEntry(record._replace(payload=None), note) for record, note in self._added(run_id, CHECKPOINTS)
             ]
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
@@ -405,7 +405,7 @@ class FileTransaction(Transaction):
             among = self._search(run_id, Sought(), after=sequences[0] - 1, before=sequences[-1] + 1)
             return self._remove(run_id, [found for found in among if found.placed.sequence in unwanted])
 
-    def _remove(self, run_id: str, unwanted: Collection[Found]) -> int:
+    def _remove(self, run_id: str, unwanted: Collection[RecordLocation]) -> int:
         """Take out records of a run that has lost none in this transaction."""
         history, sequences = self._history(run_id), frozenset(found.placed.sequence for found in unwanted)
         if history is not None and sequences:

@@ -7,7 +7,7 @@ import threading
 import time
 
 from milepost.errors import StoreError
-from milepost.stores.base.transaction import Overtaken
+from milepost.stores.base.transaction import WriteConflict
 
 __all__ = ["Attempts", "Locks"]
 
@@ -56,7 +56,7 @@ class Attempts:
         self._number = 0
         self._deadline = 0.0
 
-    def wait(self, overtaken: Overtaken) -> None:
+    def wait(self, overtaken: WriteConflict) -> None:
         """Let a moment pass before the next attempt; StoreError if there were enough."""
         self._number += 1
         now = time.monotonic()

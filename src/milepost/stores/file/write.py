@@ -27,7 +27,7 @@ from milepost.stores.file.fs import Files, take_away
 from milepost.stores.file.leases import Leases
 from milepost.stores.file.log import FOLDER, JOURNAL, Log, Logs, Pointer, Tail
 
-__all__ = ["Change", "Medium", "Removal", "bury", "joined", "raze", "write"]
+__all__ = ["Change", "Removal", "StoreParts", "bury", "joined", "raze", "write"]
 
 _logger = logging.getLogger("milepost")
 
@@ -41,7 +41,7 @@ Gaps = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Medium:
+class StoreParts:
     """The parts of a store."""
 
     root: str
@@ -93,7 +93,7 @@ class Change:
         return None if self.tail is None else self.tail.header
 
 
-def write(medium: Medium, changes: Iterable[Change]) -> set[str]:
+def write(medium: StoreParts, changes: Iterable[Change]) -> set[str]:
     """Write changes of different runs, each of them whole or not at all; the runs that others have changed meanwhile.
 
     An OSError before the first commit was put leaves everything as it was. After that, what has been put is there, though
@@ -118,7 +118,7 @@ def write(medium: Medium, changes: Iterable[Change]) -> set[str]:
 class _NextCommit:
     """The next commit of a run that is there."""
 
-    def __init__(self, medium: Medium, change: Change) -> None:
+    def __init__(self, medium: StoreParts, change: Change) -> None:
         assert change.log is not None
         assert change.head is not None
         self.change = change
@@ -175,7 +175,7 @@ class _NextCommit:
 class _NewRun:
     """A run's first commits, in a folder that nobody knows of until `journal` names it."""
 
-    def __init__(self, medium: Medium, change: Change) -> None:
+    def __init__(self, medium: StoreParts, change: Change) -> None:
         self.change = change
         self._medium = medium
         place = medium.logs.place(change.run_id)
@@ -288,7 +288,7 @@ def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
     return tuple(spans)
 
 
-def _rewrite(medium: Medium, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
+def _rewrite(medium: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
     """Put records that are there in another form."""
     for number in sorted({number for number, _ in rewritten.values()}):
         commit = log.load(number, "whole")
@@ -304,7 +304,7 @@ def _rewrite(medium: Medium, log: Log, rewritten: Mapping[int, tuple[int, Record
         sync_folder(log.folder)
 
 
-def _empty(medium: Medium, log: Log, removal: Removal) -> None:
+def _empty(medium: StoreParts, log: Log, removal: Removal) -> None:
     """Take the bytes of removed records out of their files. They count as removed, whatever becomes of this."""
     for number in removal.commits:
         try:
@@ -322,7 +322,7 @@ def _empty(medium: Medium, log: Log, removal: Removal) -> None:
         sync_folder(log.folder)
 
 
-def bury(medium: Medium, log: Log) -> None:
+def bury(medium: StoreParts, log: Log) -> None:
     """Take away what is left of a run that was deleted. Whoever meets it may do so, and several at once."""
     medium.logs.forget(log)
     buried = medium.files.new_name()
@@ -341,7 +341,7 @@ def bury(medium: Medium, log: Log) -> None:
         sync_folder(medium.root)
 
 
-def raze(medium: Medium, run_id: str) -> None:
+def raze(medium: StoreParts, run_id: str) -> None:
     """Take away what is there of a run that can't be read; what is not ours in its folder stays."""
     log = medium.logs.known(run_id)
     if log is not None:

@@ -17,12 +17,12 @@ from milepost.errors import StoreError
 from milepost.model.clock import SYSTEM
 from milepost.store import StoreOptions
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.base.transaction import Transaction, WriteConflict
 from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.clock import ServerClock
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
 from milepost.stores.postgres.driver import psycopg
-from milepost.stores.postgres.pool import Connections, Waiting, connections_of, place_of
+from milepost.stores.postgres.pool import Connections, RetryWindow, connections_of, place_of
 from milepost.stores.postgres.statements import Tables
 from milepost.stores.postgres.transaction import PostgresTransaction
 
@@ -120,9 +120,9 @@ class PostgresMedium(Runs):
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _waiting(self) -> Waiting:
+    def _waiting(self) -> RetryWindow:
         """The time for which a call is tried again where the server is away: what one call takes, and then an opening."""
-        return Waiting(2 * self._patience)
+        return RetryWindow(2 * self._patience)
 
     def _take(self, op: str, connections: Connections) -> Link:
         waiting = self._waiting()
@@ -225,7 +225,7 @@ class PostgresMedium(Runs):
             if link.is_lost or link.is_stale():
                 raise _WriteLost(self._told(op, exc), store=self.place, op=op) from exc
             if is_lost_statement(exc) or isinstance(exc, UNDONE):
-                raise Overtaken from exc
+                raise WriteConflict from exc
             raise self._failure(op, exc) from exc
         finally:
             link.roll_back()
@@ -250,7 +250,7 @@ class PostgresMedium(Runs):
             finally:
                 if link.is_in_order:
                     link.commit()
-        except (psycopg.Error, Overtaken) as exc:
+        except (psycopg.Error, WriteConflict) as exc:
             raise self._failure(op, exc) from exc
         finally:
             link.roll_back()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from milepost.model.record import Record
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note, Overtaken
+from milepost.stores.base.transaction import Note, WriteConflict
 from milepost.stores.postgres.append import Appends
 from milepost.stores.postgres.connection import Link, Preparing
 from milepost.stores.postgres.statements import Tables
@@ -18,7 +18,7 @@ __all__ = ["Creation"]
 class Creation(PostgresTransaction):
     """What stands in for a transaction while a run is made that most likely is not there.
 
-    It says that there is none, and writes the row together with the start record; `Overtaken` if there was one after all.
+    It says that there is none, and writes the row together with the start record; `WriteConflict` if there was one after all.
     """
 
     def __init__(self, link: Link, tables: Tables, preparing: Preparing, appends: Appends) -> None:
@@ -38,5 +38,5 @@ class Creation(PostgresTransaction):
         assert self._row_to_add is not None
         number = self._appends.create(self._link, self._row_to_add, record)
         if number is None:
-            raise Overtaken
+            raise WriteConflict
         self._numbers[run_id] = number

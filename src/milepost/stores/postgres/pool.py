@@ -26,7 +26,7 @@ from milepost.stores.postgres.driver import conninfo, psycopg
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
-__all__ = ["Connections", "Waiting", "connections_of", "fields_of", "open_connection", "place_of"]
+__all__ = ["Connections", "RetryWindow", "connections_of", "fields_of", "open_connection", "place_of"]
 
 _MOST = 8
 """Connections of a store's own, besides the one that renews leases. Threads that append at once share them."""
@@ -42,7 +42,7 @@ _LAST_CALLS = 1.0
 """Seconds that a call may still take once its store is closed."""
 
 
-class Waiting:
+class RetryWindow:
     """The time for which something is tried again, and the pauses in it: the first try again is at once."""
 
     def __init__(self, seconds: float) -> None:
@@ -173,7 +173,7 @@ class _Own(Connections):
 
     def _open(self, patience: float) -> Link:
         """Open a connection; a server that is being restarted is waited for."""
-        waiting = Waiting(patience)
+        waiting = RetryWindow(patience)
         while True:
             try:
                 link = self._connect(patience)

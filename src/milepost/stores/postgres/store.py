@@ -23,10 +23,10 @@ from milepost.model.clock import SYSTEM
 from milepost.model.process import this_process
 from milepost.model.record import ZSTD, Record, compress, unpacked_limit
 from milepost.store import Append, Claim, Claimed, NewRun, Renewal, RunRow, StoreOptions, Token, Verdict
-from milepost.stores.base.fence import Held, Row
+from milepost.stores.base.fence import Row, TokenState
 from milepost.stores.base.group_commit import GroupCommit
 from milepost.stores.base.owner import has_statements
-from milepost.stores.base.transaction import Overtaken, Transaction
+from milepost.stores.base.transaction import Transaction, WriteConflict
 from milepost.stores.postgres.append import Appends, is_ordinary
 from milepost.stores.postgres.backend import UNDONE, OutcomeUnknown, PostgresMedium
 from milepost.stores.postgres.connection import Link
@@ -285,7 +285,7 @@ class PostgresStore(PostgresMedium):
                 break
         token = Token(new.run_id, 1, new.nonce, this_process().key)
         if new.status == "running":
-            self._held[new.run_id] = Held(token)
+            self._held[new.run_id] = TokenState(token)
         return token
 
     def _is_begun(self, new: NewRun) -> bool:
@@ -301,17 +301,17 @@ class PostgresStore(PostgresMedium):
         if op == "create":
             try:
                 return self._create_at_once(body)
-            except Overtaken:  # there is such a run: what to say of it is found out in a transaction
+            except WriteConflict:  # there is such a run: what to say of it is found out in a transaction
                 pass
         return super()._change(op, body)
 
     def _create_at_once(self, body: Callable[[Transaction], T]) -> T:
-        """What `body` gives, which makes a run, in one statement; `Overtaken` if there is one of that name."""
+        """What `body` gives, which makes a run, in one statement; `WriteConflict` if there is one of that name."""
         link = self._take("create", self._connections)
         try:
             return body(self._guard(Creation(link, self._tables, self._preparing, self._appends)))
         except UNDONE as exc:
-            raise Overtaken from exc
+            raise WriteConflict from exc
         except psycopg.Error as exc:
             raise (self._unknown if link.is_lost else self._failure)("create", exc) from exc
         finally:

@@ -16,7 +16,7 @@ from milepost.model.record import CHECKPOINT, Record, format_time
 from milepost.store import Signal, Statement, Status
 from milepost.stores.base.columns import entry_of, json_text, record_of, record_values, row_of, row_to_show
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Entry, Note, Overtaken, Tally, Transaction
+from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction, WriteConflict
 from milepost.stores.postgres import user_statements as postgres_user_statements
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
 from milepost.stores.postgres.driver import psycopg
@@ -82,7 +82,7 @@ class PostgresTransaction(Transaction):
         self._is_fresh = True
         """Whether nothing was read yet."""
         self._numbers: dict[str, int] = {}
-        self._facts: dict[str, tuple[int, Entry | None]] = {}
+        self._facts: dict[str, tuple[int, RecordEntry | None]] = {}
         """Newest number and newest checkpoint of the runs that were asked about."""
 
     def _execute(self, query: str, values: Any) -> psycopg.Cursor[Any]:
@@ -98,7 +98,7 @@ class PostgresTransaction(Transaction):
                 raise
             self._preparing.give_up(f"they get lost between here and the server ({exc})")
             if not self._is_fresh:
-                raise Overtaken from exc
+                raise WriteConflict from exc
             self._restart()
             with self._link.timer:
                 cursor = self._cursor.execute(statement, values, prepare=False, binary=True)
@@ -150,7 +150,7 @@ class PostgresTransaction(Transaction):
     def add_row(self, row: Row) -> None:
         found = self._execute(INSERT_ROW, columns_of_row(row)).fetchone()
         if found is None:
-            raise Overtaken
+            raise WriteConflict
         self._numbers[row.run_id] = found[0]
 
     def put_row(self, row: Row) -> None:
@@ -162,7 +162,7 @@ class PostgresTransaction(Transaction):
         owner = [columns[name] for name in OWNER_NAMES]
         values = (*owner, number, number, before, before, *record_values(record))
         if not self._execute(TAKE, values).rowcount:
-            raise Overtaken
+            raise WriteConflict
         if row.run_id in self._facts:
             self._facts[row.run_id] = _with_records(*self._facts[row.run_id], (record,), None)
 
@@ -244,8 +244,8 @@ class PostgresTransaction(Transaction):
         except DamagedRow:
             return None
 
-    def tally(self) -> builtins.list[Tally]:
-        return [Tally(*values) for values in self._fetch(TALLY, ())]
+    def tally(self) -> builtins.list[StatusCount]:
+        return [StatusCount(*values) for values in self._fetch(TALLY, ())]
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class PostgresTransaction(Transaction):
     def newest(self, run_id: str) -> int:
         return self._facts_about(run_id)[0]
 
-    def _facts_about(self, run_id: str) -> tuple[int, Entry | None]:
+    def _facts_about(self, run_id: str) -> tuple[int, RecordEntry | None]:
         facts = self._facts.get(run_id)
         if facts is None:
             facts = _facts_of(self._fetch(FACTS, (self.number(run_id),))[0])
@@ -300,7 +300,7 @@ class PostgresTransaction(Transaction):
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
-    ) -> Entry | None:
+    ) -> RecordEntry | None:
         if after == -1 and before is None and node_id is None:
             return self._facts_about(run_id)[1]
         span = self._span(run_id, after, before)
@@ -342,7 +342,7 @@ class PostgresTransaction(Transaction):
         found = self._fetch(f"SELECT max(visit) {BY_NODE}", (*self._span(run_id, after), node_id))
         return found[0][0] or 0
 
-    def entries(self, run_id: str) -> builtins.list[Entry]:
+    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         return [entry_of(values) for values in self._select(ENTRY_COLUMNS, self._span(run_id), (CHECKPOINT,))]
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
@@ -393,17 +393,17 @@ class PostgresTransaction(Transaction):
         postgres_user_statements.perform(self._link, statements)
 
 
-def _facts_of(values: Sequence[Any]) -> tuple[int, Entry | None]:
+def _facts_of(values: Sequence[Any]) -> tuple[int, RecordEntry | None]:
     newest, *entry = values
     return newest or 0, None if entry[0] is None else entry_of(entry)
 
 
 def _with_records(
-    newest: int, checkpoint: Entry | None, records: Sequence[Record], note: Note | None
-) -> tuple[int, Entry | None]:
+    newest: int, checkpoint: RecordEntry | None, records: Sequence[Record], note: Note | None
+) -> tuple[int, RecordEntry | None]:
     """What `_facts_of` would tell after these records were inserted."""
     for record in records:
         newest = max(newest, record.sequence)
         if record.kind == CHECKPOINT and (checkpoint is None or record.sequence > checkpoint.record.sequence):
-            checkpoint = Entry(record._replace(payload=None), note)
+            checkpoint = RecordEntry(record._replace(payload=None), note)
     return newest, checkpoint

@@ -24,7 +24,7 @@ from milepost.stores.base.columns import (
     row_values,
 )
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Entry, Note, Tally, Transaction
+from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction
 
 __all__ = ["SQLTransaction"]
 
@@ -247,8 +247,8 @@ class SQLTransaction(Transaction):
                 return rows
             most *= 2  # behind damaged ones there may be more
 
-    def tally(self) -> builtins.list[Tally]:
-        return [Tally(*values) for values in self._fetch(_TALLY, ())]
+    def tally(self) -> builtins.list[StatusCount]:
+        return [StatusCount(*values) for values in self._fetch(_TALLY, ())]
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class SQLTransaction(Transaction):
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
-    ) -> Entry | None:
+    ) -> RecordEntry | None:
         span = self._span(run_id, after, before)
         found = self._select(_ENTRY_COLUMNS, span, ("checkpoint",), node_id, newest=True, limit=1)
         return entry_of(found[0]) if found else None
@@ -327,7 +327,7 @@ class SQLTransaction(Transaction):
         found = self._execute(f"SELECT max(visit) {_BY_NODE}", (*self._span(run_id, after), node_id)).fetchone()
         return found[0] or 0
 
-    def entries(self, run_id: str) -> builtins.list[Entry]:
+    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         return [entry_of(values) for values in self._select(_ENTRY_COLUMNS, self._span(run_id), ("checkpoint",))]
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
