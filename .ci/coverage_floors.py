@@ -11,6 +11,7 @@ FLOORS = {
     "src/milepost/stores/sqlite/store.py": 85,
     "src/milepost/stores/sqlite/transaction.py": 85,
     "src/milepost/executor/checks.py": 90,
+    "src/milepost/graph/checks.py": 90,
     "src/milepost/executor/resume.py": 90,
 }
 ALL = 85

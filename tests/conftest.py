@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,23 @@ class ShowAtOnce:
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and terminal is not None:
             terminal.write_line(f"\n{report.nodeid} failed in its {report.when}:\n{report.longreprtext}")
+
+
+WIDE_FILES = {
+    f"test_{name}.py"
+    for name in (
+        "blocking", "demo", "examples_killed", "faults_of_the_medium", "file_store_processes", "known_faults_of_processes",
+        "order_service", "pgbouncer", "postgres_failures", "power_loss_at_each_step", "service", "steps_sigkill", "torture",
+        "turns_of_large_graphs", "waits_over_processes", "with_checkpoint_killed", "worker_processes",
+    )
+}  # fmt: skip
+"""What is `wide` as a whole: servers that fail, services, and many processes that are killed."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files that are wide, unless all is asked for, or just that file."""
+    is_left_out = collection_path.name in WIDE_FILES and not config.getoption("--all")
+    return True if is_left_out and not any(collection_path.name in argument for argument in config.args) else None
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:

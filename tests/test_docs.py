@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import GenericAlias
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,11 @@ PYTHON_NOT_RUN = {
 FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+def marked(pages: list[Path], *wide: str) -> list[Any]:
+    """Pages as parameters. Those are wide that take long, or need what `pytest` alone does not."""
+    return [pytest.param(page, marks=[pytest.mark.wide] if page.name in wide else [], id=page.name) for page in pages]
+
+
 def blocks(page: Path, *languages: str) -> list[tuple[int, str, bool]]:
     text = page.read_text(encoding="utf-8")
     return [
@@ -46,7 +52,7 @@ def commands(source: str) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", marked(PAGES, "when-one-machine-is-not-enough.md"))
 def test_every_python_block_of_a_page_runs_and_does_so_again(page: Path, tmp_path: Path) -> None:
     parts, skipped = [], 0
     for line, source, is_shown_only in blocks(page, "python"):
@@ -73,7 +79,7 @@ def test_every_python_block_of_a_page_runs_and_does_so_again(page: Path, tmp_pat
         assert done.returncode == 0, f"{page.name}, the {time} time\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", marked(PAGES, "when-one-machine-is-not-enough.md", "cli.md"))
 def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """A page may write the files that its commands need: a Python block that begins with `# name.py`."""
     for _, source, _ in blocks(page, "python"):

@@ -86,7 +86,7 @@ def no_pools_left() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(params=["processes", "loky", "dask"])
+@pytest.fixture(params=["processes", *(pytest.param(kind, marks=pytest.mark.wide) for kind in ("loky", "dask"))])
 def far(request: pytest.FixtureRequest) -> Any:
     """An executor of other processes, or a factory of one."""
     if request.param == "dask":
@@ -479,6 +479,7 @@ def test_a_worker_that_dies_is_a_failed_attempt_and_the_next_one_has_a_new_pool(
     assert "BrokenProcessPool" in failures[0]["error_type"]
 
 
+@pytest.mark.wide
 @both
 def test_a_worker_of_loky_that_dies_is_a_failed_attempt(verbs, job):
     told = verbs.run(one(executed.exits_at_first, executor=loky, retry=AT_ONCE), job)
@@ -486,6 +487,7 @@ def test_a_worker_of_loky_that_dies_is_a_failed_attempt(verbs, job):
 
 
 @both
+@pytest.mark.wide
 def test_a_worker_of_dask_that_dies_is_a_failed_attempt(verbs, job, dask):
     told = verbs.run(one(executed.is_killed_at_first, executor=dask, retry=AT_ONCE), job)
     assert os.getpid() not in told.pids

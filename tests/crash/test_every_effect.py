@@ -231,6 +231,7 @@ def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
     assert 2 * len(report.effects) == report.scenarios == report.crashes
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("make", DYING_TWICE, ids=lambda make: make.__name__)
 def test_a_run_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(make: Callable[[], Subject]):
     subject = make()

@@ -363,7 +363,10 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Cloc
 
 @pytest.mark.parametrize(
     ("make", "open_store"),
-    [*((make, "memory") for make in SUBJECTS), *((make, "sqlite") for make in IN_FILES)],
+    [
+        *((make, "memory") for make in SUBJECTS),
+        *(pytest.param(make, "sqlite", marks=pytest.mark.wide) for make in IN_FILES),
+    ],
     indirect=["open_store"],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -438,13 +438,17 @@ def test_the_harness_finds_what_is_done_again_though_it_was_recorded() -> None:
     assert ["do a"] == world.again
 
 
+@pytest.mark.wide
 def test_a_workflow_of_every_construct_that_dies_at_any_effect_ends_as_if_undisturbed() -> None:
     assert 200 < crash_everywhere(EVERYTHING)
 
 
 @pytest.mark.parametrize(
     ("name", "open_store"),
-    [*((name, "memory") for name in (*SMALL, *ENDING)), *((name, "sqlite") for name in IN_FILES)],
+    [
+        *((name, "memory") for name in (*SMALL, *ENDING)),
+        *(pytest.param(name, "sqlite", marks=pytest.mark.wide) for name in IN_FILES),
+    ],
     indirect=["open_store"],
 )
 def test_a_workflow_that_dies_at_any_effect_ends_as_if_undisturbed(
@@ -453,6 +457,7 @@ def test_a_workflow_that_dies_at_any_effect_ends_as_if_undisturbed(
     assert 20 < crash_everywhere({**SMALL, **ENDING}[name], open_store)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["retried", "cancelled"])
 def test_a_workflow_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(name: str) -> None:
     assert 200 < crash_everywhere({**SMALL, **ENDING}[name], depth=2)

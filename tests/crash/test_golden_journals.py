@@ -138,7 +138,9 @@ def lives(name: str, place: Place) -> dict[str, list[str]]:
     return journals
 
 
-@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
+@pytest.fixture(
+    params=["memory", "sqlite", *(pytest.param(kind, marks=pytest.mark.wide) for kind in ("file", "postgres"))]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     dsn: Any = request.getfixturevalue("postgres") if request.param == "postgres" else None
     return Place(request.param, tmp_path, dsn)

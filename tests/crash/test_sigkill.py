@@ -281,6 +281,7 @@ def kill_runs(url: str, log: str, *, seed: int, runs: int, kills: int, is_async:
 ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
+@pytest.mark.wide
 @ways
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_runs_whose_processes_are_killed_at_random_end_right(is_async: bool, url: str, log: str) -> None:
