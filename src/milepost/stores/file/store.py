@@ -57,6 +57,13 @@ _WRITTEN = Verdict("written")
 T = TypeVar("T")
 
 
+def _is_of_one_run(exc: Exception) -> bool:
+    """Tell whether a claim failed by what one run's files say, and not because the folder cannot be used."""
+    if not isinstance(exc, StoreError) or exc.is_of_one_run:
+        return True
+    return isinstance(exc.__cause__, OSError) and exc.__cause__.errno in ONE_FILE
+
+
 class FileStore(Runs):
     """A store in the folder `path`, made with all above it if it isn't there.
 
@@ -255,7 +262,7 @@ class FileStore(Runs):
                     except StoreClosedError:
                         raise
                     except _OF_A_RUN as exc:
-                        if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno in ONE_FILE:
+                        if _is_of_one_run(exc):
                             self._pass_over(run_id, exc)
                             continue
                         if taken:  # they are claimed, and somebody must go on with them
