@@ -234,3 +234,20 @@ def test_a_worker_records_the_mapping_of_its_engine(verbs, store):
             engine.worker().run(until_idle=True)
         assert ["0", "1"] == engine.handle("r1").result()
     assert ["0", "1"] == verbs.resume(steps_row("qab"), store, "r1")
+
+
+@pytest.mark.every_store
+def test_a_rename_of_a_run_that_waits_is_recorded(verbs, store):
+    def waiting(name: str):
+        graph = Graph(dict).add_wait(name, "go", apply=lambda state, reply: {"got": reply.payload})
+        return graph.add_edge(name, END).set_entry(name).compile("waiting")
+
+    with pytest.raises(RunSuspended):
+        verbs.run(waiting("old"), {}, store=store, run_id="r")
+    for _ in range(2):
+        with pytest.raises(RunSuspended):
+            verbs.resume(waiting("new"), store, "r", rename={"old": "new"})
+    owners = [record.fields() for record in store.read("r", kinds=("owner",))]
+    assert [True] == ["renames" in fields for fields in owners]
+    verbs.call(waiting("new"), "signal", store, "r", "go", 5)
+    assert {"got": 5} == verbs.resume(waiting("new"), store, "r")

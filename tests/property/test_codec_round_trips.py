@@ -1,5 +1,6 @@
 """Round trips over generated values and generated types, and decoding of whatever bytes."""
 
+import itertools
 import json
 import string
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -246,8 +247,14 @@ def combine(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
     )
 
 
+NUMBERS = itertools.count()
+
+
 def record(fields: list[Typed]) -> Typed:
-    cls = make_dataclass("Generated", list(zip(string.ascii_lowercase, [f[0] for f in fields], strict=False)))
+    # Two classes of one name cannot stand in one union: a record could not tell them apart.
+    cls = make_dataclass(
+        f"Generated{next(NUMBERS)}", list(zip(string.ascii_lowercase, [f[0] for f in fields], strict=False))
+    )
     return cls, st.tuples(*[f[1] for f in fields]).map(lambda row: cls(*row))
 
 

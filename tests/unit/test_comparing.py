@@ -268,3 +268,15 @@ def test_a_difference_is_told_with_both_sides_and_what_to_do():
     assert "step 3 of run 'r1' was recorded as python step 'a'" in str(error)
     assert "rename=" in str(error)
     assert str(non_determinism("r1", 0, "x", "y", "call it as before")).endswith(": call it as before")
+
+
+def test_objects_that_lead_to_one_another_on_many_ways_are_refused_and_not_followed_for_ever():
+    @dataclass
+    class Cell:
+        near: list[Any]
+        client: object
+
+    cells = [Cell([], object()) for _ in range(9)]
+    for cell in cells:
+        cell.near.extend(cells)
+    assert "too many ways" in arguments_of((cells,), {}, ())["unlike"]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, NotRequired, Required, TypedDict
 
 import pytest
 
+from milepost import MemoryStore
 from milepost.errors import StateTypeError
 from milepost.executor.flow import END, Unit
 from milepost.graph.builder import CompiledGraph, Graph
@@ -324,3 +325,17 @@ def test_units_know_where_they_go_on() -> None:
     assert None is compiled.units["b"].next_node
     assert ("b", {True: "a", False: END}, {"a", "b"}) == (router.node_id, router.targets, router.known)
     assert ("b", None, None) == tuple(map(compiled.only_successor, ["a", "b", "none"]))
+
+
+@pytest.mark.parametrize(("declared", "given"), [(float, 3), (complex, 3), (complex, 0.5), (float, 0.5)])
+def test_a_state_that_is_a_number_may_be_of_a_narrower_class(declared: type, given: complex):
+    graph = Graph(declared).add_node("a", lambda state: given).add_edge("a", END).set_entry("a").compile("number")
+    for options in ({}, {"store": MemoryStore(), "run_id": "r"}):
+        state = graph.run(given, **options)
+        assert (type(given), given) == (type(state), state)
+
+
+def test_a_state_that_is_a_number_is_no_bool():
+    graph = Graph(float).add_node("a", lambda state: True).add_edge("a", END).set_entry("a").compile("number")
+    with pytest.raises(StateTypeError):
+        graph.run(0.5, store=MemoryStore(), run_id="r")

@@ -304,3 +304,14 @@ def test_a_worker_goes_on_with_the_others_beside_a_damaged_row(tmp_path: Path) -
         engine.worker(concurrency=1).run(until_idle=True)
         statuses = {info.run_id: info.status for info in engine.list_runs()}
     assert {"bad": "blocked", "good 1": "finished", "good 2": "finished"} == statuses
+
+
+def test_a_row_that_only_looks_due_hides_no_other(tmp_path: Path) -> None:
+    graph = Graph(dict).add_node("a", lambda state: state).add_edge("a", END).set_entry("a").compile("flow")
+    with SQLiteStore(tmp_path / "runs.db") as store, Engine(store, flows=[graph]) as engine:
+        for name in ("bad", "worse", "good", "better"):
+            engine.start(graph, {}, run_id=name)
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as connection, connection:
+            connection.execute("UPDATE runs SET owner = 'junk' WHERE run_id IN ('bad', 'worse')")
+        engine.worker().run(until_idle=True)
+        assert ["finished", "finished"] == [store.get_run(name).info.status for name in ("good", "better")]

@@ -176,6 +176,8 @@ class BranchEnd(NamedTuple):
     """Whether records do not tell all of these updates."""
     data: bytes | None = None
     """The state as it was encoded, where it was."""
+    sequence: int = 0
+    """The newest record of the branch."""
 
 
 Walk = Generator[Unit | Fork, str, None]

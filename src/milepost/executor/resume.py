@@ -74,7 +74,7 @@ def resume(run: Run, wish: ResumeRequest, nonces: Callable[[], str]) -> Routine[
             if amendment is None or (yield from take(run, wish, found, amendment, nonces, is_end=True)):
                 return (yield from run.stored(found))
             continue
-        if waiting is not None and amendment is None:
+        if waiting is not None and amendment is None and not run.renames.given:
             raise waiting
         if (yield from take(run, wish, found, amendment, nonces)):
             return (yield from _go(run, wish, found, amendment, is_ending=is_ending))
@@ -190,7 +190,7 @@ def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: flo
             if amendment is None or (yield from take(run, wish, found, amendment, nonces, is_end=True)):
                 return
             continue
-        if waiting is not None and amendment is None:
+        if waiting is not None and amendment is None and not run.renames.given:
             raise waiting
         if (yield from take(run, wish, found, amendment, nonces)):
             release = Release("ready", wake_at=at or None, degraded=row.info.degraded, missed=row.info.missed)
@@ -336,8 +336,8 @@ def _amended(run: Run, wish: ResumeRequest, found: Any) -> Routine[Amendment | N
 
 
 def _asks_of_state(run: Run) -> bool:
-    """Tell whether the call has something to do with the state of a run that waits, which stays where it is."""
-    return run.options.amends or run.options.revalidate is not None
+    """Tell whether the call has something to do with the record of a run that waits, which stays where it is."""
+    return run.options.amends or run.options.revalidate is not None or bool(run.options.rename)
 
 
 def _seen(found: Any) -> Any:

@@ -31,7 +31,7 @@ class Acceptance:
     none, the field takes the update as it is.
     """
 
-    __slots__ = ("_class", "_codec", "_is_mapping", "_reducers", "_starts", "tracked")
+    __slots__ = ("_class", "_classes", "_codec", "_is_mapping", "_reducers", "_starts", "tracked")
 
     def __init__(
         self,
@@ -42,6 +42,10 @@ class Acceptance:
     ) -> None:
         kind: type[Any] = get_origin(state_type) or state_type
         self._class = dict if is_typeddict(kind) else kind
+        self._classes: tuple[type[Any], ...] = {float: (float, int), complex: (complex, float, int)}.get(
+            self._class, (self._class,)
+        )
+        """The classes of which a whole state may be: a `float` takes an int, as in every other place."""
         self._is_mapping = issubclass(self._class, dict)
         self._codec = codec
         self._reducers = None if reducers is None else dict(reducers)
@@ -56,7 +60,7 @@ class Acceptance:
         """
         if self._is_part(returned):
             return Part(returned)
-        if not isinstance(returned, self._class) or (self._is_mapping and not before.keys() <= returned.keys()):
+        if not isinstance(returned, self._classes) or (self._is_mapping and not before.keys() <= returned.keys()):
             raise self._refused(before, returned)
         if type(returned) is not self._class:
             self._codec.check(returned)

@@ -39,6 +39,11 @@ Arguments = dict[str, str]
 """
 
 LONGEST = 200
+MAX_EFFORT = 2_000_000
+"""The effort of taking apart what the codec cannot carry: of each part, on every way to it, the square of its depth.
+
+A list of a hundred thousand clients stays below it, and so does one chain of objects; a net of objects does not.
+"""
 _PLAIN = frozenset({str, int, bool, type(None)})
 _UNORDERED = (set, frozenset, KeysView, ItemsView)
 _SEVERAL = (list, tuple, deque, *_UNORDERED, ValuesView)
@@ -98,22 +103,31 @@ def _together(
 
 
 def _as_far_as_carried(
-    value: Any, known: tuple[Any, ...], above: tuple[int, ...] = (), *, is_state: bool = False
+    value: Any,
+    known: tuple[Any, ...],
+    above: tuple[int, ...] = (),
+    left: list[int] | None = None,
+    *,
+    is_state: bool = False,
 ) -> bytes:
     """A value as `canonical` writes it, with a mark, which no JSON has, before whatever in it the codec cannot carry.
 
-    `above` are the objects that the value stands in, `is_state`: one of them has an equality of its own. Raises
-    _Incomparable for data that can't be read.
+    `above` are the objects that the value stands in, `left` the effort that is left, `is_state`: one of them
+    has an equality of its own. Raises _Incomparable for data that can't be read.
     """
     try:
         return canonical(value, known)
     except Exception:  # objects of users may raise anything where they are read
         if id(value) in above:
             return _mark(f"^{above[::-1].index(id(value))}")
+    left = [MAX_EFFORT] if left is None else left
+    left[0] -= len(above) ** 2
     if len(above) > MAX_DEPTH:
         raise _Incomparable("value that is nested too deep")
+    if left[0] < 0:
+        raise _Incomparable("value whose parts lead to one another on too many ways")
     above = (*above, id(value))
-    write = functools.partial(_as_far_as_carried, known=known, above=above, is_state=is_state)
+    write = functools.partial(_as_far_as_carried, known=known, above=above, left=left, is_state=is_state)
     cls = type(value)
     if cls is str:
         return _mark(json.dumps(value))
@@ -135,7 +149,7 @@ def _as_far_as_carried(
     if _is_service(value, is_state=is_state):
         return _mark(getattr(value, "__qualname__", None) or cls.__qualname__)
     is_state = is_state or not (isinstance(value, (*_SEVERAL, dict)) or family_of(cls) is not None)
-    data = _as_far_as_carried(_parts(value), known, above, is_state=is_state)
+    data = _as_far_as_carried(_parts(value), known, above, left, is_state=is_state)
     # It is shown by its class alone: what is no plain data may hold what nobody should read.
     return _mark(f"{cls.__qualname__}:{hashlib.sha256(data).hexdigest()[:32]}")
 

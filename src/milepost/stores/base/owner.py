@@ -319,17 +319,24 @@ class OwnerStore(Store):
         self, tx: Transaction, flows: Collection[str], limit: int, skip: Collection[str], gone: IsGone
     ) -> builtins.list[Row]:
         now = self.clock.time()
-        queues = [
-            [
-                row
-                for row in tx.candidates(flow, now, limit, skip)
-                if row.run_id not in skip and fence.is_due(row, self._state(row, now, gone), now)
-            ]
-            for flow in dict.fromkeys(flows)
-        ]
+        queues = [self._due_of(tx, flow, now, limit, skip, gone) for flow in dict.fromkeys(flows)]
         longest = max(map(len, queues), default=0)
         in_turn = [queue[i] for i in range(longest) for queue in queues if i < len(queue)]
         return in_turn[:limit]
+
+    def _due_of(
+        self, tx: Transaction, flow: str, now: float, limit: int, skip: Collection[str], gone: IsGone
+    ) -> builtins.list[Row]:
+        """List the first `limit` runs of a flow that are due. Rows that only look due, as damaged ones may, hide no others."""
+        passed = {*skip}
+        while True:
+            rows = [row for row in tx.candidates(flow, now, limit, passed) if row.run_id not in passed]
+            due = [row for row in rows if fence.is_due(row, self._state(row, now, gone), now)]
+            resting = {row.run_id for row in rows if row.status != "running" and row.cancel is None}
+            resting.difference_update(row.run_id for row in due)
+            if len(due) >= limit or not resting:
+                return due
+            passed |= resting
 
     def _worker_claim(self, row: Row, newest: int, lease: float, max_crashes: int | None, gone: IsGone) -> Claim:
         now = self.clock.time()
