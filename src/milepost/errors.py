@@ -4,8 +4,8 @@ All derive from `MilepostError`. A message says what happened, to which thing, a
 same facts are attributes, so that nobody has to parse text. Errors of a run carry `run_id`, `node_id`
 where one is known, and `state`, the last good state.
 
-What user code must not swallow (`LeaseLost`, `RunSuspended`, `RunCancelled`) is thrown into it as a
-`MilepostInterrupt`, which is a `BaseException`; its `error` is what the verb raises at its edge.
+User code must not swallow `LeaseLost`, `RunSuspended` and `RunCancelled`. Each is thrown into it as a
+`MilepostInterrupt`, which is a `BaseException`; the verb raises its `error` to the caller.
 """
 
 from __future__ import annotations
@@ -99,9 +99,10 @@ class MilepostError(Exception):
         return self.node_id
 
     def name_run(self, run_id: str) -> None:
-        """Say of which run, and at which node where that is known, unless the message does so already.
+        """Put the run's id, and the node's where it is known, before the message, unless the message has them.
 
-        What is wrong with the call, and what a workflow says itself, keeps its message.
+        Errors about the call itself keep their message, and so does a `WorkflowError`, whose text is the workflow's
+        own.
         """
         if self.run_id is None:
             self.run_id = run_id
@@ -118,7 +119,7 @@ class MilepostError(Exception):
 
 @contextmanager
 def naming(run_id: str) -> Iterator[None]:
-    """Let every error of the library that leaves the block say of which run it speaks, those of a store included."""
+    """Add the run's id to every error of the library that leaves the block, a store's errors included."""
     try:
         yield
     except MilepostError as exc:
@@ -132,7 +133,7 @@ def _rebuild(cls: type[MilepostError], args: tuple[Any, ...]) -> MilepostError:
     return error
 
 
-# -- what is wrong with the code that calls us -----------------------------------------------------
+# -- mistakes in the code that calls us ------------------------------------------------------------
 
 
 class GraphProblem(tuple[str, str, str]):
@@ -166,7 +167,7 @@ class GraphProblem(tuple[str, str, str]):
 
 
 class GraphError(MilepostError, ValueError):
-    """A graph that cannot run. `problems` lists every problem that was found, not only the first."""
+    """A graph that cannot run. `problems` lists all of its problems, not only the first."""
 
     problems: tuple[GraphProblem, ...] = ()
 
@@ -180,7 +181,7 @@ class GraphError(MilepostError, ValueError):
 
 
 class AsyncNodeError(MilepostError, TypeError):
-    """A coroutine function under a sync verb. `names` are all of them."""
+    """A coroutine function under a sync verb. `names` lists all such functions of the flow."""
 
     names: tuple[str, ...] = ()
 
@@ -198,33 +199,34 @@ class InvalidIDError(MilepostError, ValueError):
 
 
 class RunIDRequiredError(InvalidIDError):
-    """A run id that was given and is empty or blank."""
+    """A run id that is empty or blank."""
 
 
 class MissingExtraError(MilepostError, ImportError):
-    """A feature whose optional packages are not installed; `extra` is what to install."""
+    """A feature whose optional packages are not installed; `extra` names the extra to install."""
 
     extra: str = ""
 
     def as_attribute(self) -> Exception:
-        """What the `__getattr__` of a module raises whose attribute needs this extra.
+        """Give the error that a module's `__getattr__` raises when the attribute needs this extra.
 
-        Tools that look through a module take AttributeError for an answer and nothing else. An import of the name is
-        somebody who uses it: Python asks from a function of its own then, and what that gets reaches the program.
+        Tools that inspect a module expect an AttributeError and nothing else. `from module import name` shows that the
+        program uses the name: Python asks through a function of its own then, and this error itself reaches the
+        program.
         """
         if sys._getframe(2).f_code.co_name == "_handle_fromlist":
             return self
         return AttributeError(str(self))
 
 
-# -- what went wrong while a node ran ----------------------------------------------------------------
+# -- failures while a node runs ----------------------------------------------------------------------
 
 
 class NodeError(MilepostError):
     """A node failed for good; the original exception is the `__cause__`.
 
-    `op` is what failed: execute, route, merge, timeout, override or commit. `attempt` is the try that
-    failed last; what happened in earlier tries stands in the notes.
+    `op` names the operation that failed: execute, route, merge, timeout, override or commit. `attempt` is
+    the number of the last failed try; the errors of earlier tries are in the notes.
     """
 
     op: str = "execute"
@@ -240,7 +242,7 @@ class NodeTimeoutError(NodeError, TimeoutError):
 
 
 class RouterError(NodeError):
-    """A router raised, or answered with something that is no target. `returned` is that answer."""
+    """A router raised, or returned something that is no target. `returned` is that value."""
 
     op = "route"
     from_node: str = ""
@@ -287,11 +289,11 @@ class RunStopped(MilepostError):
     """The run reached a breakpoint (`stop_before`, `stop_after`) and can be resumed."""
 
 
-# -- what stands in the way of a run -----------------------------------------------------------------
+# -- obstacles to starting or resuming ---------------------------------------------------------------
 
 
 class RunExistsError(MilepostError, ValueError):
-    """A run of that id exists; `status` is its status."""
+    """A run with this id exists already; `status` is its status."""
 
     status: str = ""
 
@@ -304,7 +306,7 @@ class RunLockedError(MilepostError):
 
 
 class RunNotResumableError(MilepostError, ValueError):
-    """The run is in a state that the verb does not go on from; `status` and `reason` say which."""
+    """The verb cannot go on with the run; `status` is the run's status, `reason` says why."""
 
     status: str = ""
     reason: str = ""
@@ -317,9 +319,9 @@ class NotAuthorizedError(MilepostError, PermissionError):
 
 
 class CheckpointNotFoundError(MilepostError, LookupError):
-    """There is no such checkpoint. Made from `(run_id, node_id)`; `detail` ends the message.
+    """There is no such checkpoint. The arguments are `(run_id, node_id)`; `detail` ends the message.
 
-    `workflow_id` and `checkpoint_id` are the same two under the names that step workflows use.
+    `workflow_id` and `checkpoint_id` are the names that step workflows use for these two.
     """
 
     def __init__(
@@ -344,7 +346,7 @@ class NoCheckpointFoundError(CheckpointNotFoundError):
 
 
 class RunNotFoundError(NoCheckpointFoundError):
-    """There is no such run in the store. `store` is the store's absolute place."""
+    """There is no such run in the store. `store` is the store's absolute path or address."""
 
     store: str = ""
 
@@ -361,7 +363,7 @@ class RunNotFoundError(NoCheckpointFoundError):
 
 
 class InvalidResumeNodeError(MilepostError, ValueError):
-    """`resume_from` names a node that the graph does not have; `known` are those that it has."""
+    """`resume_from` names a node that the graph does not have; `known` lists the nodes of the graph."""
 
     known: tuple[str, ...] = ()
 
@@ -375,7 +377,7 @@ class StateValidationError(MilepostError, ValueError):
 
 
 class InputMismatchError(MilepostError, ValueError):
-    """The inputs are not those that the run began with; `names` are the ones that differ."""
+    """The inputs differ from those that the run began with; `names` lists the ones that differ."""
 
     names: tuple[str, ...] = ()
 
@@ -392,20 +394,20 @@ class InputMismatchError(MilepostError, ValueError):
 
 
 class FlowChangedError(MilepostError, ValueError):
-    """The code is not the code that the run began with; `differences` has one sentence for each."""
+    """The flow's code has changed since the run began; `differences` has one sentence for each change."""
 
     differences: tuple[str, ...] = ()
 
 
 class WrongFlowError(FlowChangedError):
-    """The run belongs to another flow: `expected` is the run's, `found` the one that was given."""
+    """The run belongs to another flow: `expected` is the run's flow, `found` the flow of the call."""
 
     expected: str = ""
     found: str = ""
 
 
 class NonDeterminismError(FlowChangedError):
-    """A replayed workflow asked for another step than recorded at `index`."""
+    """A replayed workflow asked for another step than the record has at `index`."""
 
     index: int = 0
     recorded: str = ""
@@ -418,11 +420,11 @@ class SignalRefusedError(MilepostError, ValueError):
     wait_id: str = ""
 
 
-# -- what is wrong with a record -----------------------------------------------------------------------
+# -- records that cannot be used -----------------------------------------------------------------------
 
 
 class SerializeStateError(MilepostError, ValueError, TypeError):
-    """A value cannot be recorded exactly. `path` is its place, `type_name` its type."""
+    """A value cannot be recorded exactly. `path` is its place in the state, `type_name` its type."""
 
     path: str = "state"
     type_name: str = ""
@@ -444,7 +446,7 @@ class DeserializeStateError(MilepostError, ValueError):
 
 
 class CheckpointCorruptError(DeserializeStateError):
-    """Bytes that are no valid record. `sequence` is the record's place, where known."""
+    """Bytes that are no valid record. `sequence` is the record's number, where it is known."""
 
     sequence: int | None = None
 
@@ -454,25 +456,25 @@ class CheckpointIntegrityError(CheckpointCorruptError):
 
 
 class CheckpointVersionError(DeserializeStateError):
-    """A record of a version that this library does not read: `found` against `supported`."""
+    """A record has the version `found`; this library reads versions up to `supported`."""
 
     supported: int = 0
 
 
 class CheckpointMigrationError(DeserializeStateError):
-    """An old record lacks what is needed to go on from it."""
+    """An old record lacks data that a resume from it needs."""
 
 
-# -- what is wrong with the store ----------------------------------------------------------------------
+# -- failures of the store -----------------------------------------------------------------------------
 
 
 class StoreError(MilepostError, OSError):
-    """The store failed; its own exception is the `__cause__`. `op` is what was asked of it."""
+    """The store failed; its own exception is the `__cause__`. `op` names the operation."""
 
     store: str = ""
     op: str = ""
     is_of_one_run: bool = False
-    """Whether the store is well, and one of its runs is not."""
+    """True: the store works, and only one of its runs is damaged."""
 
     def __str__(self) -> str:
         # OSError formats its arguments as errno and strerror; this one has a message.
@@ -484,16 +486,16 @@ class CheckpointWriteError(StoreError):
 
 
 class StatementError(MilepostError):
-    """A statement that was to count with a checkpoint failed, and nothing was written; the cause is why.
+    """A statement in a checkpoint's transaction failed, and nothing was written; `__cause__` says why.
 
-    What a store raises, and no verb: there the attempt has failed, with that cause. `sql` is the statement.
+    A store raises this, a verb never does: under a verb the attempt has failed with that cause. `sql` is the statement.
     """
 
     sql: str = ""
 
 
 class StoreVersionError(StoreError):
-    """The store's tables or folders were made by a newer release: `found` against `supported`."""
+    """A newer release made the store's tables or folders: their version is `found`, this one reads up to `supported`."""
 
     found: int = 0
     supported: int = 0
@@ -507,7 +509,7 @@ class StoreClosedError(MilepostError, ValueError):
 
 
 class WorkflowError(MilepostError):
-    """Raised by the code of a workflow to end it as failed, with a `reason`."""
+    """The error that a workflow's code raises to end its run as failed, with a `reason`."""
 
     def __init__(self, reason: str = "", **data: Any) -> None:
         super().__init__(reason, **data)
@@ -527,7 +529,7 @@ class NoBranchMatchedError(StepError, LookupError):
 
 
 class PredicateTypeError(StepError, TypeError):
-    """A predicate answered with something that is no bool; `returned` is that answer."""
+    """A predicate returned something that is no bool; `returned` is that value."""
 
     returned: Any = None
 
@@ -539,20 +541,20 @@ class DuplicateStepNameError(MilepostError, ValueError):
 
 
 class ResultNotReadyError(MilepostError, RuntimeError):
-    """The result was asked for before an execution ended."""
+    """The result was requested before the execution had ended."""
 
 
-# -- what ends a run from outside: never swallowed by `except Exception` in user code -------------------
+# -- ends of a run from outside, which no `except Exception` in user code may swallow --------------------
 
 
 class LeaseLost(MilepostError):
-    """Another owner took the run over; what this process did since does not count."""
+    """Another owner took the run over; nothing that this process did since then counts."""
 
     epoch: int = 0
 
 
 class RunSuspended(MilepostError):
-    """The run waits for `waiting_for` (a tuple of `Wait`), until `wake_at` where that is known."""
+    """The run waits for `waiting_for` (a tuple of `Wait`), until `wake_at` if that is known."""
 
     waiting_for: tuple[Any, ...] = ()
     wake_at: Any = None
@@ -565,9 +567,9 @@ class RunCancelled(MilepostError):
 
 
 class MilepostInterrupt(BaseException):
-    """What is thrown into user code instead of `error`, so that no `except Exception` swallows it.
+    """The exception that is thrown into user code instead of `error`, so that no `except Exception` swallows it.
 
-    It is never raised itself: each error has a subclass of its own, named like it.
+    This class itself is never raised: each error has a subclass of its own with the error's name.
     """
 
     def __init__(self, error: MilepostError) -> None:
@@ -585,14 +587,14 @@ _INTERRUPTS: dict[type[MilepostError], type[MilepostInterrupt]] = {
 
 
 def interruption(error: MilepostError) -> MilepostInterrupt:
-    """`error` in the form that is thrown into user code."""
+    """Wrap `error` in the interrupt that is thrown into user code."""
     return _INTERRUPTS[type(error)](error)
 
 
 class AttemptTimedOut(TimeoutError):
-    """What a driver throws when a call's `timeout` is over; not to be confused with a TimeoutError of user code.
+    """The error that a driver throws when a call's `timeout` is over; a TimeoutError of user code is never this class.
 
-    `is_running` tells that a sync call could not be stopped and still runs, so that no other attempt may start.
+    `is_running` is True if a sync call could not be stopped and still runs: no other attempt may start then.
     """
 
     def __init__(self, timeout: float, *, is_running: bool = False) -> None:
@@ -602,4 +604,4 @@ class AttemptTimedOut(TimeoutError):
 
 
 _OF_THE_CALL = (AsyncNodeError, GraphError, InvalidIDError, MissingExtraError, OptionError, WorkflowError)
-"""Errors whose message is not about a run, though they may end one."""
+"""Errors whose message is not about a run, although they may end one."""

@@ -1,4 +1,4 @@
-"""How far two texts agree, in steps that compare as memory does and copy next to nothing."""
+"""The number of bytes in which two texts agree, found by comparing whole blocks of memory with hardly any copying."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["agreeing", "agreeing_back"]
 
 _FIRST = 64
 _FINEST = 1024
-"""Bytes within which the place of a difference is computed."""
+"""Size of the largest block in bytes in which the place of a difference is computed and not searched for."""
 _MOST = 256 * 1024
-"""Bytes that are compared at once."""
+"""Bytes that are compared at once, at most."""
 
 
 def agreeing(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int) -> int:
-    """How many bytes agree from two places on."""
+    """Count the equal bytes of `old` from `i` on and of `new` from `j` on."""
     view = memoryview(old)
     return _extent(
         min(old_end - i, new_end - j),
@@ -26,7 +26,7 @@ def agreeing(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int)
 
 
 def agreeing_back(old: bytes, old_end: int, new: bytes, new_end: int, most: int) -> int:
-    """How many bytes agree before two places, at most so many, which both have."""
+    """Count the equal bytes before `old_end` and before `new_end`, up to `most`, which both texts must have there."""
     view = memoryview(old)
     return _extent(
         most,
@@ -39,10 +39,10 @@ def agreeing_back(old: bytes, old_end: int, new: bytes, new_end: int, most: int)
 
 
 def _extent(most: int, agrees: Callable[[int, int], bool], differing: Callable[[int, int], int]) -> int:
-    """The largest number up to `most` for which all agrees.
+    """Return the length of the equal part, at most `most`.
 
-    `agrees(n, k)`: whether the `k` bytes after the first `n` do. `differing(n, k)`: those of both combined by exclusive or,
-    as a number whose highest bytes are the nearest.
+    `agrees(n, k)` returns whether the `k` bytes after the first `n` are equal. `differing(n, k)` combines these bytes
+    of both texts by exclusive or, into a number whose highest bytes are the nearest ones.
     """
     same, step = 0, _FIRST
     while same < most:

@@ -1,7 +1,8 @@
-"""The way to a branch of a fork, or to an item of a map, as records tell it in `branch`.
+"""The path to a branch of a fork, or to an item of a map, as records have it in their field `branch`.
 
-It is written `fork#visit/branch`, the outermost first: so what is inside something begins with the way to that. Ids have no
-whitespace and may have `#`, but what follows the number of a visit is a slash, and no id of a branch has one.
+A path is a row of segments `fork#visit/branch`, the outermost first, so an inner path begins with the path of what is
+around it. Ids have no whitespace. They may have `#`, but a slash follows the number of a visit, and no branch id has
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _TURNING = re.compile(r"/?(.+?)#(\d+)/([^/]*)")
 
 
 class Segment(NamedTuple):
-    """Where a way turns into a branch of a fork, or to an item of a map; `outer` is the way up to there."""
+    """One segment of a path: a branch of a fork, or an item of a map. `outer` is the path before it."""
 
     fork: str
     visit: int
@@ -24,11 +25,11 @@ class Segment(NamedTuple):
 
 
 def way_to(outer: str, fork: str, visit: int, branch: str) -> str:
-    """The way to a branch of the fork, whole id, that lies at the end of `outer` ("" for what is in none)."""
+    """Give the path to `branch` of `fork` (its whole id), which is at the end of `outer` ("": it is in no branch)."""
     turning = f"{fork}#{visit}/{branch}"
     return f"{outer}/{turning}" if outer else turning
 
 
 def turnings(way: str) -> list[Segment]:
-    """Where a way turns, the outermost first; [] for one that is none."""
+    """Split a path into its segments, the outermost first; [] for a text that is no path."""
     return [Segment(found[1], int(found[2]), found[3], way[: found.start()]) for found in _TURNING.finditer(way)]

@@ -1,16 +1,16 @@
-"""The checkpoint as one JSON object: what `load` gives, `export` writes, and anybody may save from outside.
+"""The checkpoint as one JSON object: `load` gives it, `export` writes it, and anybody may save one from outside.
 
-Inside a journal a record is kept in two parts (`milepost.model.record`). This file is the other side: it reads envelopes of
-every form that was ever written, and makes new ones. Older versions are migrated on read by a chain of pure functions
-that leave the state as it is; a newer version is refused. Whatever the bytes, only `DeserializeStateError` escapes.
+Inside a journal a record is kept in two parts (`milepost.model.record`). This module reads envelopes of every form that
+was ever written, and makes new ones. A chain of pure functions migrates older versions on read and leaves the state as
+it is; a newer version is refused. Whatever the bytes are, only `DeserializeStateError` escapes.
 
 Forms that are read: version 1; version "1.0" and no version at all; Go field names (`RunID`, `NodeID`, `NextNode`,
 `State`, in any case, the state as base64 of JSON); without `next_node`; step workflows' files with `checkpoint_id`,
 `workflow_name` and `step_results`.
 
-What must be there is a `node_id` and a `state`, or what an old form calls them. An envelope of ours has a digest and
-a seal besides; one that has lost its seal is refused like one whose seal does not fit. A seal made with a key is left
-to the store that holds the key.
+An envelope must have a `node_id` and a `state`, or the names that an old form has for them. An envelope of ours has a
+digest and a seal besides; it is refused if the seal is missing or does not fit. Only the store that holds the key
+checks a seal made with a key.
 """
 
 from __future__ import annotations
@@ -74,10 +74,11 @@ def _now() -> datetime:
 class Checkpoint:
     """One checkpoint with its state as plain JSON values.
 
-    Made by hand, `Checkpoint(run_id, node_id, next_node, state).encode()` is what `store.save` takes: a run whose last
-    node was `node_id` and which goes on at `next_node`. `state` is any JSON value, or bytes with the JSON text of one.
-    `timestamp` is an aware datetime, by default that of now; None (an old form told none) is written as the begin of
-    1970. Fields that this library does not know are kept in `extra`.
+    To save one by hand, give `Checkpoint(run_id, node_id, next_node, state).encode()` to `store.save`: the last node of
+    the run was `node_id`, and the run goes on at `next_node`. `state` is any JSON value, or bytes with the JSON text of
+    one. `timestamp` is an aware datetime, by default the current time; None (an old form has none) is written as the
+    begin of
+    1970. `extra` has the fields that this library does not know.
     """
 
     run_id: str
@@ -107,10 +108,10 @@ class Checkpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The envelope as compact UTF-8 JSON, digested and sealed.
+        """Return the envelope as compact UTF-8 JSON, with digest and seal.
 
         The state is compressed above 1 MB, and from 1 KB on if `compressed`. Version, digest, encoding, size and seal
-        are made anew. Raises `SerializeStateError` where a field or the state is no exact JSON value of its kind.
+        are computed anew. Raises `SerializeStateError` if a field or the state is no exact JSON value of its kind.
         """
         state = self._encoded_state()
         fields: Fields = {"next_node": self.next_node, "attempt": self.attempt, "prev_node_id": self.prev_node_id}
@@ -167,7 +168,7 @@ class Checkpoint:
 
     @classmethod
     def decode(cls, data: bytes) -> Checkpoint:
-        """Read an envelope of any version; digest and seal are proven where it has them.
+        """Read an envelope of any version, and check digest and seal where it has them.
 
         Raises `CheckpointVersionError`, `CheckpointCorruptError` or `CheckpointIntegrityError`, all of them
         `DeserializeStateError`.
@@ -184,7 +185,7 @@ class Checkpoint:
 
     @staticmethod
     def migrate(data: bytes) -> bytes:
-        """The envelope in the current version; see `milepost.model.checkpoint.migrate`."""
+        """Return the envelope in the current version; see `milepost.model.checkpoint.migrate`."""
         return migrate(data)
 
 
@@ -192,24 +193,25 @@ _KNOWN = frozenset(f.name for f in dataclasses.fields(Checkpoint)) - {"extra"}
 
 
 def migrate(data: bytes) -> bytes:
-    """An envelope of any version in the current one, with the state untouched; current ones are given back as they are.
+    """Convert an envelope of any version to the current one, and leave the state untouched.
 
-    Pure: what is stored is never rewritten. Raises `DeserializeStateError` and its subclasses.
+    A current envelope comes back as it is. The function is pure: nothing in a store is rewritten. Raises
+    `DeserializeStateError` and its subclasses.
     """
     _, given = _open(data)
     if given.get("version") == b"1" and "node_id" in given:
         return data
-    # A seal over the old text proves nothing of the new one, and a digest alone is taken for a seal that was lost.
+    # A seal over the old text proves nothing about the new one, and a digest without a seal counts as a lost seal.
     fields = {name: raw for name, raw in _migrated(given).items() if name not in {"seal", "digest"}}
     return b"{" + b",".join(msgspec.json.encode(name) + b":" + raw for name, raw in fields.items()) + b"}"
 
 
 def read_envelope(data: bytes) -> tuple[Fields, bytes]:
-    """The header fields of an envelope of any version, and its state as plain, uncompressed, compact JSON text.
+    """Return the header fields of an envelope of any version, and its state as plain, uncompressed, compact JSON text.
 
-    A record without a state gives `null`. Digest and seal are proven where the envelope has them:
-    `CheckpointIntegrityError`. Anything that is no envelope is `CheckpointCorruptError`, a newer version
-    `CheckpointVersionError`.
+    The state of a record without one is `null`. Raises `CheckpointIntegrityError` if the envelope has a digest or a
+    seal that does not fit, `CheckpointCorruptError` for anything that is no envelope, and `CheckpointVersionError` for
+    a newer version.
     """
     whole, given = _open(data)
     fields = _migrated(given)
@@ -236,7 +238,7 @@ def read_envelope(data: bytes) -> tuple[Fields, bytes]:
 
 
 def _from_0(fields: dict[str, bytes]) -> dict[str, bytes]:
-    """Version 0 knew neither attempts nor the node before."""
+    """Add the fields that version 0 did not have: the attempt and the node before."""
     return {"attempt": b"1", "prev_node_id": b'""', **fields, "version": b"1"}
 
 
@@ -254,8 +256,8 @@ def _migrated(fields: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _version(raw: bytes | None) -> int:
-    """The version number; none or null is 0, and text that reads as a number is that number."""
-    # No version is that long; and one that is may be more digits than Python turns into a number.
+    """Return the version number: 0 if it is missing or null; text that reads as a number counts as that number."""
+    # No true version has over 40 bytes, and a longer one may have more digits than Python turns into a number.
     found: Any = None if raw is None else _parse(raw) if len(raw) <= 40 else raw[:40].decode("utf-8", "replace") + "..."
     if found is None:
         return 0
@@ -286,7 +288,7 @@ def _renamed(fields: dict[str, bytes]) -> dict[str, bytes]:
         renamed[new] = raw
     state = renamed.get("state", b"null")
     if is_go and state.startswith(b'"') and renamed.get("compressed") != b"true":
-        # A []byte field of Go is base64 text in JSON, and what it holds is the state's JSON.
+        # A []byte field of Go is base64 text in JSON, and it holds the JSON of the state.
         renamed["state"] = _compact(_base64(state), "checkpoint's state")
     return renamed
 
@@ -295,7 +297,7 @@ def _renamed(fields: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _open(data: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """An envelope as compact text, and its members with their JSON text; a doubled key anywhere is refused."""
+    """Return an envelope as compact text, and its members with their JSON text; refuse a doubled key anywhere."""
     whole = _compact(data, "checkpoint")
     try:
         members = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
@@ -305,14 +307,14 @@ def _open(data: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 
 def _compact(text: bytes | bytearray, what: str) -> bytes:
-    """JSON text without its white space, numbers and strings as they were written.
+    """Return JSON text without its white space; numbers and strings stay as they were written.
 
-    Refused, as `CheckpointCorruptError`, is what is no strict JSON in UTF-8, and what readers understand differently:
-    doubled keys, lone surrogates, a byte order mark.
+    Raises `CheckpointCorruptError` for a text that is no strict JSON in UTF-8, and for anything that readers understand
+    differently: doubled keys, lone surrogates, a byte order mark.
     """
     plain = text if isinstance(text, bytes) else bytes(memoryview(text))
     try:
-        # Numbers stay text: they are not looked at here, and some are longer than Python takes.
+        # Numbers stay text: their values are not needed here, and some have more digits than Python accepts.
         json.loads(
             plain.decode("utf-8"),
             object_pairs_hook=_refuse_doubles,
@@ -328,7 +330,7 @@ def _compact(text: bytes | bytearray, what: str) -> bytes:
 
 
 def flaw_of_state(state: bytes) -> str:
-    """Why no envelope can hold a state, in words that follow its name; "" where one can."""
+    """Say why no envelope can hold a state, in words that follow its name; "" if one can."""
     try:
         is_compact = _compact(state, "it") == state
     except CheckpointCorruptError as exc:
@@ -346,7 +348,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _parse(raw: bytes) -> Any:
-    """The value of compact text; `CheckpointCorruptError` if a number is beyond what Python can hold."""
+    """Return the value of compact text; `CheckpointCorruptError` if a number is too large for Python."""
     try:
         return json.loads(raw, parse_float=_finite)
     except (ValueError, RecursionError) as exc:
@@ -368,7 +370,7 @@ def _base64(text: bytes) -> bytes:
 
 
 def _plain_state(header: Fields, raw: bytes | None) -> bytes | None:
-    """The state as it was before it was packed; None for a record that has none."""
+    """Return the state as it was before it was packed; None for a record that has no state."""
     if raw is None:
         if _is_checkpoint(header):
             raise CheckpointCorruptError("checkpoint has no state", path="state")
@@ -394,7 +396,7 @@ def _plain_state(header: Fields, raw: bytes | None) -> bytes | None:
 
 
 def _misfit(header: Fields) -> tuple[str, Any] | None:
-    """The first field that is not what it should be, with its value; None if all are."""
+    """Find the first field with a value that is not of its kind; return name and value, or None if all fit."""
     for name, value in header.items():
         if value is not None and not _fits(name, value):
             return name, value
@@ -404,7 +406,7 @@ def _misfit(header: Fields) -> tuple[str, Any] | None:
 
 
 def _is_checkpoint(header: Fields) -> bool:
-    """Whether the envelope is a checkpoint, and no record of another kind."""
+    """Return whether the envelope is a checkpoint, and no record of another kind."""
     return header.get("kind") in (None, CHECKPOINT)
 
 
@@ -436,7 +438,7 @@ def _moment(text: Any) -> datetime | None:
 
 
 def _prove(header: Fields, state: bytes | None, whole: bytes, raw: bytes | None) -> None:
-    """Raise `CheckpointIntegrityError` unless digest and seal fit, and are there where they should be."""
+    """Raise `CheckpointIntegrityError` unless digest and seal fit, and none of them is missing that must be there."""
     digest, seal = header.get("digest"), header.get("seal")
     if digest is not None and (state is None or digest != digest_of(state)):
         found = "no state" if state is None else digest_of(state)
@@ -473,7 +475,7 @@ def _refusal(path: str, value: Any, what: str) -> SerializeStateError:
 
 
 def _dump(value: Any, path: str) -> bytes:
-    """Strict JSON of plain values; what JSON would change on the way is refused."""
+    """Return plain values as strict JSON; refuse a value that JSON would change."""
     try:
         _refuse_inexact(value, path)
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")

@@ -1,7 +1,7 @@
-"""A marked point of a workflow of steps, as step workflows' checkpoint stores hand it around.
+"""A marked point of a workflow of steps, as the checkpoint stores of step workflows exchange it.
 
-It is what the asynchronous stores take and give. As JSON it has the five fields below; more may follow, and are passed
-over by readers. A store keeps its own copy: nothing that it gives is shared with anybody.
+The asynchronous stores take and give these values. The JSON has the five fields below; more may be there, and readers
+ignore them. A store keeps a copy of its own: it shares nothing that it gives with anybody.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["CheckpointData"]
 class CheckpointData:
     """The results of a workflow's steps up to a marked point.
 
-    `checkpoint_id` is the step that marked it, `inputs_hash` what tells the workflow's inputs apart (by this library the
-    first 16 hex digits of their digest), `step_results` one dict of plain JSON values a step, `saved_at` an aware datetime
-    or its ISO text, which is kept as a datetime in UTC.
-    Raises ValueError for an empty id or name, a hash that is no text, results that are no dicts, or a time without a zone.
+    `checkpoint_id` is the step that marked the point. `inputs_hash` identifies the workflow's inputs (this library
+    takes the first 16 hex digits of their digest). `step_results` has one dict of plain JSON values for each step.
+    `saved_at` is an aware datetime or its ISO text, and is kept as a datetime in UTC. Raises ValueError for an empty id
+    or name, a hash that is no text, results that are no dicts, or a time without a zone.
     """
 
     checkpoint_id: str
@@ -53,13 +53,13 @@ class CheckpointData:
             raise ValueError(f"saved_at must be a datetime with a zone, not {moment!r}")
         object.__setattr__(self, "step_results", tuple(results))
         try:
-            # A time in the hour that a zone has twice equals no time in another zone, not even itself read back.
+            # In the hour that a zone has twice, a time equals no time in another zone, not even itself after a round trip.
             object.__setattr__(self, "saved_at", moment.astimezone(UTC))
         except OverflowError as exc:
             raise ValueError(f"saved_at is outside the years 1 to 9999 in UTC: {moment!r}") from exc
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values; `saved_at` as text in UTC, `2025-12-20T15:30:00Z`. The results are shared."""
+        """Return the fields as plain JSON values, `saved_at` as text in UTC (`2025-12-20T15:30:00Z`); results are shared."""
         return {
             "checkpoint_id": self.checkpoint_id,
             "workflow_name": self.workflow_name,
@@ -70,9 +70,9 @@ class CheckpointData:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> CheckpointData:
-        """What `to_dict` gave; fields that are not known are passed over.
+        """Read the dict that `to_dict` gave; ignore unknown fields.
 
-        Raises `CheckpointCorruptError`, a ValueError, where a field is missing or is not what it should be.
+        Raises `CheckpointCorruptError`, a ValueError, if a field is missing or is not of its kind.
         """
         if not isinstance(fields, Mapping):
             raise CheckpointCorruptError(f"checkpoint is no JSON object but {type(fields).__name__}")
@@ -86,7 +86,7 @@ class CheckpointData:
             raise CheckpointCorruptError(f"checkpoint holds what it should not: {exc}") from exc
 
     def encode(self, indent: int | None = None) -> bytes:
-        """The fields as UTF-8 JSON, on one line or with `indent`.
+        """Return the fields as UTF-8 JSON, on one line or with `indent`.
 
         Raises `SerializeStateError` for a value that JSON would change, such as a tuple in a result.
         """
@@ -95,7 +95,7 @@ class CheckpointData:
 
     @classmethod
     def decode(cls, data: bytes) -> CheckpointData:
-        """Read what `encode` gave. Raises `DeserializeStateError`, a ValueError, for anything else."""
+        """Read the bytes that `encode` gave. Raises `DeserializeStateError`, a ValueError, for anything else."""
         found = Checkpoint.decode(data)
         if "workflow_name" not in found.extra:
             raise CheckpointCorruptError(f"checkpoint {found.node_id!r} is none of a workflow of steps")

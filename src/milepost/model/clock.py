@@ -1,4 +1,4 @@
-"""Time as the library sees it: one source, passed in, that tests can replace."""
+"""The library's only source of time. It is passed in, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["SYSTEM", "Clock", "SystemClock"]
 
 @runtime_checkable
 class Clock(Protocol):
-    """What engines and stores ask for time. `milepost.testing.FakeClock` is the other implementation."""
+    """The interface that engines and stores ask for the time. `milepost.testing.FakeClock` implements it too."""
 
     def time(self) -> float:
-        """POSIX seconds; may jump in both directions."""
+        """Return POSIX seconds; they may jump in both directions."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back, comparable within this process only."""
+        """Return seconds that never go back; they can be compared within this process only."""
         ...
 
     def wait(self, wake: threading.Event, seconds: float) -> bool:
@@ -35,7 +35,7 @@ class SystemClock:
 
     __slots__ = ()
 
-    # Asked several times for each node: functions of the interpreter's own, with no call around them.
+    # Each node asks for the time several times, so these are the interpreter's own functions without a wrapper.
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
 
@@ -45,7 +45,7 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""
-        import asyncio  # which is there where anybody awaits this
+        import asyncio  # whoever awaits this has imported it already
 
         await asyncio.sleep(seconds)
 

@@ -1,4 +1,4 @@
-"""The digests of states that follow each other: what a large one has in common with the one before is not digested again."""
+"""Digests of successive states. The part that a large state has in common with the last one is not digested again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from milepost.model.record import digest_of
 __all__ = ["Digests"]
 
 _LARGE = 32 * 1024
-"""Bytes of a state from which on it is compared with the one before."""
+"""Size in bytes from which on a state is compared with the one before."""
 _APART = 8 * 1024
-"""Bytes between two places from which a digest can go on."""
+"""Least distance in bytes between two places from which a digest can go on."""
 _MOST = 32
-"""Of such places."""
+"""Largest number of such places."""
 
 
 class Digests:
-    """Digests the states of one walk in their order. Keeps the newest large one; `forget` lets go of it."""
+    """The digests of one walk's states, asked for in order. It keeps the newest large state until `forget`."""
 
     __slots__ = ("_begun", "_digest", "_state")
 
@@ -26,14 +26,14 @@ class Digests:
         self.forget()
 
     def forget(self) -> None:
-        """Keep nothing."""
+        """Forget the last state and its digests."""
         self._state = b""
         self._digest = ""
         self._begun: list[tuple[int, hashlib._Hash]] = []
-        """How many bytes of the newest state were digested, and the digest begun there, the shortest first."""
+        """Digests of prefixes of the newest state, each with the prefix's length in bytes, the shortest first."""
 
     def of(self, state: bytes) -> tuple[bytes, str]:
-        """The state, or the one before if that has the same bytes; and its digest."""
+        """Return the state, or the last one if it has the same bytes, and its digest."""
         if len(state) < _LARGE:
             return state, digest_of(state)
         last = self._state
@@ -44,7 +44,7 @@ class Digests:
         return self._state, self._digest
 
     def _go_on(self, state: bytes, same: int) -> str:
-        """The digest of a state of which so many bytes are those of the one before."""
+        """Digest a state whose first `same` bytes are those of the last state."""
         begun = self._begun
         while begun and begun[-1][0] > same:
             begun.pop()

@@ -1,8 +1,8 @@
-"""Ends of user code that are no `Exception`, and which of them are errors of that code.
+"""Exceptions of user code that are no `Exception`, and the rule which of them are errors of that code.
 
-Nobody has asked for a `CancelledError` of a task that is not being cancelled, nor for a `GeneratorExit` where no generator
-is closed: such an end is an error like any other, and a retry, a handler or a log takes it for one. Ctrl-C, `SystemExit` and
-whatever else is no `Exception` keep their meaning.
+A `CancelledError` is an error like any other if nobody cancels the task, and so is a `GeneratorExit` where no generator
+is closed: retries, handlers and logs treat both as one. Ctrl-C, `SystemExit` and all else that is no `Exception` keep
+their meaning.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def is_cancellation(end: BaseException) -> bool:
-    """Return whether `end` is the `CancelledError` of asyncio, which is not imported for that."""
+    """Return whether `end` is the `CancelledError` of asyncio, without importing asyncio."""
     asyncio = sys.modules.get("asyncio.exceptions")
     return asyncio is not None and isinstance(end, asyncio.CancelledError)
 
 
 def error_of(end: BaseException) -> RuntimeError | None:
-    """Make the error that `end` counts as, given that user code raised it by itself; None: it counts as what it is."""
+    """Make the error that stands for an `end` that user code raised by itself; None if `end` keeps its own meaning."""
     if isinstance(end, GeneratorExit):
         error = RuntimeError("user code raised GeneratorExit outside a generator")
     elif is_cancellation(end):
@@ -36,7 +36,7 @@ def error_of(end: BaseException) -> RuntimeError | None:
 
 
 def contained(fn: Callable[..., T], *args: Any) -> T:
-    """Call user code that is plain; what it raises by itself comes out as an error where `error_of` makes one of it."""
+    """Call a plain function of a user. Where `error_of` makes an error of what it raises, raise that error instead."""
     try:
         return fn(*args)
     except BaseException as end:

@@ -1,8 +1,8 @@
-"""What happens to a run, as values that hooks and streams receive.
+"""The events of a run, as values that hooks and streams receive.
 
-An event reaches its consumer after the change that it tells of is durable; only `Progress` and `Emitted` are live
+An event reaches its consumer after the change that it reports is durable; only `Progress` and `Emitted` are live
 and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
-are decoded on access, so that an event that nobody looks into costs no decoding.
+are decoded on access, so that an event whose state nobody reads costs no decoding.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What all events have. `to_dict()` adds the event's name under `event`.
+    """The fields that all events have. `to_dict()` adds the event's name under `event`.
 
-    `sequence` is the number of the record that tells of it, where the event was read from a journal.
+    `sequence` is the number of the record that reports the event, if the event was read from a journal.
     """
 
     run_id: str
@@ -46,13 +46,13 @@ class Event:
     sequence: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as a dict of plain values."""
+        """Return the event as a dict of plain values."""
         return {"event": type(self).__name__, **plain_fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(Event):
-    """A verb begins to run `flow`. `input` is the state that it begins with, `resumed` None on a first start."""
+    """A verb begins to run `flow`. `input` is the state that it begins with; `resumed` is None on a first start."""
 
     flow: str
     input: Any
@@ -82,17 +82,17 @@ class NodeCompleted(Event):
 
     @property
     def state(self) -> Any:
-        """The state after the node: the caller's own copy where the run has a store."""
+        """The state after the node; a copy of the caller's own if the run has a store."""
         return self._load()
 
     def to_dict(self) -> dict[str, Any]:
-        """The event without its state."""
+        """Return the event as a dict of plain values, without its state."""
         return {"event": type(self).__name__, **plain_fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCompleted(Event):
-    """A verb has ended; `status` is that of the run."""
+    """A verb has ended; `status` is the status of the run."""
 
     flow: str
     status: str
@@ -116,7 +116,7 @@ class WorkflowStarted(Event):
 class StepStarted(Event):
     """An attempt of a step begins. A hook may return a context manager to surround the call.
 
-    `step_name` is the step's id: `outer/inner` for one that is part of another.
+    `step_name` is the step's id: `outer/inner` for a step inside another.
     """
 
     step_name: str
@@ -157,7 +157,7 @@ class WorkflowCompleted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailed(Event):
-    """An attempt of a node failed. `retry_in` is seconds until the next one, None when there is none."""
+    """An attempt of a node failed. `retry_in` is the seconds until the next attempt, None if there is none."""
 
     node_id: str
     visit: int
@@ -168,7 +168,7 @@ class AttemptFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint is durable. `size` is that of its uncompressed state in bytes."""
+    """A checkpoint is durable. `size` is the size of its uncompressed state in bytes."""
 
     node_id: str
     sequence: int
@@ -177,7 +177,7 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed(Event):
-    """A checkpoint could not be made or written; `op` is encode or append."""
+    """A checkpoint could not be encoded or written; `op` is encode or append."""
 
     node_id: str
     op: str
@@ -203,14 +203,14 @@ class RollbackCompleted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOverdue(Event):
-    """A sync node goes on after its timeout; it cannot be stopped, and its late result is discarded."""
+    """A sync node still runs after its timeout; it cannot be stopped, and its late result is discarded."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Event):
-    """A node tells how far it is: `done` of `total` (None: unknown)."""
+    """A node reports its progress: `done` of `total` (None: unknown)."""
 
     node_id: str
     done: float
@@ -220,7 +220,7 @@ class Progress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emitted(Event):
-    """A node tells something of its own."""
+    """A node sends an event of its own, with a name and data."""
 
     node_id: str
     name: str

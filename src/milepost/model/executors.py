@@ -1,7 +1,7 @@
-"""Where sync functions may run instead of here: what is given as `executor=`, and adapters to other libraries.
+"""The values that the option `executor=` accepts, which lets sync functions run outside the calling thread.
 
-An executor is any `concurrent.futures.Executor`, or a function without arguments that makes one. Only the function can
-be asked again for a pool when one has broken, so it is what a service should give.
+An executor is any `concurrent.futures.Executor`, or a function without arguments that makes one. A service should give
+the function, because only the function can make a new pool after one has broken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ExecutorLike = Executor | Callable[[], Executor]
 
 
 def checked_executor(given: Any, whose: str, *, is_async: bool = False) -> ExecutorLike | None:
-    """What was given as `executor=` of `whose`; `OptionError` for what is none, and where the function is async."""
+    """Return the value of `executor=` for `whose`; `OptionError` if it is no executor, or if the function is async."""
     if given is None:
         return None
     if not isinstance(given, Executor) and (not callable(given) or iscoroutinefunction(given)):

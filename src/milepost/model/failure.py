@@ -1,7 +1,7 @@
-"""Errors as text, for records and messages: whatever user code raised can be told, and none of it is trusted.
+"""Errors as text, for records and messages. Every error of user code has a text, and no method of it is trusted.
 
-An exception may have a `__str__` that raises, hold a lock, or need arguments to be made again. Recorded is what any
-reader can show: the type's name, the message, the traceback.
+An exception may have a `__str__` that raises, hold a lock, or need arguments to be made again. Therefore a record has
+only what any reader can show: the type's name, the message, the traceback.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
 MAX_TEXT = 20_000
 MAX_LINE = 500
 _MAX_PART = 2_000
-"""Characters of a frame or a message in a traceback."""
+"""Largest length in characters of a frame or a message in a traceback."""
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 def type_name(error: BaseException) -> str:
-    """The qualified name of an error's type; built-in ones without their module."""
+    """Return the qualified name of an error's type; built-in types come without their module."""
     if isinstance(error, AttemptTimedOut):
         return "TimeoutError"
     kind: type[BaseException] = type(error)
@@ -60,7 +60,7 @@ def type_name(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The error's message, or what can be said where asking for it fails."""
+    """Return the error's message, or a text that says that asking for it failed."""
     try:
         return _printable(str(error)[:MAX_TEXT])[:MAX_TEXT]
     except Exception as exc:
@@ -68,12 +68,12 @@ def message_of(error: BaseException) -> str:
 
 
 def place(error: MilepostError, where: str, act: str) -> None:
-    """Begin the message of `error` with where it happened and end it with what to do; its facts stay as they are."""
+    """Put the place `where` before the message of `error` and the advice `act` after it; its attributes stay."""
     error.args = (f"{where}: {error.args[0] if error.args else ''}; {act}", *error.args[1:])
 
 
 def shown(value: Any, limit: int = 200) -> str:
-    """`repr(value)`, cut at `limit` characters, whatever the value's own `__repr__` does."""
+    """Return `repr(value)`, cut at `limit` characters; a `__repr__` that raises does no harm."""
     try:
         text: str = _printable(repr(value))
     except Exception as exc:
@@ -82,26 +82,26 @@ def shown(value: Any, limit: int = 200) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, cut at a length that a table can show."""
+    """Return the first line of an error's message, cut at a length that a table can show."""
     line = message_of(error).partition("\n")[0]
     return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"
 
 
 def describe(error: BaseException) -> str:
-    """One line: type and message."""
+    """Return type and message of an error in one line."""
     message = first_line(error)
     return f"{type_name(error)}: {message}" if message else type_name(error)
 
 
 def failure_fields(error: BaseException) -> dict[str, Any]:
-    """What a record keeps of an error."""
+    """Return the fields that a record has for an error: its type, message and traceback."""
     return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
 
 
 def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> MilepostError:
-    """The error of a run that another process ran, from its failure or finish record.
+    """Make the error of a run that another process ran, from its failure or finish record.
 
-    It has no `__cause__`: type, message and traceback of the original are in its text.
+    The error has no `__cause__`; its text has type, message and traceback of the original.
     """
     where = f" at node {node_id!r}" if node_id else ""
     text = f"run {run_id!r} failed{where}: {_told(fields)}, then resume or retry it{_traced(fields)}"
@@ -116,7 +116,7 @@ def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> Mile
 
 
 def recorded_branch_error(run_id: str, fields: Mapping[str, Any], failures: Sequence[Record]) -> BranchError:
-    """`recorded_error` of a graph whose branches or items failed, from its finish record and their failure records."""
+    """Make the error of a graph whose branches or items failed, from its finish record and their failure records."""
     text = f"run {run_id!r} failed: {_told(fields)}, then resume or retry it{_traced(fields)}"
     found = [(turnings(record.fields().get("branch") or ""), record) for record in failures]
     return _branch_error(run_id, text, [(way, record) for way, record in found if way], 0)
@@ -144,7 +144,7 @@ def _branch_error(
 
 
 def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, step_type: str = "") -> MilepostError:
-    """`recorded_error` of a workflow, from a failure record of one of its steps, or with `step_id` "" of its own code."""
+    """Make the error of a workflow from a failure record of one of its steps; with `step_id` "", of its own code."""
     what = f"step {step_id!r} of run {run_id!r}" if step_id else f"the workflow of run {run_id!r}"
     text = f"{what} failed: {_told(fields)}, then resume or retry{_traced(fields)}"
     usual: type[MilepostError] = StepError if step_id else WorkflowError
@@ -178,8 +178,8 @@ def _traced(fields: Mapping[str, Any]) -> str:
 
 def _traceback_of(error: BaseException) -> str:
     try:
-        # Each part is cut for itself, so that a long message leaves the frames. Where all of them are too long the end
-        # is kept: there stand the innermost call and the message.
+        # Each part is cut on its own, so that a long message leaves room for the frames. If all parts together are too
+        # long, the end stays, because it has the innermost call and the message.
         parts = traceback.format_exception(type(error), error, _users_part(error.__traceback__))
         return _printable("".join(map(_cut, parts))[-MAX_TEXT:])[-MAX_TEXT:]
     except Exception as exc:
@@ -187,7 +187,7 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _users_part(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback from the first frame that is not this library's, so that people see their own code first."""
+    """Return a traceback from the first frame outside this library on, so that people see their own code first."""
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         first = first.tb_next
@@ -201,5 +201,5 @@ def _cut(part: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # A message may hold what UTF-8 cannot: lone surrogates from file names, say.
+    # A message may have characters that UTF-8 cannot encode, such as lone surrogates from file names.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

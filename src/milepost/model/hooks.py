@@ -1,4 +1,4 @@
-"""Who watches a run: plain callables that get each event.
+"""Hooks: plain callables that get each event of a run.
 
 A hook is called with one event, in the order of the journal. For `NodeStarted` it may return a context manager,
 which then surrounds the call of the node. A hook that raises is logged and never changes the run.
@@ -26,7 +26,7 @@ logger.addHandler(logging.NullHandler())
 
 
 def notify(hooks: Sequence[Hook], event: Event) -> list[AbstractContextManager[Any]]:
-    """Call every hook with `event`; give the context managers that they returned."""
+    """Call every hook with `event`, and return the context managers that they gave."""
     around: list[AbstractContextManager[Any]] = []
     for hook in hooks:
         try:
@@ -41,7 +41,7 @@ def notify(hooks: Sequence[Hook], event: Event) -> list[AbstractContextManager[A
 
 @contextmanager
 def surround(around: Sequence[AbstractContextManager[Any]], run_id: str) -> Iterator[None]:
-    """Enter `around` for the time of a call; one that fails is logged and never changes what the call does."""
+    """Enter the context managers for the time of a call; log one that fails, and never let it change the call."""
     with ExitStack() as stack:
         for manager in around:
             try:
@@ -58,7 +58,7 @@ def _harmless_exit(manager: AbstractContextManager[Any], run_id: str) -> Callabl
         try:
             manager.__exit__(*exc_info)
         except BaseException as exc:
-            # A generator-based manager re-raises what it was given; that one is on its way already.
+            # A generator-based manager raises the call's own exception again, which is being raised already.
             if exc is not exc_info[1]:
                 if not isinstance(exc, Exception) and error_of(exc) is None:
                     raise

@@ -13,7 +13,7 @@ __all__ = ["new_nonce", "new_run_id"]
 
 
 def new_run_id(seconds: float) -> str:
-    """A UUIDv7 for a run that begins at this POSIX time."""
+    """Make a UUIDv7 for a run that begins at this POSIX time."""
     value = (int(seconds * 1000) & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big")
     value = value & ~(0xF << 76) | 7 << 76
     value = value & ~(0x3 << 62) | 2 << 62
@@ -21,5 +21,5 @@ def new_run_id(seconds: float) -> str:
 
 
 def new_nonce() -> str:
-    """128 random bits as text."""
+    """Make 128 random bits, as hex text."""
     return os.urandom(16).hex()
