@@ -495,7 +495,7 @@ class StatementError(MilepostError):
 
 
 class StoreVersionError(StoreError):
-    """A newer release made the store's tables or folders: their version is `found`, this one reads up to `supported`."""
+    """A newer release made the store's tables or folders: they have version `found`, this one reads to `supported`."""
 
     found: int = 0
     supported: int = 0

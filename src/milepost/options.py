@@ -1,4 +1,4 @@
-"""What a verb may be told, checked before anything runs."""
+"""The options of the verbs, which are checked before anything runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["UNAMENDED", "EngineOptions", "Options", "RunOptions", "merge_options
 
 
 class EngineOptions(TypedDict, total=False):
-    """The options that an engine may bind. What each means is told at `Options`."""
+    """The options that an engine may bind. `Options` explains each of them."""
 
     if_exists: Literal["error", "resume", "retry", "return", "continue"]
     compare_inputs: bool
@@ -55,7 +55,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 class RunOptions(EngineOptions, total=False):
-    """The options of every verb that runs something. What each means is told at `Options`."""
+    """The options of every verb that runs something. `Options` explains each of them."""
 
     deps: Any
     logger: logging.Logger | logging.LoggerAdapter[Any] | None
@@ -66,88 +66,90 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one call, complete and checked."""
 
     if_exists: str = "error"
-    """What becomes of a run that exists: error, resume, retry (what failed), return (wait for its end), or continue: a
-    graph's run that has finished begins a new turn with the state that is given."""
+    """The treatment of a run that exists already: error, resume, retry (the failed node), return (wait for its end), or
+    continue: a finished run of a graph begins a new turn with the given state."""
     compare_inputs: bool = True
-    """Refuse a run that began with another input, instead of going on with the recorded one."""
+    """True: refuse a run that began with another input. False: go on with the recorded input."""
     checkpoint_failure_fatal: bool = True
-    """Stop a run whose checkpoint cannot be saved; False: go on, marked as degraded."""
+    """True: stop a run whose checkpoint cannot be saved. False: go on, and mark the run as degraded."""
     state_override: Callable[[Any], Any] | None = None
-    """Correct the recorded state before a resume goes on; what it returns is recorded."""
+    """A function that corrects the recorded state before a resume goes on; the state that it returns is recorded."""
     revalidate: Callable[[Any], Any] | None = None
-    """Refuse the state that a resume would go on from: by raising, or by returning False, an error or a text."""
+    """A function that checks the state before a resume; it refuses by raising, or by returning False, an error or a text."""
     update: Mapping[str, Any] | None = None
-    """A part of the state, which amends the recorded one as if the node had returned it: of graphs of parts only."""
+    """A part of the state that amends the recorded state as if the node had returned it; only for graphs of parts."""
     reroute: bool | None = None
-    """True: ask the router again instead of taking the recorded route; False: do not; None: do so where `state_override` or
-    `update` amends the state. At a simple edge, a fork or a join, and of a run that waits or has finished, the way stays."""
+    """True: ask the router again instead of taking the recorded route. False: keep the route. None: ask again if
+    `state_override` or `update` amends the state. The route stays at a simple edge, a fork or a join, and for a run
+    that waits or has finished."""
     rename: Mapping[str, str] | None = None
-    """Recorded node ids and what the nodes are called now, for as long as the run is to go on at a recorded id.
+    """A map from recorded node ids to the nodes' present ids; give it as long as the run goes on at a recorded id.
 
-    It serves the node where the run goes on, the node that it goes on after, and `resume_from`. Visits and attempts go
-    on counting; idempotency keys and `ctx.random()` are those of the new id.
+    It applies to the node where the run goes on, the node that it goes on after, and `resume_from`. Visits and attempts
+    are counted on; idempotency keys and `ctx.random()` are those of the new id.
     """
     strict: bool = False
-    """Refuse a resume whenever the flow's shape has changed."""
+    """True: refuse a resume whenever the flow's shape has changed."""
     on_corrupt: str = "error"
-    """previous: go on from the newest record that is whole."""
+    """The treatment of a damaged newest record. error: raise; previous: go on from the newest record that is whole."""
     reopen: bool = False
-    """Go on with a run that was cancelled or blocked."""
+    """True: go on with a run that was cancelled or blocked."""
     takeover: bool = False
-    """Fence off an owner whose lease is live."""
+    """True: fence off an owner whose lease is live."""
     on_locked: str = "error"
-    """wait: poll until a run that another owner has is free."""
+    """The treatment of a run that another owner has. error: raise; wait: poll until the run is free."""
     on_wait: str = "suspend"
-    """What becomes of a run that waits. suspend: it is parked, and the verb raises `RunSuspended`; block: it is parked, and
-    the verb goes on with it once it is due."""
+    """The treatment of a run that waits. suspend: it is parked, and the verb raises `RunSuspended`; block: it is
+    parked, and the verb goes on with it once it is due."""
     stop_before: frozenset[str] = frozenset()
     """Nodes before which the run is interrupted."""
     stop_after: frozenset[str] = frozenset()
     """Nodes after which the run is interrupted."""
     isolate: bool = False
-    """Give every node a decoded copy of the state, to find code that lives from shared references."""
+    """True: give every node a decoded copy of the state, to find code that depends on shared references."""
     max_iterations: int | None = 1000
-    """How many nodes a run may execute, over all its processes, in each turn anew; 1 to 100 000, None: no limit."""
+    """The number of nodes that a run may execute, over all its processes, in each turn anew; 1 to 100 000, None: no limit."""
     retry: Retry | None = None
-    """The policy of nodes without their own."""
+    """The retry policy of nodes without their own."""
     timeout: float | None = None
-    """Seconds for an attempt of a node without its own."""
+    """Seconds for an attempt of a node without its own timeout."""
     run_timeout: float | None = None
     """Seconds for this call."""
     max_parallel: int | None = None
-    """How many calls of user functions run at once; None: no limit (threads under sync verbs: 32)."""
+    """The number of calls of user functions that run at once; None: no limit (threads under sync verbs: 32)."""
     executor: ExecutorLike | None = None
-    """Where sync functions of nodes, steps and items run that have no executor of their own; None: in this process.
+    """The executor for sync functions of nodes, steps and items without one of their own; None: run them in this
+    process.
 
-    A factory of an executor is called again when its pool broke. Coroutine functions, and what decides (routers,
-    predicates, handlers), run here all the same.
+    A factory of an executor is called again after its pool broke. Coroutine functions, and functions that decide
+    (routers, predicates, handlers), run in this process in any case.
     """
     lease: float = 30.0
-    """Seconds for which nobody may take the run over; renewed every third of it."""
+    """Seconds for which nobody may take the run over; the lease is renewed every third of that time."""
     max_crashes: int | None = 5
-    """How many owners in a row may die without progress before the run is blocked; None: any number."""
+    """The number of owners in a row that may die without progress before the run is blocked; None: any number."""
     compress: bool | None = None
-    """Compress states from 1 KB on, not only above 1 MB."""
+    """True: compress states from 1 KB on, not only above 1 MB."""
     warn_size: int = 100 * 1024 * 1024
-    """Bytes of a state above which a warning is logged."""
+    """Size of a state in bytes above which a warning is logged."""
     max_state_size: int | None = None
-    """Bytes of a state above which it is refused."""
+    """Size of a state in bytes above which the state is refused; None: no limit."""
     deps: Any = None
     """Services for nodes, as `ctx.deps`; never stored."""
     logger: logging.Logger | logging.LoggerAdapter[Any] | None = None
     """The parent of `ctx.logger`."""
     hooks: tuple[Hook, ...] = ()
-    """Called with each event."""
+    """Functions that are called with each event."""
     tags: Mapping[str, str] | None = None
-    """Text pairs kept in the run row from the start on; a resume adds none, `ctx.tag` does."""
+    """Text pairs that the run row has from the start on; a resume adds none, `ctx.tag` does."""
     clock: Clock = SYSTEM
-    """Where the time comes from."""
+    """The source of time."""
     config: Any = None
-    """What workflows find as `ctx.config`."""
+    """The value of `ctx.config` in workflows."""
 
     @property
     def amends(self) -> bool:
-        """Tell whether the recorded state is to be amended."""
+        """True if the recorded state is to be amended."""
         return self.state_override is not None or self.update is not None
 
     def __post_init__(self) -> None:
@@ -202,11 +204,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNAMENDED: Mapping[str, Any] = {"state_override": None, "update": None, "reroute": None}
-"""Options that leave a recorded run as it is."""
+"""Values of the amending options that leave a recorded run as it is."""
 
 
 def without_amendments(options: Options) -> Options:
-    """The options of a call whose amendment is recorded, or that only looks at a run."""
+    """Return the options without amendments: for a call whose amendment is recorded, or that only reads a run."""
     return replace(options, **UNAMENDED) if options.amends or options.reroute is not None else options
 
 
@@ -216,12 +218,12 @@ _NAMES = frozenset(Options.__struct_fields__)
 
 
 def option_names() -> frozenset[str]:
-    """The names of all options that a verb takes."""
+    """Return the names of all options that a verb takes."""
     return _NAMES
 
 
 def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
-    """The options of a call over those bound before: the call's win, hooks add up, tags merge."""
+    """Combine the bound options with those of a call: the call's values win, hooks are added, tags are merged."""
     merged = {**base, **call}
     unknown = sorted(set(merged) - _NAMES)
     if unknown:
@@ -260,7 +262,7 @@ def _tags(options: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _ids(given: Any, name: str) -> frozenset[str]:
-    """Node ids, given as one or as several."""
+    """Return node ids as a set, whether one is given or several."""
     ids = (given,) if isinstance(given, str) else given
     if not isinstance(ids, Collection) or not all(isinstance(node_id, str) for node_id in ids):
         raise OptionError(f"{name} must be a node id or several, not {given!r}", option=name)

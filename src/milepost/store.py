@@ -1,18 +1,18 @@
-"""The store contract: what a journal is, what a token is, and what each verb promises.
+"""The store contract: the journal, the token, and the promises of each verb.
 
-A run is a row and a journal. The journal is an ordered, append-only sequence of records keyed
-`(run_id, sequence)`; record 0 is the start. The owner numbers its records, last + 1, dense. The row says who
-owns the run, until when, and what became of it.
+A run is a row and a journal. The journal is an ordered, append-only sequence of records with the key
+`(run_id, sequence)`; record 0 is the start. The owner numbers its records last + 1, without gaps. The row has the
+run's owner, the end of the owner's lease, and the run's status.
 
 Three ideas carry all of the safety:
 
 * **The token** (an epoch, raised at each change of owner, and a random nonce) decides whose writes count. It is
   compared inside the same atomic write that it guards, never before it.
 * **The lease** decides when somebody may try to take a run over. It may be wrong, and nothing breaks.
-* **Taking over is itself a record** at the next number, so that a reader with a stale view fails by the key.
+* **A takeover is itself a record** at the next number, so that a process with a stale view of the run fails by the key.
 
-Every verb is a plain, blocking, thread-safe method. Values that go in are copied or immutable; what comes out
-belongs to the caller. Failures of the medium are `StoreError`, use after `close()` is `StoreClosedError`.
+Every verb is a plain, blocking, thread-safe method. Arguments are copied or immutable; results belong to the
+caller. Failures of the backend raise `StoreError`, use after `close()` raises `StoreClosedError`.
 `milepost.testing.StoreContract` asserts each sentence of this file.
 """
 
@@ -70,52 +70,52 @@ MAX_ID_BYTES = 512
 Records = list[Record]
 
 MOST = 2**62
-"""Above all numbers of a run. Half of what a column of a database holds: whatever is there, the next ones fit too."""
+"""A number above all numbers of a run. It is half of the largest number of a database column, so later numbers fit too."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
 """A number in a run's row."""
 
 Ranges = tuple[tuple[str, Count, Count | None], ...]
-"""Live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all is live."""
+"""The live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all records are live."""
 
 
 class Token(NamedTuple):
-    """What proves ownership of a run. Valid in the process that made it and in no other, forked ones included."""
+    """The proof that a process owns a run. It is valid only in the process that made it, not in a forked child."""
 
     run_id: str
     epoch: int
     nonce: str
     process: str
-    """`this_process().key` of the maker; a store refuses a token of another process as lost."""
+    """`this_process().key` of the process that made it; a store refuses a token of another process as lost."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made the token."""
+        """True if this process made the token."""
         return self.process == this_process().key
 
 
 LeaseState = Literal["free", "live", "ended", "ours", "abandoned"]
-"""free: nobody owns the run · live: another store object's owner does · ended: its owner stopped without a release
-(its time is over, its process is gone, or the clock went back) · ours: a verb that runs in this store object does ·
-abandoned: a verb of this store object did, and has ended without a release."""
+"""free: nobody owns the run · live: an owner of another store object owns it · ended: its owner stopped without a
+release (the lease is over, the process is gone, or the clock went back) · ours: a verb that runs in this store object
+owns it · abandoned: a verb of this store object owned it and has ended without a release."""
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """A run as the core sees it: what everybody may know, and what the fence needs."""
+    """A run as the core sees it: the public information, and the values that the fence needs."""
 
     info: RunInfo
     epoch: int
     lease: LeaseState
     cancel: str | None
-    """The reason of a cancel that is open, or None."""
+    """The reason of an open cancel request, or None."""
     signals: int
-    """How many signals the run was ever sent."""
+    """The number of signals that the run was ever sent."""
     live: Ranges
-    """The live ranges of the newest owner record that has them."""
+    """The live ranges of the newest owner record that has some."""
 
 
 class NewRun(NamedTuple):
-    """What `create` needs. `record` is the start record, sequence 0."""
+    """The argument of `create`. `record` is the start record, sequence 0."""
 
     run_id: str
     flow: str
@@ -131,11 +131,11 @@ class NewRun(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A wish to own a run that exists.
+    """A request to own a run that exists.
 
-    The claimer read the row with `epoch - 1` and the journal up to `sequence`; if either has moved the claim is
-    `moved` and changes nothing. `record` is its owner record, numbered `sequence + 1`. `crashed` says whether that
-    record tells of a dead owner; if the store sees that otherwise the claim is `moved` too.
+    The claimer read the row with `epoch - 1` and the journal up to `sequence`; if either has changed, the claim is
+    `moved` and changes nothing. `record` is its owner record, numbered `sequence + 1`. `crashed` is True if that record
+    reports a dead owner; if the store does not agree on that, the claim is `moved` too.
     """
 
     run_id: str
@@ -146,19 +146,19 @@ class Claim(NamedTuple):
     lease: float
     crashed: bool = False
     takeover: bool = False
-    """Fence off an owner whose lease is live."""
+    """True: fence off an owner whose lease is live."""
     reopen: bool = False
-    """Go on with a run that is cancelled or blocked: an open cancel and the crash count are cleared."""
+    """True: go on with a run that is cancelled or blocked, and clear an open cancel and the crash count."""
     max_crashes: int | None = 5
     live: Ranges | None = None
-    """New live ranges, also in `record`; None keeps those there are."""
+    """The new live ranges, also in `record`; None keeps the present ones."""
     finish: Record | None = None
-    """The end of a run that has finished and is amended by `record`: it comes after that in the same write, and the run has
-    finished again. None: the run has an owner from now on."""
+    """The finish record of a finished run that `record` amends: it is written after that in the same write, and the run
+    has finished again. None: the run has an owner from now on."""
 
 
 class Claimed(NamedTuple):
-    """The answer to a claim. `token` is there when a run has an owner by it; `row` is as of the decision."""
+    """The answer to a claim. `token` is None unless the claim gave the run an owner; `row` is as of the decision."""
 
     outcome: Literal["claimed", "locked", "moved", "blocked"]
     token: Token | None
@@ -166,22 +166,22 @@ class Claimed(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The end of ownership, and what the run is then."""
+    """The end of ownership, and the values of the run row after it."""
 
     status: str
     reason: str = ""
     wake_at: float | None = None
     waiting_for: tuple[Wait, ...] = ()
     signals: int | None = None
-    """For `waiting`: the count of signals that was read. If it has grown the release is refused."""
+    """For status `waiting`: the count of signals that the owner read. If it has grown, the release is refused."""
     degraded: bool = False
     missed: tuple[str, ...] = ()
     crash_count: int | None = None
-    """How often in a row the run has crashed without a checkpoint in between, this time included; None: it did not now."""
+    """The number of crashes in a row without a checkpoint in between, this one included; None: there was no crash now."""
 
 
 class Statement(NamedTuple):
-    """One statement in the store's SQL, and the values that are bound to its placeholders."""
+    """One statement in the store's SQL, and the values for its placeholders."""
 
     sql: str
     params: tuple[Any, ...] | Mapping[str, Any] = ()
@@ -196,33 +196,34 @@ class Append(NamedTuple):
     tags: Mapping[str, str] | None = None
     """Tags to add to the run row in the same write."""
     statements: tuple[Statement, ...] = ()
-    """What a user wants to count with the records, and only with them: executed after these in their transaction."""
+    """A user's statements that count only if the records do: they are executed after these in the same transaction."""
 
 
 class Verdict(NamedTuple):
-    """What became of an append. Only `written` has changed anything.
+    """The outcome of an append. Only `written` has changed anything.
 
-    lost: the token is not current, or not this process's · taken: a number is in use · gap: the number before the
-    first is not there · refused: a `finished` release met an open cancel, or a `waiting` one a new signal.
+    lost: the token is not current, or not of this process · taken: a number is in use · gap: the number before the
+    first is missing · refused: a `finished` release met an open cancel, or a `waiting` one a new signal.
     """
 
     outcome: Literal["written", "lost", "taken", "gap", "refused"]
     cancel: str | None = None
-    """The reason of an open cancel, told with every verdict."""
+    """The reason of an open cancel; every verdict has it."""
 
 
 class Renewal(NamedTuple):
-    """What became of a lease's renewal. unknown: the row was busy; nothing is known, ask again."""
+    """The outcome of a lease's renewal. unknown: the row was busy and nothing is known, so ask again."""
 
     outcome: Literal["kept", "lost", "unknown"]
     cancel: str | None = None
 
 
 class RunSnapshot(NamedTuple):
-    """Where a run stands. `point` is the newest live checkpoint, or the start, or None for a run without either.
+    """The present state of a run. `point` is the newest live checkpoint, or the start, or None for a run without
+    either.
 
-    `tail` are the live records after the point, in order: failures, owners, routes and the like; `newest` is the
-    sequence of the newest record. Both are bounded by what happened since the point, not by the history.
+    `tail` has the live records after the point, in order: failures, owners, routes and the like; `newest` is the
+    sequence of the newest record. The cost of both depends on the records since the point, not on the whole history.
     """
 
     row: RunRow
@@ -230,15 +231,15 @@ class RunSnapshot(NamedTuple):
     tail: tuple[Record, ...]
     newest: int
     nodes: tuple[str, ...] = ()
-    """Where asked for: the nodes that have a live checkpoint up to the point, sorted."""
+    """The nodes that have a live checkpoint up to the point, sorted; only if `with_nodes` asked for them."""
     expected: int = -1
-    """The number that the newest record has at least, as the row knows it: a journal that is shorter was damaged."""
+    """The least number of the newest record, according to the row: a journal that is shorter was damaged."""
     start: Record | None = None
-    """Where nodes are asked for: the start record. None: there is none, or the store leaves it to be read."""
+    """The start record, only if `with_nodes` asked for it. None: there is none, or the caller has to read it."""
 
 
 class Signal(NamedTuple):
-    """A signal that was kept for a run, numbered from 1. `payload` is encoded JSON or None."""
+    """A signal that the store keeps for a run, numbered from 1. `payload` is encoded JSON or None."""
 
     number: int
     name: str
@@ -249,7 +250,7 @@ class Signal(NamedTuple):
 
 
 class StoreOptions(TypedDict, total=False):
-    """What every store can be given, by name; see `Store`."""
+    """The keyword arguments of every store; see `Store`."""
 
     clock: Clock
     retention: Retention | None
@@ -260,7 +261,7 @@ class StoreOptions(TypedDict, total=False):
 
 
 def check_id(value: Any, what: str = "node id") -> str:
-    """The id itself, if every store accepts it; TypeError if it is no str, else `InvalidIDError`."""
+    """Return the id if every store accepts it; raise TypeError if it is no str, else `InvalidIDError`."""
     if type(value) is not str:
         raise TypeError(f"{what} must be a str, not {type(value).__name__}: {value!r}")
     problem = ""
@@ -283,7 +284,7 @@ def check_id(value: Any, what: str = "node id") -> str:
 
 
 def check_number(value: Any, what: str, *, least: int | None = None) -> int:
-    """The number itself, however large; TypeError if it is no int (a bool is none), ValueError if it is below `least`."""
+    """Return the number, however large; TypeError if it is no int (a bool is none), ValueError if it is below `least`."""
     if type(value) is not int:
         raise TypeError(f"{what} must be an int, not {value!r}")
     if least is not None and value < least:
@@ -292,7 +293,7 @@ def check_number(value: Any, what: str, *, least: int | None = None) -> int:
 
 
 def check_moment(value: Any, what: str) -> datetime:
-    """The time itself; TypeError if it is no datetime, `OptionError` if it has no zone: it might mean any moment of a day."""
+    """Return the time; TypeError if it is no datetime, `OptionError` if it has no zone and so could mean several moments."""
     if not isinstance(value, datetime):
         raise TypeError(f"{what} must be a datetime, not {value!r}")
     if value.utcoffset() is None:
@@ -301,7 +302,7 @@ def check_moment(value: Any, what: str) -> datetime:
 
 
 def check_tag(key: Any, value: Any) -> None:
-    """TypeError unless both are str; `OptionError` for what no database keeps exactly: NUL and lone surrogates."""
+    """Raise TypeError unless both are str, and `OptionError` for NUL and lone surrogates, which databases do not keep."""
     if not isinstance(key, str) or not isinstance(value, str):
         raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
     for text in (key, value):
@@ -310,7 +311,7 @@ def check_tag(key: Any, value: Any) -> None:
 
 
 def check_run_id(value: Any) -> str:
-    """`check_id` for a run id; `RunIDRequiredError` if it is empty or blank."""
+    """Return a run id that passes `check_id`; `RunIDRequiredError` if it is empty or blank."""
     if isinstance(value, str) and (not value or value.isspace()):
         raise RunIDRequiredError(
             f"run id {value!r} is empty or blank: give a run_id, or leave it out to have one made", value=value
@@ -326,24 +327,24 @@ def _check_retention(given: Any) -> None:
 
 
 class Store(abc.ABC):
-    """Where journals live. Subclass this to add a store; `StoreContract` tests it.
+    """The home of journals. Subclass this to add a store; `StoreContract` tests it.
 
-    Thread-safe; usable after `fork()`, where the child has no tokens and never touches what it inherited.
+    A store is thread-safe. It is usable after `fork()`: the child has no tokens, and never touches inherited resources.
 
-    Every store takes `clock`, where its time comes from; `retention`, what it may forget by itself; `signing_key`, key
-    ids and secrets of which the first seals records and all verify, so that nobody without them can change one unseen
-    (`allow_unsealed` reads those that were written without); `encryption_key`, key ids and secrets of 32 bytes of which
-    the first encrypts states and texts and all decrypt (`allow_plain` reads what was written without).
+    Every store takes `clock`, its source of time, and `retention`, the policy by which it deletes old data on its own.
+    `signing_key` has key ids and secrets: the first key seals records and all verify, so that nobody without a key can
+    change a record unnoticed (`allow_unsealed` accepts records written without a key). `encryption_key` has key ids and
+    secrets of 32 bytes: the first encrypts states and texts and all decrypt (`allow_plain` accepts unencrypted data).
     """
 
     place: str
-    """The store's absolute place, for messages; without passwords."""
+    """The store's absolute path or address, for messages; without passwords."""
     can_encrypt: bool = False
-    """Whether the store does what `encryption_key` asks for; one that does not refuses the key."""
+    """True if the store can encrypt with `encryption_key`; a store that cannot refuses the key."""
     is_blocking: bool = True
-    """Whether a call may wait for a disk or a network; False: an event loop may call the store itself."""
+    """True if a call may wait for a disk or a network; False: an event loop may call the store itself."""
     runs_statements: bool = False
-    """Whether an append may have statements; one that may not have them refuses them with `OptionError`."""
+    """True if an append may have statements; other stores refuse them with `OptionError`."""
 
     def __init__(
         self,
@@ -372,21 +373,22 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def create(self, new: NewRun) -> Token:
-        """Write the run row and record 0 as one, with epoch 1.
+        """Write the run row and record 0 in one write, with epoch 1.
 
-        With status `ready` the run has no owner and the token is good for nothing. Raises `RunExistsError` (with
-        the run's `status`) if the id is taken, whoever else creates it at the same time.
+        With status `ready` the run has no owner and the token cannot be used. Raises `RunExistsError` (with the run's
+        `status`) if the id is taken, also if another process creates it at the same time.
         """
 
     @abc.abstractmethod
     def claim(self, claim: Claim) -> Claimed:
         """Change the owner and insert the owner record, in one write; see `Claim` and `Claimed`.
 
-        A claim succeeds if the run is free, its lease has ended, the token is one that this store object holds for
-        a verb that has ended (`abandoned`, counted as no crash), or `takeover`. A claim over an ended lease adds 1
-        to the crash count, which counts from 0 again once a checkpoint was recorded since; if that reaches
-        `max_crashes` (None: never) the run becomes `blocked` instead, with the reason; so is every later claim without
-        `reopen`. Of two claims from one reading one wins, the other is `moved` or `locked`. Raises `RunNotFoundError`.
+        A claim succeeds if the run is free, if its lease has ended, if a verb of this store object that has ended still
+        holds the token (`abandoned`, counted as no crash), or with `takeover`. A claim over an ended lease adds 1 to
+        the crash count, which begins at 0 again once a checkpoint was recorded since. If the count reaches
+        `max_crashes` (None: never), the run becomes `blocked` instead, with the reason, and so is every later claim
+        without `reopen`. Of two claims from one reading one wins, the other is `moved` or `locked`. Raises
+        `RunNotFoundError`.
         """
 
     @abc.abstractmethod
@@ -399,42 +401,43 @@ class Store(abc.ABC):
         lease: float = 30.0,
         max_crashes: int | None = 5,
     ) -> list[tuple[Token, RunRow]]:
-        """Take up to `limit` runs of `flows` that a worker may go on with, oldest first, flows in turn.
+        """Claim up to `limit` runs of `flows` that a worker may go on with, oldest first, flows in turn.
 
-        These are: `ready` and their time has come, `waiting` and their time is over, with an open cancel and no
-        live owner, `running` with an ended lease, `interrupted` while a worker owned them. `skip` are run ids that
-        this worker refused. Each is claimed as by `claim`, with an owner record that the store makes.
+        These are runs that are `ready` and their time has come, that are `waiting` and their time is over, that have an
+        open cancel and no live owner, that are `running` with an ended lease, or that were `interrupted` while a worker
+        owned them. `skip` has the ids of runs that this worker refused. Each run is claimed as by `claim`, with an
+        owner record that the store makes.
         """
 
     @abc.abstractmethod
     def append(self, batch: Sequence[Append]) -> list[Verdict]:
-        """Write the appends of several runs in one commit; a verdict for each, in order.
+        """Write the appends of several runs in one commit; return a verdict for each, in order.
 
-        Durable on return. One append's fate does not touch another's. A `StoreError` means that none of the batch
-        was written.
+        They are durable on return. The verdict of one append does not affect another. A `StoreError` means that none of
+        the batch was written.
 
-        `keep_last` of a live run: by its owner, again after each `keep_last` visits of a node, in a twentieth of its time at
-        most. Older visits go as in `prune`, in the write of new records, so that a verb that has read what is gone begins
-        anew.
+        The owner of a live run applies `keep_last`, again after each `keep_last` visits of a node, and takes at most a
+        twentieth of its time for it. Older visits are deleted as in `prune`, in the write of new records, so that a
+        verb that has read deleted records begins anew.
 
-        An append with statements is a batch of its own (else ValueError) and has a transaction of its own, in which they
-        follow the fence and the records, in order; with any other verdict than `written` none is executed.
-        `StatementError`: one failed, or is none that may stand in a transaction, and nothing was written.
+        An append with statements is a batch of its own (else ValueError) and has a transaction of its own, in which the
+        statements follow the fence and the records, in order; with any verdict but `written` none is executed.
+        `StatementError`: a statement failed, or may not stand in a transaction, and nothing was written.
         """
 
     @abc.abstractmethod
     def renew(self, tokens: Sequence[Token]) -> list[Renewal]:
-        """Extend the leases of `tokens` by their length from now, in one write; an outcome for each, in order."""
+        """Extend the leases of `tokens` by their length from now, in one write; return an outcome for each, in order."""
 
     @abc.abstractmethod
     def release(self, token: Token, release: Release) -> Verdict:
-        """Give the run up without a record: `append` with no records."""
+        """Give the run up without a record, as `append` with no records does."""
 
     @abc.abstractmethod
     def abandon(self, token: Token) -> None:
         """Note that the verb which held `token` has ended without a release.
 
-        Never fails, also after `close()`, and touches no medium.
+        This never fails, not even after `close()`, and does not use the backend.
         """
 
     @abc.abstractmethod
@@ -449,56 +452,57 @@ class Store(abc.ABC):
         newest: bool = False,
         limit: int | None = None,
     ) -> Records:
-        """Records with `after` < sequence < `before` of these kinds and this node, superseded ones included.
+        """Read records with `after` < sequence < `before` of these kinds and this node, superseded ones included.
 
-        In order, or with `newest` from the newest back; at most `limit`. [] for an unknown run. TypeError for numbers that
-        are no int, ValueError for a `limit` below 1. By index: asking for
-        the newest record of a node costs the same in a long journal. Nothing is checked: `seals.check` does that.
+        They come in order, or with `newest` from the newest back; at most `limit`. [] for an unknown run. TypeError for
+        numbers that are no int, ValueError for a `limit` below 1. An index serves the query, so the newest record of a
+        node costs the same in a long journal. Nothing is checked: `seals.check` does that.
         """
 
     @abc.abstractmethod
     def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> RunSnapshot:
-        """Where the run stands, at a cost that does not depend on its history. Raises `RunNotFoundError`.
+        """Read the present state of a run, at a cost that does not depend on its history. Raises `RunNotFoundError`.
 
-        `with_nodes` asks for `nodes` and `start` too, at a cost that grows with the number of nodes but not with their visits.
-        `before`: only records below that sequence count for the point and the tail; `newest` stays that of the journal.
+        `with_nodes` asks for `nodes` and `start` too, at a cost that grows with the number of nodes but not of their
+        visits. `before`: only records below that sequence count for the point and the tail; `newest` stays that of the
+        journal.
         """
 
     @abc.abstractmethod
     def get_run(self, run_id: str) -> RunRow:
-        """The run's row. Raises `RunNotFoundError`."""
+        """Read the run's row. Raises `RunNotFoundError`."""
 
     @abc.abstractmethod
     def put_signal(
         self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
     ) -> Literal["taken", "kept", "duplicate"]:
-        """Keep a signal and raise the run's count, in one write; a run that waits for it becomes `ready` in it.
+        """Store a signal and raise the run's count in one write, which also makes a run that waits for it `ready`.
 
-        taken: a visit waits for it · kept: none does yet, and the run waits on · duplicate: that `signal_id` was seen
-        before, and nothing is kept. A wait whose time is over takes none. `to` names one wait; if the run does not wait
-        there: `SignalRefusedError`. A run that is finished or cancelled: `RunNotResumableError`. Raises
-        `RunNotFoundError`.
+        taken: a visit waits for the signal · kept: none does yet, and the run goes on waiting · duplicate: that
+        `signal_id` was sent before, and nothing is stored. A wait whose time is over takes no signal. `to` names one
+        wait; raises `SignalRefusedError` if the run does not wait there. Raises `RunNotResumableError` for a run that
+        is finished or cancelled, and `RunNotFoundError`.
         """
 
     @abc.abstractmethod
     def signals(self, run_id: str, *, after: int = 0) -> list[Signal]:
-        """Signals numbered above `after`, in order; [] for an unknown run. TypeError if `after` is no int."""
+        """Read the signals numbered above `after`, in order; [] for an unknown run. TypeError if `after` is no int."""
 
     @abc.abstractmethod
     def request_cancel(
         self, run_id: str, reason: str = "", sequence: int | None = None
     ) -> Literal["cancelled", "requested", "ended"]:
-        """Ask for the end of a run.
+        """Request the cancellation of a run.
 
-        `sequence` is up to where the caller saw that no rollback is open (None: some are). Without a live owner and
-        with no newer record the run is cancelled in the same write, with a finish record and a new epoch. Else the
-        flag is set, and every append and renewal tells it, until a release to an ended status closes it. A run that is
-        finished or cancelled is left as it is ("ended"). Raises `RunNotFoundError`.
+        `sequence` is the record up to which the caller saw that no rollback is open (None: some are). Without a live
+        owner and with no newer record the run is cancelled in the same write, with a finish record and a new epoch.
+        Else the cancel is open, and every append and renewal reports it, until a release to an ended status closes it.
+        A run that is finished or cancelled is left as it is ("ended"). Raises `RunNotFoundError`.
         """
 
     @abc.abstractmethod
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """The reasons of open cancels among `run_ids`, by run; the others are left out. Cheap: asked every second."""
+        """Return the reasons of open cancels by run id; runs without one are left out. Must be cheap: it runs every second."""
 
     # -- views: by run and node, and bytes -----------------------------------------------------------
 
@@ -507,39 +511,41 @@ class Store(abc.ABC):
         """Record a new visit of a node from outside a run; atomic and durable on return.
 
         The record takes the next number and the next epoch in one write, so that a frozen owner is fenced off. An
-        unknown run is made, with status `interrupted`, as is one that had ended. `load` gives the same bytes,
-        whatever they are. Raises `RunLockedError` while a lease is live, from inside a node of the run as well.
+        unknown run is created with status `interrupted`; a run that had ended gets that status too. `load` gives the
+        same bytes, whatever they are. Raises `RunLockedError` while a lease is live, also from inside a node of the
+        run.
         """
 
     @abc.abstractmethod
     def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
-        """The envelope of a node's newest visit that is not superseded, or of `visit`, superseded or not.
+        """Return the envelope of a node's newest visit that is not superseded, or of `visit`, superseded or not.
 
-        Raises `CheckpointNotFoundError`, which names the store's place; TypeError if `visit` is no int.
+        Raises `CheckpointNotFoundError`, which has the store's `place`, and TypeError if `visit` is no int.
         """
 
     @abc.abstractmethod
     def list(self, run_id: str) -> list[CheckpointInfo]:
-        """The newest live visit of each node, ordered by sequence; [] for an unknown run."""
+        """List the newest live visit of each node, ordered by sequence; [] for an unknown run."""
 
     @abc.abstractmethod
     def history(self, run_id: str) -> builtins.list[CheckpointInfo]:
-        """Every visit, ordered by sequence, superseded ones marked; [] for an unknown run."""
+        """List every visit, ordered by sequence, superseded ones marked; [] for an unknown run."""
 
     @abc.abstractmethod
     def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
-        """Delete all visits of a node, with an owner record (and a new epoch) that says so; absent: no error.
+        """Delete all visits of a node, with an owner record (and a new epoch) that says so; no error if there are none.
 
-        Its failure records go too. Visits go on counting: the next one has a number that was never used. A run that had
-        finished with it is interrupted: a resume runs that node again. Raises
+        The node's failure records are deleted too. Visits are counted on: the next one has a number that was never
+        used. A run that had finished with the node is interrupted then: a resume runs that node again. Raises
         `RunLockedError` while a lease is live, unless `force`.
         """
 
     @abc.abstractmethod
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
-        """Delete everything of a run; absent: no error. `RunLockedError` while a lease is live, unless `force`.
+        """Delete a run with all that belongs to it; no error if there is none.
 
-        `force` deletes a run that can't be read as well. Without it that is a `StoreError`: nobody can tell who owns it.
+        Raises `RunLockedError` while a lease is live, unless `force`. `force` also deletes a run that can't be read.
+        Without `force` such a run raises `StoreError`, because its owner is unknown.
         """
 
     @abc.abstractmethod
@@ -554,14 +560,14 @@ class Store(abc.ABC):
         limit: int = 100,
         after: str | None = None,
     ) -> builtins.list[RunInfo]:
-        """A page of runs by creation, newest first; `after` is the run id of the last one seen.
+        """Return a page of runs by creation, newest first; `after` is the id of the last run on the page before.
 
-        That run may have been deleted since, if this store object gave the page that it ended. Of another one that is not
-        there nobody knows what comes after it: `RunNotFoundError`.
-        `status` is one or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1, TypeError for
-        a value of another type, `OptionError` for a time without a zone.
-        A run whose row is damaged hides no other: it comes with a `reason` that says so. No state is read, and nothing
-        stays locked or open on return.
+        That run may have been deleted since, if this store object gave the page that it ended. Any other missing run
+        raises `RunNotFoundError`, because the run that follows it is unknown.
+        `status` is one status or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1,
+        TypeError for a value of another type, `OptionError` for a time without a zone.
+        A run with a damaged row hides no other run: it is listed with a `reason` that says so. No state is read, and
+        nothing stays locked or open on return.
         """
 
     # -- keeping and forgetting ------------------------------------------------------------------------
@@ -575,66 +581,68 @@ class Store(abc.ABC):
         statuses: str | Iterable[str] = ("finished", "cancelled"),
         dry_run: bool = False,
     ) -> Pruned:
-        """Forget runs, and visits of runs, that nobody needs any more. Nothing is forgotten unasked.
+        """Delete runs, and visits of runs, that nobody needs any more. Nothing is deleted that the arguments do not
+        name.
 
-        Only runs with one of `statuses` (`dead` included), and never one with a live owner. A run that can't be read has the
-        status `blocked`, as `list_runs` shows it, or the one that is left of it, and is only ever deleted as a whole.
-        `older_than`: a run whose last activity is that long ago, in seconds or a timedelta, is deleted with all that belongs
-        to it. `keep_last`: of every other run each node keeps that many visits, the newest, superseded ones only where there
-        are too few others; the records of a visit go with it. The start, the end, changes of owner and replies stay, as does
-        the newest record of a node, which tells how visits go on counting, and what a visit that stays can't be resumed
-        without: its fork with all of its branches, the state around its sub-graph. The row counts what has gone
-        (`verify` knows), and takes a new epoch, so that a verb that has read what is gone begins anew; the time of the
-        last activity stays.
+        Only runs with one of `statuses` (`dead` included) are pruned, and never one with a live owner. A run that can't
+        be read has the status `blocked`, as `list_runs` shows it, or its last readable one, and is only deleted as a
+        whole. `older_than`: a run whose last activity is that long ago, in seconds or a timedelta, is deleted with all
+        that belongs to it. `keep_last`: in every other run each node keeps that many visits, the newest ones, and
+        superseded ones only if there are too few others; the records of a visit are deleted with it. The start, the
+        end, changes of owner and replies stay. So does the newest record of a node, by which visits are counted on, and
+        all that the resume of a visit that stays needs: its fork with all branches, the state around its sub-graph. The
+        row counts the deleted records (`verify` needs that), and takes a new epoch, so that a verb that has read
+        deleted records begins anew; the time of the last activity stays.
 
-        Each run goes in a write of its own, all or nothing, so that others get their turn in between. With `dry_run`
+        Each run has a write of its own, all or nothing, so that other writers get their turn in between. With `dry_run`
         nothing is changed. `OptionError` without `older_than` and `keep_last`, and for values that make no sense.
         """
 
     @abc.abstractmethod
     def tidy(self, run_id: str | None = None) -> None:
-        """Forget what `retention` says, among runs that finished or were cancelled.
+        """Apply `retention` to runs that finished or were cancelled.
 
         With a run id, at the end of that run: thin it and, at most once a minute, delete a bounded number of old runs.
-        Without, in a worker: delete and thin all. Never raises: what fails is logged as a warning. Costs nothing
-        without `retention`.
+        Without one, in a worker: delete and thin all. This never raises: a failure is logged as a warning. It costs
+        nothing without `retention`.
         """
 
     @abc.abstractmethod
     def stats(self) -> Stats:
-        """How much the store has, as of one moment; the cost grows with the store."""
+        """Measure the store, as of one moment; the cost grows with the store."""
 
     @abc.abstractmethod
     def export(self, run_id: str) -> bytes:
-        """One JSON object a line: the run, its records in order as envelopes, its signals. `RunNotFoundError`.
+        """Write a run as JSON, one object a line: the run, its records in order as envelopes, its signals.
 
-        What is no JSON, or would not come back as the same bytes (what was saved from outside, a signal's payload),
-        stands in `data` as base64. The run's line has all of its row but the nonce.
+        Bytes that are no JSON, or would not come back the same (saves from outside, a signal's payload), are in `data`
+        as base64. The run's line has all of its row but the nonce. Raises `RunNotFoundError`.
         """
 
     @abc.abstractmethod
     def import_run(self, data: bytes, *, run_id: str | None = None) -> str:
-        """Keep the run that `export` gave, from a store of any kind, in one write; its run id, or the one given instead.
+        """Store the run that `export` gave, from a store of any kind, in one write; return its id, or `run_id` if
+        given.
 
         Everything is checked first: `CheckpointCorruptError` (`CheckpointIntegrityError` for a digest or seal that does
-        not fit, `CheckpointVersionError` for a newer form) names the line, and nothing is kept. Records are sealed
-        anew; a seal that was made with a key which is not this store's can't be proven, nor can the row and signals:
-        import what you trust. Nobody owns the copy: one that was running is `interrupted`, and the epoch is a new one.
-        All else comes back equal, times and what the run waits for included. `RunExistsError` if the id is taken.
+        not fit, `CheckpointVersionError` for a newer form) names the line, and nothing is stored. Records are sealed
+        anew. A seal of a key that this store does not have can't be proven, nor can the row and the signals, so import
+        only files that you trust. Nobody owns the copy: a running run becomes `interrupted`, and the epoch is a new
+        one. All else comes back equal, times and waits included. Raises `RunExistsError` if the id is taken.
         """
 
     @abc.abstractmethod
     def verify(self, run_id: str) -> VerifyReport:
-        """Check every digest, seal, number and gap of a run, changing nothing. `RunNotFoundError`.
+        """Check every digest, seal, number and gap of a run without a change. Raises `RunNotFoundError`.
 
-        Each state must be compact JSON, which is all that an export holds. Saves from outside are checked against what
-        was saved, whatever that was. As many numbers may be missing as the row counts as pruned and the records of deletions
-        tell of.
+        Each state must be compact JSON, because an export can hold nothing else. Saves from outside are checked against
+        the saved bytes, whatever these are. As many numbers may be missing as the row counts as pruned and the records
+        of deletions report.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Wait for writes that have begun, then release everything. Again: no error."""
+        """Wait for writes that have begun, then release all resources; a second call is no error."""
 
     # -- context managers ------------------------------------------------------------------------------
 

@@ -53,13 +53,16 @@ class CheckpointData:
             raise ValueError(f"saved_at must be a datetime with a zone, not {moment!r}")
         object.__setattr__(self, "step_results", tuple(results))
         try:
-            # In the hour that a zone has twice, a time equals no time in another zone, not even itself after a round trip.
+            # In the hour that a zone has twice, a time equals no time of another zone, not even itself when read back.
             object.__setattr__(self, "saved_at", moment.astimezone(UTC))
         except OverflowError as exc:
             raise ValueError(f"saved_at is outside the years 1 to 9999 in UTC: {moment!r}") from exc
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values, `saved_at` as text in UTC (`2025-12-20T15:30:00Z`); results are shared."""
+        """Return the fields as plain JSON values; the results are shared.
+
+        `saved_at` is text in UTC, such as `2025-12-20T15:30:00Z`.
+        """
         return {
             "checkpoint_id": self.checkpoint_id,
             "workflow_name": self.workflow_name,

@@ -1,7 +1,7 @@
-"""What a store tells of what it has: runs and checkpoints, how much that is, and what it may forget, or has forgotten.
+"""Values about the content of a store: its runs and checkpoints, their size, the retention policy, what a prune
+deleted.
 
-This module is imported where one of these is made or looked at, not before: most runs wait for nothing, and nobody asks
-about them.
+This module is imported only where one of these values is made or read, because most runs need none of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CheckpointInfo", "Pruned", "Retention", "RunFailure", "RunInfo", "St
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One thing that a run waits for. `signal` is None for a timer, `wake_at` None without an end."""
+    """One thing that a run waits for. `signal` is None for a timer; `wake_at` is None if the wait has no end."""
 
     wait_id: str
     signal: str | None
@@ -29,7 +29,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """One checkpoint without its state. `size` is that of the uncompressed state in bytes."""
+    """One checkpoint without its state. `size` is the size of the uncompressed state in bytes."""
 
     run_id: str
     node_id: str
@@ -43,9 +43,9 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunFailure:
-    """What a run failed with, as its record tells: the error's type, message and traceback, and the node or step.
+    """The error that a run failed with, from its record: the error's type, message and traceback, and the node or step.
 
-    `node_id` is "" where the code of a workflow failed between its steps. The traceback begins with the user's own code.
+    `node_id` is "" if the code of a workflow failed between its steps. The traceback begins with the user's own code.
     """
 
     error_type: str
@@ -56,24 +56,25 @@ class RunFailure:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a store knows of a run. `status` is `dead` for a running one whose lease has ended."""
+    """A run as its store knows it. `status` is `dead` for a running one whose lease has ended."""
 
     run_id: str
     flow: str
     status: str
     reason: str
-    """Why the run does not move, in one sentence; "" where there is nothing to tell."""
+    """The reason why the run does not move, in one sentence; "" if there is none."""
     degraded: bool
     missed: tuple[str, ...]
     created_at: datetime
     updated_at: datetime
     sequence: int
-    """Of the newest record."""
+    """The number of the newest record."""
     next_node: str | None
-    """Where the newest checkpoint leads, as a whole id: what it is inside of, where it is the last in that. Where a
-    fork is open that is its join, or where one of the branches goes on; what a run waits for is in `waiting_for`."""
+    """The whole id of the node that the newest checkpoint leads to. After the last node inside something, this is the
+    id of what is around it. While a fork is open, this is its join or the next node of one of its branches.
+    `waiting_for` has what a run waits for."""
     size: int
-    """Of the newest checkpoint's state, in bytes."""
+    """The size of the newest checkpoint's state, in bytes."""
     owner: str
     lease_until: datetime | None
     wake_at: datetime | None
@@ -81,12 +82,12 @@ class RunInfo:
     crash_count: int
     tags: Mapping[str, str]
     error: RunFailure | None = None
-    """What a failed run failed with. A listing does not read it: there `reason` names the node and the error's first line."""
+    """The error of a failed run. A listing does not read it: there `reason` has the node and the error's first line."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` found. `ok` is whether `problems`, one sentence each, is empty."""
+    """The result of `verify`. `problems` has one sentence for each problem; `ok` is True if there is none."""
 
     ok: bool
     problems: tuple[str, ...] = field(default=())
@@ -94,10 +95,10 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a store may forget by itself. Nothing, unless a field is set.
+    """The policy by which a store deletes old data on its own. It deletes nothing unless a field is set.
 
-    `older_than` (seconds or a timedelta) is the time since the last activity after which a run that finished or was
-    cancelled is deleted; `keep_last` is how many visits of each node are kept, also of a run while its owner executes it.
+    `older_than` (seconds or a timedelta) is the time since the last activity after which a finished or cancelled run is
+    deleted. `keep_last` is the number of visits that are kept of each node, also of a run while its owner executes it.
     """
 
     older_than: float | timedelta | None = None
@@ -113,7 +114,11 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was forgotten, or with `dry_run` would have been: run ids, and how many records `thinned` runs lost."""
+    """The result of `prune`: the ids of deleted and of thinned runs, and the number of `records` that thinned runs
+    lost.
+
+    With `dry_run` it is what would have been deleted.
+    """
 
     deleted: tuple[str, ...] = ()
     thinned: tuple[str, ...] = ()
@@ -122,10 +127,10 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How much a store has: runs by the status that they are shown with, records, and their bytes as they are kept."""
+    """The size of a store: runs by the status that is shown for them, records, and the records' bytes as stored."""
 
     runs: Mapping[str, int]
     records: int
     size: int
     oldest: datetime | None
-    """When the run that was changed least recently was changed; None without runs."""
+    """The earliest time of a last change among all runs; None if there are no runs."""

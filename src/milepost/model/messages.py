@@ -27,7 +27,7 @@ __all__ = ["sentence", "status_of"]
 
 
 def sentence(event: Event) -> str:
-    """What an event tells, in one line."""
+    """Describe an event in one line."""
     match event:
         case RunStarted():
             how = "starts"
@@ -63,7 +63,7 @@ def sentence(event: Event) -> str:
         case RunWaiting():
             what = "a time" if event.wait.signal is None else f"signal {event.wait.signal!r}"
             until = "" if event.wait.wake_at is None else f" until {event.wait.wake_at.isoformat()}"
-            # Why it was refused quotes what was sent, which is for the store and not for a log.
+            # The reason of a refusal quotes the payload, which belongs in the store and not in a log.
             refused = "; the newest answer was refused" if event.reason else ""
             told = f"waits at {event.wait.wait_id!r} for {what}{until}{refused}"
         case RollbackCompleted():
@@ -80,7 +80,7 @@ def sentence(event: Event) -> str:
 
 
 def status_of(event: RunCompleted | WorkflowCompleted) -> str:
-    """The status of the run with which a verb has ended."""
+    """Return the status of the run at the end of a verb."""
     if isinstance(event, RunCompleted):
         return event.status
     if event.result is not None:

@@ -1,7 +1,7 @@
-"""Of which run a forked one is a copy, and up to where: what its start record says.
+"""The origin of a forked run, from its start record: the run that it is a copy of, and the last record that was copied.
 
-The visits that were copied keep what they drew in the run that they were made in: random numbers, UUIDs and keys. Those
-after them are the fork's own.
+Copied visits keep the random numbers, UUIDs and keys that they drew in the run that made them. Later visits draw the
+fork's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 __all__ = ["FORKED_FROM", "Origin", "origins_of", "source_of"]
 
 FORKED_FROM = "milepost.forked_from"
-"""The tag of a fork: `<run id>#<sequence>` of what it was made from."""
+"""The tag of a fork: `<run id>#<sequence>` of its origin."""
 
 
 class Origin(NamedTuple):
@@ -23,7 +23,7 @@ class Origin(NamedTuple):
 
 
 def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
-    """The runs that a run was forked from, by the fields of its start record: the nearest first, () for no fork."""
+    """List the runs that a run was forked from, by its start record's fields: the nearest first, () for no fork."""
     found = []
     told = begun.get("origin")
     while isinstance(told, Mapping):
@@ -33,7 +33,7 @@ def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
 
 
 def source_of(origins: tuple[Origin, ...], sequence: int) -> str | None:
-    """The run in which a record of that number was made, before it was copied; None: in the run that has it."""
+    """Return the id of the run that made the record numbered `sequence`; None: the run that has it made it itself."""
     source = None
     for origin in origins:
         if sequence <= origin.sequence:

@@ -1,8 +1,8 @@
-"""Who this process is, so that the end of an owner on this host is noticed at once.
+"""The identity of this process, by which others on this host notice at once that an owner has ended.
 
-A process is named by the boot it runs under, its pid namespace, its pid and its start time: together they are
-never used twice, while a pid alone is. Where the system does not tell these (outside Linux) nothing is known of
-other processes, and only the end of a lease frees a run.
+The name of a process has its boot, its pid namespace, its pid and its start time: together they are never used
+twice, while a pid alone is. Where the system does not give them (outside Linux), nothing is known of other
+processes, and only the end of a lease frees a run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["Process", "describe_owner", "is_gone", "this_process"]
 
 
 class Process:
-    """One process. `name` goes into run rows; `key` is new in every process, forked children included.
+    """One process. `name` is written to run rows; `key` is new in every process, forked children included.
 
-    `host` is the boot and pid namespace that it lives in, or "" where the system does not tell. It never leaves
-    them: to enter another namespace is for its children.
+    `host` is the boot and pid namespace of the process, or "" where the system does not give them. It never changes:
+    only children of the process can enter another namespace.
     """
 
     __slots__ = ("host", "key", "name", "pid")
@@ -33,26 +33,26 @@ class Process:
 
 
 def this_process() -> Process:
-    """The process that calls; another object in a forked child."""
+    """Return the calling process; a forked child gets another object."""
     return _current
 
 
 def is_gone(name: str) -> bool:
-    """Whether the process called `name` was on this host and has ended. False when that cannot be told."""
+    """Return whether the process called `name` was on this host and has ended; False if that is unknown."""
     host, _, rest = name.rpartition(":")[0].rpartition(":")
     started = name.rpartition(":")[2]
     if not rest.isdecimal() or not started or not host or host != _current.host:
         return False
     try:
         found = _start_time(int(rest))
-    except OSError:  # no descriptor is left, say: that tells nothing of the process
+    except OSError:  # such as no free descriptor, which says nothing about the process
         return False
-    # Where /proc hides the processes of other users, one that is not found there may live all the same.
+    # Where /proc hides the processes of other users, a process that is missing there may still be alive.
     return found != started and (found != "" or not _is_hidden(int(rest)))
 
 
 def describe_owner(name: str) -> str:
-    """The process called `name`, for people: by its pid where that means something on this machine."""
+    """Describe the process called `name` for people: by its pid if it runs on this machine."""
     host, _, rest = name.rpartition(":")[0].rpartition(":")
     if not host or not rest.isdecimal():
         return f"owner {name!r}"
@@ -65,7 +65,7 @@ def describe_owner(name: str) -> str:
 
 
 def _host() -> str:
-    """See `Process.host`."""
+    """Return the value of `Process.host`."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
@@ -74,18 +74,18 @@ def _host() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """When `pid` started, in clock ticks since boot; "" if there is no such process, or only its remains."""
+    """Return the start time of `pid` in clock ticks since boot; "" if there is no such process, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError):
         return ""
-    # The command name, in parentheses, may itself hold spaces and parentheses. Field 22 counts from its end.
+    # The command name is in parentheses and may itself have spaces and parentheses. Field 22 is counted from its end.
     fields = stat.rpartition(b")")[2].split()
     return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 def _own_start_time(pid: int) -> str:
-    """`_start_time` of the process that asks; "" where the system does not tell."""
+    """Return `_start_time` of this process; "" where the system does not give it."""
     try:
         return _start_time(pid)
     except OSError:
@@ -93,14 +93,14 @@ def _own_start_time(pid: int) -> str:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is a process `pid` of another user, which this one may not look at."""
+    """Return whether there is a process `pid` of another user, which this one may not inspect."""
     try:
         os.kill(pid, 0)
     except PermissionError:
         return True
     except (OSError, OverflowError):
         return False
-    # It is ours, so what /proc told of it is all there is: its remains.
+    # It is of the same user, so /proc has said all there is to know: the process is a zombie.
     return False
 
 

@@ -1,10 +1,10 @@
 """One entry of a journal, as the core makes it and as stores keep it.
 
 An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`. A `Record` holds it in two
-parts: the header as JSON text, and the state as the bytes that were encoded. Stores that can keep bytes keep
-the two apart; `envelope()` puts them together again, the same text each time.
+parts: the header as JSON text, and the encoded state as bytes. Stores that can keep bytes keep the two apart;
+`envelope()` puts them together again, and gives the same text each time.
 
-A record from outside (`Store.save`) has no header of ours: its bytes are kept and given back as they came.
+A record from outside (`Store.save`) has no header of ours: a store keeps its bytes and gives them back unchanged.
 
 Nothing here reads a clock, a file or a network.
 """
@@ -92,9 +92,9 @@ DIFFERENCE = "difference"
 NEVER_COMPRESSED = 1024
 ALWAYS_COMPRESSED = 1024 * 1024
 DECOMPRESSED_LIMIT = 1024 * 1024 * 1024
-"""Bytes of the largest state that is unpacked, and therefore that is written."""
+"""Size in bytes of the largest state that is unpacked, and therefore of the largest that is written."""
 _ANY_RATIO = 16 * 1024 * 1024
-"""Bytes that are unpacked however few they were packed into. More must be at most `_MOST_RATIO` times as many."""
+"""Unpacked size in bytes up to which any ratio is accepted. Beyond it the ratio must be at most `_MOST_RATIO`."""
 _MOST_RATIO = 1000
 _PIECE = 1024 * 1024
 
@@ -103,21 +103,22 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Record(NamedTuple):
-    """A journal entry. Immutable; the bytes in it are never shared with a caller who could change them.
+    """A journal entry. It is immutable, and never shares its bytes with a caller who could change them.
 
     `header` is the JSON text of the header without its closing brace, sealed once a store has written it, or
     None for a record from outside. `payload` is the encoded state (None: the record has none), packed as
     `packing` says:
 
-    * "": as encoded; of a record without a header, whatever was saved
-    * "zstd": one frame of it
-    * "unpacked": as encoded, of a record whose header says that it is compressed; how the core hands it over
-    * "difference": what changed against an earlier record of the run, as `stores.differences` says; never given to readers
-      but where that record is lost
+    * "": the encoded state; in a record without a header, the bytes that were saved
+    * "zstd": the encoded state as one zstd frame
+    * "unpacked": the encoded state, although the header says that it is compressed; the core hands it to stores like this
+    * "difference": the change against an earlier record of the run, see `stores.base.deltas`; readers get it only if
+      that record is lost
     * "verbatim": not a state but the bytes that were saved from outside, in a store that has a key: there such a
       record has a header, which seals it
-    * "aesgcm": header and payload of the record, encrypted; the header is what of its fields stays readable
-    * "unencrypted": never kept; how a store with an encryption key gives a record that should be encrypted and is not
+    * "aesgcm": header and payload of the record, encrypted; `header` has the fields that stay readable
+    * "unencrypted": never stored; a store with an encryption key gives a record like this that should be encrypted and
+      is not
 
     `size` is the number of bytes of the unpacked payload.
     """
@@ -133,15 +134,15 @@ class Record(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the record was saved from outside a run."""
+        """True if the record was saved from outside a run."""
         return self.header is None or self.packing == VERBATIM
 
     def fields(self) -> dict[str, Any]:
-        """The header's fields, none for a record from outside; `CheckpointCorruptError` if it is no JSON object."""
+        """Return the header's fields, {} for a record from outside; `CheckpointCorruptError` if it is no JSON object."""
         return {} if self.is_foreign else self.header_fields()
 
     def header_fields(self) -> dict[str, Any]:
-        """What stands in the header, also in one that only seals a record from outside; raises as `fields` does."""
+        """Return the header's fields, also if it only seals a record from outside; raise as `fields` does."""
         if self.header is None:
             return {}
         try:
@@ -155,7 +156,10 @@ class Record(NamedTuple):
             ) from exc
 
     def state(self) -> bytes | None:
-        """The payload unpacked, or None; `CheckpointCorruptError` if it cannot be unpacked."""
+        """Return the unpacked payload, or None. Raise `CheckpointCorruptError` if it cannot be unpacked.
+
+        A record that is encrypted, or should be, raises `CheckpointIntegrityError`.
+        """
         if self.packing in {ENCRYPTED, UNENCRYPTED}:
             raise CheckpointIntegrityError(
                 f"record {self.sequence} at node {self.node_id!r} "
@@ -176,9 +180,9 @@ class Record(NamedTuple):
         return decompress(self.payload, self.size, where=f"record {self.sequence} at node {self.node_id!r}")
 
     def envelope(self) -> bytes:
-        """The whole record as one JSON object, or for a record from outside its own bytes.
+        """Return the whole record as one JSON object, or the saved bytes of a record from outside.
 
-        `CheckpointCorruptError` if header or payload cannot be read.
+        Raises `CheckpointCorruptError` if header or payload cannot be read.
         """
         if self.header is None or self.packing in {VERBATIM, UNENCRYPTED}:
             return self.state() or b""
@@ -195,15 +199,15 @@ class Record(NamedTuple):
 
     @property
     def says_compressed(self) -> bool:
-        """Whether the header says that the state is compressed in the envelope; raises as `fields` does."""
-        # `compressed` is written by us with exactly this text, and a quote inside a JSON string is escaped; a nested
-        # object (tags) could hold it, so the answer is asked of the parsed header.
+        """True if the header says that the state is compressed in the envelope; raises as `fields` does."""
+        # The library writes `compressed` with exactly this text, and a quote inside a JSON string is escaped. A nested
+        # object (tags) may have the text too, so the parsed header decides.
         return b'"compressed":true' in (self.header or b"") and self.fields().get("compressed") is True
 
 
 new_record: Callable[[tuple[int, str, str, int, int, bytes | None, bytes | None, str]], Record]
 new_record = functools.partial(tuple.__new__, Record)
-"""A `Record` of all its fields, which its own constructor takes three times as long for."""
+"""A function that makes a `Record` of a tuple of all its fields, three times as fast as the constructor."""
 
 
 def make_record(
@@ -220,10 +224,10 @@ def make_record(
 ) -> Record:
     """Make a record of `state` (encoded JSON) with the header `fields` that its kind has.
 
-    Whether the state is compressed follows from its size: never below 1 KB, always above 1 MB, in between if
-    `compressing`. `digest` may be given where it is known already. Keys of `fields` whose value is None are
-    left out, but for `next_node`, where null means "not decided". `StateTooLargeError` for a
-    state of more than 1 GiB. On the path of every node, so it is kept fast.
+    The size of the state decides about compression: never below 1 KB, always above 1 MB, in between if `compressing`.
+    Give `digest` if it is known already. Keys of `fields` whose value is None are left out, except `next_node`, where
+    null means "not decided". Raises `StateTooLargeError` for a state of more than 1 GiB. Every node calls this, so it
+    is kept fast.
     """
     header: dict[str, Any] = {
         "version": CHECKPOINT_VERSION,
@@ -254,7 +258,7 @@ def make_record(
 
 
 class _CheckpointHeader(msgspec.Struct):
-    """The header of a checkpoint in the order in which it is written; what is UNSET is left out."""
+    """The header of a checkpoint, its fields in the order of the JSON; UNSET fields are left out."""
 
     version: int
     run_id: str
@@ -282,7 +286,7 @@ class _CheckpointHeader(msgspec.Struct):
 
 
 def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
-    """A state as it is written: payload, packing, and what the header says of it (encoding, compressed)."""
+    """Return a state as it is written: payload, packing, and the values for the header's `encoding` and `compressed`."""
     if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
         if size > DECOMPRESSED_LIMIT:
             raise StateTooLargeError(
@@ -298,15 +302,15 @@ def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str
 
 
 def _is_too_dense(state: bytes) -> bool:
-    """Whether a state is packed into so few bytes that `decompress` would refuse it."""
-    # A part is packed into no more bytes than the whole, or hardly: most states are told by their beginning.
+    """Return whether a state would be packed into so few bytes that `decompress` refuses it."""
+    # A part packs into hardly more bytes than the whole, so the beginning is enough to decide about most states.
     if len(state) <= unpacked_limit(len(compress(state[:_PIECE])) // 2):
         return False
     return len(state) > unpacked_limit(len(compress(state)))
 
 
 def unpacked_limit(packed_size: int) -> int:
-    """How many bytes may come out of so many packed ones."""
+    """Return the largest number of bytes that `packed_size` packed bytes may unpack to."""
     return min(DECOMPRESSED_LIMIT, max(_ANY_RATIO, _MOST_RATIO * packed_size))
 
 
@@ -333,10 +337,10 @@ def make_checkpoint(
     digest: str | None = None,
     renamed: int | None = None,
 ) -> Record:
-    """`make_record` for the one kind that is written after every node, and therefore the fast one.
+    """Make a checkpoint as `make_record` would, but faster, because every node writes one.
 
-    `fork` are the branches that follow; `branch` and `trunk` say of a node inside something else where that is. `digest` may
-    be given where it is known already, `renamed` is the number of the owner record that tells of other names.
+    `fork` lists the branches that follow. `branch` and `trunk` give the place of a node inside something else. Give
+    `digest` if it is known already. `renamed` is the number of the owner record with the new names of nodes.
     """
     size = len(state)
     payload, packing, encoding, compressed = _packed(state, size, compressing)
@@ -369,7 +373,7 @@ def make_checkpoint(
 
 
 class _StepHeader(msgspec.Struct):
-    """The header of a step's completion in the order in which it is written; what is UNSET is left out."""
+    """The header of a step's completion, its fields in the order of the JSON; UNSET fields are left out."""
 
     version: int
     run_id: str
@@ -403,7 +407,7 @@ def make_step(
     epoch: int,
     compressing: bool = False,
 ) -> Record:
-    """`make_record` for a step's completion, whose `fields` are always the same ones, and therefore the fast one."""
+    """Make a step's completion as `make_record` would, but faster, because its `fields` are always the same ones."""
     size = len(state)
     payload, packing, encoding, compressed = _packed(state, size, compressing)
     header = _StepHeader(
@@ -431,7 +435,7 @@ def make_step(
 
 
 class StepHead(msgspec.Struct, gc=False):
-    """What a replay asks of the header of a step's completion, read in a quarter of the time that all of it takes."""
+    """The header fields of a step's completion that a replay needs, read four times as fast as the whole header."""
 
     run_id: str
     node_id: str
@@ -453,7 +457,7 @@ _decode_step = msgspec.json.Decoder(StepHead).decode
 
 
 def step_head(header: bytes) -> StepHead | None:
-    """The head of a step's completion; None for any other header, and for one that this release does not write."""
+    """Read the head of a step's completion; None for any other header, and for one that this release does not write."""
     try:
         return _decode_step(header + b"}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -461,19 +465,19 @@ def step_head(header: bytes) -> StepHead | None:
 
 
 def packed(record: Record) -> Record:
-    """The record with its payload compressed if its header says so."""
+    """Return the record, with its payload compressed if its header says so."""
     if record.packing != UNPACKED or record.payload is None:
         return record
     return record._replace(payload=compress(record.payload), packing=ZSTD)
 
 
 def digest_of(state: bytes) -> str:
-    """The digest of an encoded, uncompressed state."""
+    """Return the digest of an encoded, uncompressed state."""
     return "sha256:" + hashlib.sha256(state).hexdigest()
 
 
 def compress(data: bytes) -> bytes:
-    """One zstd frame at level 3, with a checksum and the size of its content."""
+    """Compress data to one zstd frame at level 3, with a checksum and the size of its content."""
     zstd = _zstd()
     parameter = zstd.CompressionParameter
     options = {parameter.compression_level: 3, parameter.checksum_flag: 1, parameter.content_size_flag: 1}
@@ -483,7 +487,7 @@ def compress(data: bytes) -> bytes:
 
 @functools.cache
 def _zstd() -> Any:
-    """The zstd module: imported when a state is compressed for the first time, which most programs never do."""
+    """Return the zstd module. It is imported at the first compression, because most programs compress no state."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -495,10 +499,10 @@ def _zstd() -> Any:
 
 
 def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
-    """Undo `compress`, giving exactly `size` bytes (None: as many as there are); all else is `CheckpointCorruptError`.
+    """Undo `compress`, and return exactly `size` bytes (None: all there are). Raise `CheckpointCorruptError` otherwise.
 
-    More than 1 GiB, or beyond 16 MB more than a thousand times the bytes of `data`, is refused: what is small must not
-    fill the memory. Not a byte beyond is unpacked, whatever the frame says of itself.
+    More than 1 GiB is refused, and so is more than 16 MB if it is over a thousand times the bytes of `data`: a few
+    bytes must not fill the memory. No byte beyond the limit is unpacked, whatever size the frame states.
     """
     limit = unpacked_limit(len(data))
     zstd = _zstd()
@@ -520,7 +524,7 @@ def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
 
 
 def _count_unpacked(unpacker: Any, data: bytes, limit: int) -> int:
-    """How many bytes `data` unpacks to, counted piece by piece; some number above `limit` where there are more."""
+    """Count the bytes that `data` unpacks to, piece by piece; return some number above `limit` if there are more."""
     size, given = 0, data
     while size <= limit and not unpacker.eof:
         piece = unpacker.decompress(given, max_length=_PIECE)
@@ -531,7 +535,7 @@ def _count_unpacked(unpacker: Any, data: bytes, limit: int) -> int:
 
 
 def format_time(seconds: float) -> str:
-    """A POSIX time as records write it: UTC, six digits, `2025-12-20T15:30:00.000000Z`."""
+    """Format a POSIX time as in records: UTC, six digits after the seconds, `2025-12-20T15:30:00.000000Z`."""
     global _second
     whole = floor(seconds)
     micros = round((seconds - whole) * 1_000_000)
@@ -545,17 +549,17 @@ def format_time(seconds: float) -> str:
 
 
 def as_posix(moment: datetime) -> float:
-    """A moment in POSIX seconds; of those too late for the seconds of a float to be told as a date, the last one."""
+    """Return a moment in POSIX seconds, at most `_LATEST`: later seconds, as a float, may have no date."""
     return min(moment.timestamp(), _LATEST)
 
 
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 _second = (0, "1970-01-01T00:00:00")
-"""The second that was written last, and its text: most records of a run are made in the same one."""
+"""The last formatted second and its text, kept because a run often makes many records within one second."""
 
 
 def parse_time(text: str) -> datetime:
-    """An aware UTC datetime from the text of a record; ValueError if it is none or has no zone.
+    """Read an aware UTC datetime from the text of a record; ValueError if it is no time or has no zone.
 
     Digits beyond microseconds are cut off.
     """

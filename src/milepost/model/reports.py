@@ -1,4 +1,4 @@
-"""What verbs tell of a run: where a resume goes on, and how a run of a graph ended."""
+"""Reports about a run: the point and reason of a resume, and the result of a run of a graph."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ StateT = TypeVar("StateT")
 
 @singledispatch
 def plain(value: Any) -> Any:
-    """`value` as JSON has it, for people and programs to read; it can't be read back.
+    """Turn `value` into plain JSON values for people and programs to read; it can't be read back.
 
-    A value that has no form in JSON is the text that Python prints for it. What tells itself by a `to_dict` of its own is
-    registered here by its module.
+    A value that has no form in JSON becomes the text that Python prints for it. A module registers its classes here if
+    they have a `to_dict` of their own.
     """
     try:
         return _plain(value)
@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_fields(value: Any) -> dict[str, Any]:
-    """The public fields of a dataclass, each made plain."""
+    """Return the public fields of a dataclass as plain values."""
     return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
 
 
@@ -85,12 +85,12 @@ def _error_text(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeInfo:
-    """Where a resume goes on, and what it found.
+    """The point at which a resume goes on, and the facts that it read from the record.
 
-    `source` is start (nothing was recorded yet), latest, node (`resume_from`) or finished. `skipped` are the nodes
-    whose recorded work stands, `repeated` the node that was in flight and runs again, `missed` the visits that ran
-    but whose checkpoint was never written. `differences` tell how the flow's code has changed since the run began,
-    `verified` whether digest and seal were proven (records from outside have none).
+    `source` is start (nothing was recorded yet), latest, node (`resume_from`) or finished. `skipped` lists the nodes
+    whose recorded work stays valid, `repeated` the node that was in flight and runs again, `missed` the visits that ran
+    but whose checkpoint was never written. `differences` has a sentence for each change of the flow's code since the
+    run began. `verified` is True if digest and seal were proven (records from outside have none).
     """
 
     run_id: str
@@ -107,13 +107,13 @@ class ResumeInfo:
     already_completed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dict of plain values."""
+        """Return the fields as a dict of plain values."""
         return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan(ResumeInfo):
-    """What a resume would do and why. `error` is what it would raise, if `verdict` is refuse."""
+    """The plan of a resume: what it would do, and why. If `verdict` is refuse, `error` is the error it would raise."""
 
     verdict: Literal["continue", "finished", "waiting", "roll_back", "refuse"]
     reason: str
@@ -122,7 +122,7 @@ class ResumePlan(ResumeInfo):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult(Generic[StateT]):
-    """How a run ended: its state and what a caller may want to know besides."""
+    """The result of a run of a graph: its state, status, and details."""
 
     state: StateT
     run_id: str
@@ -134,9 +134,9 @@ class RunResult(Generic[StateT]):
 
     @property
     def output(self) -> StateT:
-        """The state, which is what a verb gives without `full=True`."""
+        """The state; a verb without `full=True` returns it directly."""
         return self.state
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dict of plain values."""
+        """Return the fields as a dict of plain values."""
         return plain_fields(self)

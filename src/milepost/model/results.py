@@ -1,7 +1,7 @@
-"""What steps and workflows of steps give: values that code, people and records can hold.
+"""The results of steps and of workflows of steps: values for code, people and records.
 
-All are frozen. `output` is what the step's function returned, the very object in an undisturbed run and an equal one after
-a resume. Durations are milliseconds.
+All are frozen. `output` is the return value of the step's function: the same object in an undisturbed run, and an equal
+one after a resume. Durations are milliseconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Outcome = Literal["succeeded", "skipped", "recovered", "failed"]
 
 
 class StepType(StrEnum):
-    """What a step does. A record may name a kind that this release does not know: it stays text then."""
+    """The kind of a step. If a record names a kind that this release does not know, it stays text."""
 
     PYTHON = "python"
     MAP = "map"
@@ -60,15 +60,15 @@ class SkipMarker:
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """The marker as a dict of plain values."""
+        """Return the marker as a dict of plain values."""
         return {"skipped": True, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """How a step ended.
+    """The result of a step.
 
-    `error` is the text of what failed, `error_type` its qualified type; both are None for a step that succeeded.
+    `error` is the error's text, `error_type` its qualified type; both are None for a step that succeeded.
     `attempts` counts all tries of the call. Raises ValueError for a failure without an error, and for a negative duration.
     """
 
@@ -89,7 +89,7 @@ class StepResult:
             raise ValueError(f"duration_ms of step {self.name!r} is below 0: {self.duration_ms!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of plain JSON values."""
+        """Return the result as a dict of plain JSON values."""
         return plain_fields(self)
 
 
@@ -109,7 +109,7 @@ def step_result(
     outcome: Outcome,
     attempts: int,
 ) -> StepResult:
-    """A `StepResult` of values that are known to be right, in a third of the time that its constructor takes."""
+    """Make a `StepResult` of values that need no check, in a third of the time that its constructor takes."""
     result = StepResult.__new__(StepResult)
     _set_name(result, name)
     _set_step_type(result, step_type)
@@ -131,11 +131,11 @@ class ParallelResult:
 
     @property
     def success(self) -> bool:
-        """Whether none of them failed."""
+        """True if none of the steps failed."""
         return all(result.success for result in self.child_results)
 
     def get_output(self, name: str) -> Any:
-        """The output of the step of that name; KeyError if there is none."""
+        """Return the output of the step called `name`; KeyError if there is none."""
         for result in self.child_results:
             if result.name.rpartition("/")[2] == name or result.name == name:
                 return result.output
@@ -151,55 +151,56 @@ class ParallelResult:
         return len(self.child_results)
 
     def to_dict(self) -> dict[str, Any]:
-        """The results as a dict of plain values."""
+        """Return the results as a dict of plain values."""
         return {"success": self.success, "child_results": [result.to_dict() for result in self.child_results]}
 
 
 @dataclass(frozen=True, slots=True)
 class BranchResult:
-    """Which of a branch's steps was chosen, counted from 0, and what it gave."""
+    """The chosen step of a branch (its index from 0, its name) and the output of that step."""
 
     selected_index: int
     selected_step_name: str
     inner_output: Any
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of plain values."""
+        """Return the result as a dict of plain values."""
         return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[T]):
-    """What a wait ended with: a signal's `payload` and the time it was sent, or, `timed_out`, neither."""
+    """The end of a wait: a signal's `payload` and the time it was sent; both are None if the wait has `timed_out`."""
 
     payload: T | None
     sent_at: datetime | None
     timed_out: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The reply as a dict of plain values."""
+        """Return the reply as a dict of plain values."""
         return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackError:
-    """A rollback that failed, or that the code does not have any more; `error` is its text."""
+    """A rollback that failed, or that is no longer in the code; `error` is the error's text."""
 
     step_name: str
     error: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The error as a dict of plain values."""
+        """Return the error as a dict of plain values."""
         return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowResult(Generic[R]):
-    """How a workflow ended.
+    """The result of a workflow.
 
-    `output` is exactly what the workflow returned; `final_output` is the same or, where that is None, the output of its last
-    step. `step_results` are those of the workflow's own steps in the order in which they ended; what is nested in a step is
-    in its output. `status` is that of the run; `error` is what the run failed with, None unless it did.
+    `output` is exactly the workflow's return value; `final_output` is the same or, if that is None, the output of its
+    last step. `step_results` has the results of the workflow's own steps in the order in which they ended; the output
+    of a step has the results nested in it. `status` is the run's status; `error` is the error that the run failed with,
+    else None.
     """
 
     workflow_name: str
@@ -218,14 +219,14 @@ class WorkflowResult(Generic[R]):
 
     @property
     def final_output(self) -> Any:
-        """What the workflow returned; where that is None, the output of its last step."""
+        """The workflow's return value; if that is None and the workflow succeeded, the output of its last step."""
         if self.output is None and self.success and self.step_results:
             return self.step_results[-1].output
         return self.output
 
     @property
     def failed_step(self) -> StepResult | None:
-        """The step that the run failed at; None where it did not fail, or not at a step."""
+        """The result of the step that the run failed at; None if it did not fail, or not at a step."""
         if self.success:
             return None
         name = getattr(self.error, "step_name", None)
@@ -236,11 +237,11 @@ class WorkflowResult(Generic[R]):
 
     @property
     def had_rollback_failures(self) -> bool:
-        """Whether a rollback failed."""
+        """True if a rollback failed."""
         return bool(self.rollback_errors)
 
     def unwrap(self) -> Any:
-        """`final_output`, or raise `error`. RuntimeError where the run has not ended."""
+        """Return `final_output`, or raise `error` if there is one; RuntimeError if the run has not ended."""
         if self.error is not None:
             raise self.error
         if not self.success:
@@ -248,19 +249,19 @@ class WorkflowResult(Generic[R]):
         return self.final_output
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of plain values."""
+        """Return the result as a dict of plain values."""
         return {**plain_fields(self), "final_output": plain(self.final_output)}
 
 
 @dataclass(frozen=True, slots=True)
 class SubWorkflowInvocationResult(Generic[R]):
-    """What a workflow (or graph) that ran as a step gave: its output, and its result as if it had run alone."""
+    """The result of a workflow (or graph) that ran as a step: its output, and its result as if it had run alone."""
 
     final_output: R
     workflow_result: Any = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of plain values."""
+        """Return the result as a dict of plain values."""
         return plain_fields(self)
 
 

@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again, and after which pause."""
+"""The retry policy: which failed attempts are tried again, and after which pause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from milepost.errors import OptionError
 __all__ = ["Retry", "as_seconds"]
 
 LONGEST = 100 * 366 * 86400.0
-"""What the clocks of all machines can wait for, and every date can be told after."""
+"""Seconds of the longest duration: the clocks of all machines can wait this long, and a date stays within its range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Retry:
 
     `max_attempts` counts the first one too. The pause after failure n is `min(backoff * factor ** (n - 1),
     max_delay)` seconds, times 0.5 to 1.5 with `jitter`. An error is tried again if it is one of `retry_on` and none
-    of `give_up_on`. Failures are counted over all processes that ever ran the visit; a crash is none of them.
+    of `give_up_on`. Failures are counted over all processes that ever ran the visit; a crash is no failure.
 
     Source: for jitter, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
@@ -52,17 +52,17 @@ class Retry:
             object.__setattr__(self, name, kinds)
 
     def allows(self, failures: int, error: BaseException) -> bool:
-        """Whether another attempt may follow after `failures` failed ones, the last with `error`."""
+        """Return whether another attempt may follow after `failures` failed ones, the last with `error`."""
         return (
             failures < self.max_attempts and isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
         )
 
     def delay(self, failures: int, run_id: str, node_id: str, visit: int) -> float:
-        """Seconds to wait after failure number `failures`: the same each time for the same visit."""
+        """Return the seconds to wait after failure number `failures`: the same each time for the same visit."""
         try:
             pause = min(self.backoff * float(self.factor) ** (failures - 1), self.max_delay)
         except OverflowError:
-            # A long series of failures: what is beyond a float is beyond max_delay, unless there was no pause at all.
+            # After many failures the pause is beyond a float, and so beyond max_delay, unless there is no pause at all.
             pause = self.max_delay if self.backoff else 0.0
         if not self.jitter:
             return pause
@@ -71,7 +71,7 @@ class Retry:
 
 
 def as_seconds(value: float | timedelta, option: str) -> float:
-    """A duration as float seconds; `OptionError` unless it is a number from 0 to those of `LONGEST`."""
+    """Return a duration as float seconds; `OptionError` unless it is a number from 0 to `LONGEST`."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not _is_number(seconds) or not 0 <= seconds <= LONGEST:
         raise OptionError(
@@ -81,7 +81,7 @@ def as_seconds(value: float | timedelta, option: str) -> float:
 
 
 def _is_number(value: object) -> bool:
-    """Whether `value` is a finite number that a float can hold."""
+    """Return whether `value` is a finite number that a float can hold."""
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     except OverflowError:

@@ -1,8 +1,8 @@
-"""Seals: how a store proves that a record is what was written, and who may have written it.
+"""Seals: the proof that a record is unchanged since it was written, and that its writer had the key.
 
-A seal stands last in a record's header and covers its bytes from the first to the comma before it, so that digest,
-place and every other field are covered too. Without a key it is a digest: it finds damage. With a key it is an HMAC:
-nobody without the key can make one, so it finds tampering as well.
+A seal is the last field of a record's header and covers the header's bytes up to the comma before the seal, so it
+covers digest, place and every other field too. Without a key a seal is a digest: it finds damage. With a key it is an
+HMAC: nobody without the key can make one, so it finds tampering as well.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from milepost.model.record import (
 __all__ = ["KEYED", "PLAIN", "UNSEALED", "Code", "Flaw", "Seals", "changed", "check_keys"]
 
 KEYED = "hmac-sha256:"
-"""How a seal begins that was made with a key; the key's id follows."""
+"""The beginning of a seal that was made with a key; the key's id follows."""
 
 SHORTEST_KEY = 16
 _KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
 _SEALED = -len(b',"seal":"sha256:"') - 64
-"""Where in a header that is sealed without a key the seal begins."""
+"""The place, from the end, at which the seal begins in a header that is sealed without a key."""
 _AS_ENCODED = frozenset({"", UNPACKED})
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -45,7 +45,7 @@ _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 def check_keys(
     option: str, keys: Mapping[str, bytes], *, shortest: int, longest: int | None = None
 ) -> dict[str, bytes]:
-    """A copy of `keys`, key ids and secrets. `OptionError` for what is none; no message shows a secret."""
+    """Return a copy of `keys`: key ids and secrets. `OptionError` for anything else; no message shows a secret."""
     problem = ""
     if not isinstance(keys, Mapping):
         problem = f"is a mapping of key ids to bytes, not {type(keys).__name__}"
@@ -53,7 +53,7 @@ def check_keys(
         problem = "has no key in it"
     for key_id, secret in keys.items() if not problem else ():
         if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
-            # What is no key id may be a secret that was put in the wrong place.
+            # A text that is no key id may be a secret in the wrong place.
             problem = "has a key id that is no text of 1 to 64 letters, digits and . _ -"
         elif not isinstance(secret, bytes):
             problem = f"has {type(secret).__name__} instead of bytes as key {key_id!r}"
@@ -71,7 +71,7 @@ class Code:
     """HMAC-SHA256 under one key.
 
     `hmac.digest` would do it in one step, but takes a lock of OpenSSL while other threads run: a process that is forked
-    at that moment never gets past the next one. What this does after its making takes none.
+    at that moment hangs at its next use. Once made, this object takes no such lock.
     """
 
     __slots__ = ("_begun",)
@@ -80,16 +80,16 @@ class Code:
         self._begun = hmac.new(key, digestmod="sha256")
 
     def of(self, content: bytes) -> str:
-        """64 hex digits."""
+        """Return the code of `content`: 64 hex digits."""
         code = self._begun.copy()
         code.update(content)
         return code.hexdigest()
 
 
 class Flaw(NamedTuple):
-    """What is wrong with something that was stored; `what` follows its name in a sentence, `act` says what to do.
+    """A flaw of something that was stored; `what` follows the thing's name in a sentence, `act` says what to do.
 
-    Without an `act` it was changed, and what to do depends on what it is.
+    Without an `act`, the thing was changed, and the advice depends on what it is.
     """
 
     what: str
@@ -103,11 +103,11 @@ PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_pla
 
 
 class Seals:
-    """Seals the headers of records, and proves that a record is what was written.
+    """The seals of a store: they seal the headers of records, and prove that a record is unchanged.
 
-    With `signing_key` (key ids and secrets of at least 16 bytes) the first key seals and all verify; what has no seal
-    of such a key is refused, or with `allow_unsealed` taken as unproven. Without keys seals are digests.
-    `encryption_ids` are the encryption keys that the store has, to tell what is wrong with a record that stays encrypted.
+    With `signing_key` (key ids and secrets of at least 16 bytes) the first key seals and all verify; a record without a
+    seal of such a key is refused, or with `allow_unsealed` accepted as unproven. Without keys seals are digests.
+    `encryption_ids` are the ids of the store's encryption keys; errors about a record that stays encrypted need them.
     """
 
     __slots__ = ("_encryption_ids", "_first", "_keys", "_prefix", "accepts_unsealed")
@@ -124,26 +124,26 @@ class Seals:
         self._first = next(iter(self._keys.values()), None)
         self._prefix = f"{KEYED}{next(iter(self._keys), '')}:".encode()
         self.accepts_unsealed = allow_unsealed or not self._keys
-        """Whether what has no seal with a key is taken."""
+        """True if records without a seal of a key are accepted."""
         self._encryption_ids = frozenset(encryption_ids)
 
     @property
     def is_keyed(self) -> bool:
-        """Whether seals prove who wrote, and not only that nothing was damaged."""
+        """True if seals prove who wrote a record, and not only that it is undamaged."""
         return self._first is not None
 
     def seal_of(self, content: bytes) -> bytes:
-        """The seal of any bytes: `sha256:<hex>`, or with a key `hmac-sha256:<key id>:<hex>`."""
+        """Make the seal of any bytes: `sha256:<hex>`, or with a key `hmac-sha256:<key id>:<hex>`."""
         if self._first is None:
             return b"sha256:" + hashlib.sha256(content).hexdigest().encode()
         return self._prefix + self._first.of(content).encode()
 
     def seal(self, header: bytes) -> bytes:
-        """`header` (without closing brace) with its seal as the last field."""
+        """Return `header` (without closing brace) with its seal as the last field."""
         return b"".join((header, _BEFORE_SEAL, self.seal_of(header), b'"'))
 
     def flaw_of(self, content: bytes, seal: bytes) -> Flaw | None:
-        """What is wrong with the seal of some bytes; None: it fits, or need not be there."""
+        """Return the flaw of the seal of some bytes; None if it fits and is a seal that this store accepts."""
         if not seal.startswith(_KEYED):
             if not self.accepts_unsealed:
                 return UNSEALED
@@ -157,9 +157,9 @@ class Seals:
         return None if fits else changed(f"a seal of key {key_id!r}", _shown(seal))
 
     def check_seal(self, run_id: str, record: Record) -> bool:
-        """Whether the seal proves the header; `CheckpointIntegrityError` if it does not fit or is none to accept.
+        """Return whether the seal proves the header; `CheckpointIntegrityError` if it does not fit or is not accepted.
 
-        False is a record that was written without a key, or from outside, and is accepted all the same.
+        False means that the record was written without a key, or from outside, and is accepted all the same.
         """
         header = record.header
         if header is None:
@@ -180,9 +180,10 @@ class Seals:
         return Flaw(what, "a seal that can be proven", found, act)
 
     def check_key(self, run_id: str, record: Record) -> None:
-        """`CheckpointIntegrityError` if `record` was written with a key that this store does not have.
+        """Raise `CheckpointIntegrityError` if `record` was written with a key that this store does not have.
 
-        Whoever has it would refuse what this store adds to the run. Whether the record is whole is not asked.
+        A store that has this key would refuse the records that this store adds to the run. The record's own integrity
+        is not checked.
         """
         _, is_keyed, seal = (record.header or b"").rpartition(_BEFORE_SEAL + _KEYED)
         key_id = seal.partition(b":")[0].decode("utf-8", "replace")
@@ -196,17 +197,17 @@ class Seals:
             raise _refusal(run_id, record, flaw)
 
     def check(self, run_id: str, record: Record) -> bool:
-        """Raise unless `record` is whole and belongs at its place in `run_id`; whether all of that was proven.
+        """Raise unless `record` is whole and at its place in `run_id`; return whether all of that was proven.
 
-        `CheckpointIntegrityError` when seal, place or digest do not fit, or when a key is missing to tell,
-        `CheckpointCorruptError` when header or payload cannot be read, `CheckpointVersionError` when a newer release
-        wrote it. False is a record that is accepted without proof: one from outside, which has nothing to check here, or
-        one that was written without a key.
+        Raises `CheckpointIntegrityError` if seal, place or digest do not fit or the key to check them is missing,
+        `CheckpointCorruptError` if header or payload cannot be read, `CheckpointVersionError` if a newer release wrote
+        the record. False means that the record is accepted without proof: it is from outside and has nothing to check,
+        or it was written without a key.
         """
         return self.checked_fields(run_id, record)[0]
 
     def checked_fields(self, run_id: str, record: Record) -> tuple[bool, Mapping[str, Any]]:
-        """What `check` gives, and the fields of the header, for whoever reads many records and has need of both."""
+        """Check a record as `check` does; return its answer and the header's fields, for readers of many records."""
         if record.packing == UNENCRYPTED:
             raise _refusal(run_id, record, PLAIN)
         if record.header is None:
@@ -214,7 +215,7 @@ class Seals:
         fields = record.header_fields()
         version = fields.get("version")
         if isinstance(version, int) and version > CHECKPOINT_VERSION:
-            # Asked first: what a newer release seals, and how, is not known here.
+            # This comes first, because this release does not know what a newer one seals, and how.
             raise CheckpointVersionError(
                 f"record {record.sequence} of run {run_id!r} at node {record.node_id!r} has format version {version}; "
                 f"this library reads up to {CHECKPOINT_VERSION}: upgrade milepost",
@@ -234,9 +235,9 @@ class Seals:
         return is_proven, fields
 
     def checked_step(self, run_id: str, record: Record) -> StepHead | None:
-        """What `check` looks at and a replay asks for, of a step's completion that `check` lets pass.
+        """Check a step's completion as `check` does, and return the header fields that a replay needs.
 
-        None for everything else, damaged or not: `checked_fields` says what that is.
+        None for every other record, damaged or not: `checked_fields` finds out what that is.
         """
         sequence, kind, node_id, visit, _, header, state, packing = record
         if kind != CHECKPOINT or header is None or state is None or packing not in _AS_ENCODED:
@@ -255,7 +256,7 @@ class Seals:
         return head
 
     def _is_sealed(self, header: bytes) -> bool:
-        """Whether a header ends with the seal of the rest: with that of a key where this store has one."""
+        """Return whether a header ends with a seal that fits; it must be a seal of a key if this store has keys."""
         if self._first is None:
             digest = hashlib.sha256(header[:_SEALED]).hexdigest()
             return header[_SEALED:] == f',"seal":"sha256:{digest}"'.encode()
@@ -263,7 +264,7 @@ class Seals:
         return seal.endswith(b'"') and seal.startswith(_KEYED) and self.flaw_of(content, seal[:-1]) is None
 
     def locked(self, key_id: Any) -> Flaw:
-        """What is wrong with something that could not be decrypted."""
+        """Make the flaw of something that could not be decrypted."""
         shown = repr(key_id)[:80]
         if isinstance(key_id, str) and key_id in self._encryption_ids:
             return changed(f"what key {shown} decrypts", "something else")
@@ -273,7 +274,7 @@ class Seals:
 
 
 def changed(expected: str, found: str) -> Flaw:
-    """The flaw of something that is not what was written."""
+    """Make the flaw of something that was changed after it was written."""
     return Flaw(f"was changed after it was written (expected {expected}, found {found})", expected, found)
 
 
@@ -291,7 +292,7 @@ def _misplacement(run_id: str, record: Record, fields: Mapping[str, Any]) -> Fla
 
 def _flaw_of_state(record: Record, fields: Mapping[str, Any]) -> Flaw | None:
     if (fields.get("encoding") == VERBATIM) != (record.packing == VERBATIM):
-        # What somebody saved from outside is read as an envelope, and must never pass for a state, or the reverse.
+        # Bytes saved from outside are read as an envelope. They must never pass for a state, nor a state for them.
         return changed(f"the encoding {fields.get('encoding')!r}", f"the packing {record.packing!r}")
     expected, state = fields.get("digest"), record.state()
     if (state is None) != (expected is None):
