@@ -75,9 +75,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     state_override: Callable[[Any], Any] | None = None
     """A function that corrects the recorded state before a resume goes on; the state that it returns is recorded."""
     revalidate: Callable[[Any], Any] | None = None
-    """A function that checks the state before a resume; it refuses by raising, or by returning False, an error or a text."""
+    """A check of the state before a resume; it refuses a state by raising, or by returning False, an error or a text."""
     update: Mapping[str, Any] | None = None
-    """A part of the state that amends the recorded state as if the node had returned it; only for graphs of parts."""
+    """A part of the state that amends the recorded one as if the node had returned it; needs `Graph(partial=True)`."""
     reroute: bool | None = None
     """True: ask the router again instead of taking the recorded route. False: keep the route. None: ask again if
     `state_override` or `update` amends the state. The route stays at a simple edge, a fork or a join, and for a run
@@ -108,7 +108,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     isolate: bool = False
     """True: give every node a decoded copy of the state, to find code that depends on shared references."""
     max_iterations: int | None = 1000
-    """The number of nodes that a run may execute, over all its processes, in each turn anew; 1 to 100 000, None: no limit."""
+    """The number of nodes that a run may execute in each turn, over all its processes; 1 to 100 000, None: no limit."""
     retry: Retry | None = None
     """The retry policy of nodes without their own."""
     timeout: float | None = None

@@ -70,13 +70,13 @@ MAX_ID_BYTES = 512
 Records = list[Record]
 
 MOST = 2**62
-"""A number above all numbers of a run. It is half of the largest number of a database column, so later numbers fit too."""
+"""A number above all numbers of a run. It is half of what a database column can hold, so later numbers fit too."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
 """A number in a run's row."""
 
 Ranges = tuple[tuple[str, Count, Count | None], ...]
-"""The live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all records are live."""
+"""The live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all is live."""
 
 
 class Token(NamedTuple):
@@ -177,7 +177,7 @@ class Release(NamedTuple):
     degraded: bool = False
     missed: tuple[str, ...] = ()
     crash_count: int | None = None
-    """The number of crashes in a row without a checkpoint in between, this one included; None: there was no crash now."""
+    """The number of crashes in a row without a checkpoint in between, this one included; None: this is no crash."""
 
 
 class Statement(NamedTuple):
@@ -284,7 +284,7 @@ def check_id(value: Any, what: str = "node id") -> str:
 
 
 def check_number(value: Any, what: str, *, least: int | None = None) -> int:
-    """Return the number, however large; TypeError if it is no int (a bool is none), ValueError if it is below `least`."""
+    """Return the number, however large; TypeError if it is no int (or a bool), ValueError if it is below `least`."""
     if type(value) is not int:
         raise TypeError(f"{what} must be an int, not {value!r}")
     if least is not None and value < least:
@@ -293,7 +293,7 @@ def check_number(value: Any, what: str, *, least: int | None = None) -> int:
 
 
 def check_moment(value: Any, what: str) -> datetime:
-    """Return the time; TypeError if it is no datetime, `OptionError` if it has no zone and so could mean several moments."""
+    """Return the time; TypeError if it is no datetime, `OptionError` if it has no zone and so could be several moments."""
     if not isinstance(value, datetime):
         raise TypeError(f"{what} must be a datetime, not {value!r}")
     if value.utcoffset() is None:
@@ -302,7 +302,7 @@ def check_moment(value: Any, what: str) -> datetime:
 
 
 def check_tag(key: Any, value: Any) -> None:
-    """Raise TypeError unless both are str, and `OptionError` for NUL and lone surrogates, which databases do not keep."""
+    """Raise TypeError unless both are str, `OptionError` for NUL and lone surrogates, which databases do not keep."""
     if not isinstance(key, str) or not isinstance(value, str):
         raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
     for text in (key, value):
@@ -427,7 +427,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def renew(self, tokens: Sequence[Token]) -> list[Renewal]:
-        """Extend the leases of `tokens` by their length from now, in one write; return an outcome for each, in order."""
+        """Extend the leases of `tokens` by their length from now, in one write; give an outcome for each, in order."""
 
     @abc.abstractmethod
     def release(self, token: Token, release: Release) -> Verdict:
@@ -502,7 +502,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """Return the reasons of open cancels by run id; runs without one are left out. Must be cheap: it runs every second."""
+        """Return the reasons of open cancels among `run_ids`, by run id. Must be cheap: it is called every second."""
 
     # -- views: by run and node, and bytes -----------------------------------------------------------
 

@@ -1,10 +1,10 @@
-"""A user's values as strict JSON and back, equal and of the same types, or refused by path.
+"""The codec: it writes a user's values as strict JSON and reads them back, equal and of the same types.
 
-How it works: each declared type becomes a plan (`plan.py` says what a plan is), made by `resolve.py` from
-annotations. `scalars.py`, `times.py`, `containers.py`, `mappings.py`, `enums.py` and `records.py` hold the plans of values;
-`family.py` and `families.py` know how dataclasses and their relatives are taken apart and built; `untyped.py`
-and `unions.py` decide where the type alone does not. Nothing here does I/O, and nothing is imported by a name
-that stands in a record.
+A value that cannot be carried exactly is refused with its path. Each declared type becomes a plan (`plan.py` explains
+plans), which `resolve.py` makes from annotations. `scalars.py`, `times.py`, `containers.py`, `mappings.py`, `enums.py`
+and `records.py` have the plans of values; `family.py` and `families.py` take dataclasses and their relatives apart and
+build them; `untyped.py` and `unions.py` decide where the type alone does not. Nothing here does I/O, and nothing is
+imported because a record names it.
 """
 
 from __future__ import annotations

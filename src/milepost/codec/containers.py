@@ -1,8 +1,8 @@
 """Plans of containers whose elements are of one type: list, tuple, the sets and deque.
 
-A container is matched by its exact class; its content goes through the plans of its elements. Where the declared type says
-which container it is, a JSON array is written. Sets are sorted by the encoding of their elements, so that equal sets have
-equal bytes.
+A container is matched by its exact class; the plan of its elements writes its content. If the declared type names the
+container, a JSON array is written. Sets are sorted by the encoding of their elements, so that equal sets have equal
+bytes.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ListPlan(Plan):
 
     @cached_property
     def twin(self) -> Any:
-        """A list of the item's twins."""
+        """The type of a list of the item's twins."""
         return list[self.item.twin]  # type: ignore[name-defined]
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether the item's twins are not the values."""
+        """True if the item's twins are not the values themselves."""
         return self.item.revives
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
@@ -115,12 +115,12 @@ class SequencePlan(Tagged):
 
     @cached_property
     def twin(self) -> Any:
-        """A tuple of the item's twins, where those are the values."""
+        """The type of a tuple of the item's twins if these are the values themselves, else Any."""
         return Any if self.revives else tuple[self.item.twin, ...]  # type: ignore[name-defined]
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether its twin is no tuple of values."""
+        """True unless the twin is a tuple of the values themselves."""
         return self.cls is not tuple or self.item.revives
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
@@ -195,7 +195,7 @@ def dump_items(item: Plan, values: list[Any], depth: int) -> list[Any]:
 
 
 def leaves_of_items(cls: type, item: Plan, values: list[Any], depth: int) -> list[list[Any]] | None:
-    """Give the leaves of a column of containers of a class, which keep their elements in order."""
+    """Give the leaves of a column of containers of class `cls`, which keep their elements in order."""
     if depth > DEEPEST or not {*map(type, values)} <= {cls}:
         return None
     inner = item.leaves(list(chain.from_iterable(values)), depth + 1)

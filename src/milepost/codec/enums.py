@@ -1,8 +1,8 @@
 """Plans of Enum members and of Literal.
 
-Where the declared type names the enum, a member is written as its value; elsewhere as its name, or as its
-number for a combination of flags. A member is found by looking in the class, never by calling it with
-recorded data, but for combinations of flags.
+If the declared type names the enum, a member is written as its value; elsewhere as its name, or as its number for
+a combination of flags. A member is looked up in the class, which is never called with recorded data, except for
+combinations of flags.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EnumPlan(Plan):
 
     @cached_property
     def _written(self) -> dict[str, Any]:
-        """The JSON of each member by name; a member is missing here if its value can't be carried."""
+        """The JSON of each member by name, without members whose value can't be carried."""
         written = {}
         for member in self.cls:
             try:
@@ -46,7 +46,7 @@ class EnumPlan(Plan):
 
     @cached_property
     def _by_form(self) -> dict[bytes, Enum]:
-        """The members by their value's JSON; values that two members share name neither."""
+        """The members by their value's JSON, without members that share their value's JSON with another."""
         found: dict[bytes, list[str]] = {}
         for name, form in self._written.items():
             found.setdefault(encode_sorted(form), []).append(name)
@@ -114,7 +114,7 @@ class EnumPlan(Plan):
 
 
 class LiteralPlan(Plan):
-    """The plan of `Literal[...]`: one of the listed values, of exactly the same type."""
+    """The plan of `Literal[...]`, which takes one of the listed values, of exactly the same type."""
 
     plain = True
 

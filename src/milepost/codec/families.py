@@ -1,7 +1,7 @@
-"""The families of record classes besides dataclasses, and how the family of a class is found.
+"""The families of record classes besides dataclasses, and the search for the family of a class.
 
-They are attrs classes, NamedTuples, TypedDicts, pydantic models and msgspec structs. Of the libraries only
-msgspec is imported; the others are known by the attributes that they leave on a class.
+They are attrs classes, NamedTuples, TypedDicts, pydantic models and msgspec structs. Of these libraries only
+msgspec is imported; classes of the others are recognised by the attributes that the libraries add.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _set = object.__setattr__
 
 
 class AttrsFamily(Family):
-    """attrs classes, known by `__attrs_attrs__`."""
+    """attrs classes, which have `__attrs_attrs__`."""
 
     is_native = False
     has_generated_init = False
@@ -89,7 +89,7 @@ class AttrsFamily(Family):
 
     @cached_property
     def is_read_natively(self) -> bool:
-        """Whether msgspec reads and writes the class by its fields alone, in their order."""
+        """True if msgspec reads and writes the class by its fields alone, in their order."""
         slots = [name for base in self.cls.__mro__ for name in sorted(base.__dict__.get("__slots__", ()))]
         return (
             not any(name.startswith("_") for name in self.names)
@@ -149,7 +149,7 @@ class StructFamily(Family):
 
     @cached_property
     def is_native(self) -> bool:
-        """Whether nothing in the struct's options changes how msgspec writes it."""
+        """True if no option of the struct changes the form in which msgspec writes it."""
         config = self.cls.__struct_config__
         is_changed = config.array_like or config.omit_defaults or config.tag is not None
         return (
@@ -167,14 +167,15 @@ class StructFamily(Family):
 
     @cached_property
     def has_generated_init(self) -> bool:
-        """Whether making a struct runs no code of a user."""
+        """True if the construction of a struct runs no code of a user."""
         return not hasattr(self.cls, "__post_init__")
 
     @cached_property
     def _make(self) -> Callable[..., Any]:
         if self.has_generated_init:
             return self.cls  # type: ignore[no-any-return]
-        # A struct can't be made blank, so one of a subclass whose `__post_init__` does nothing becomes one.
+        # A struct can't be made without `__post_init__`. So one of a subclass whose `__post_init__` does nothing is made,
+        # and then its class is changed.
         quiet = type(self.cls)(self.cls.__name__, (self.cls,), {"__post_init__": lambda self: None})
 
         def make(**values: Any) -> Any:
@@ -227,7 +228,7 @@ class TypedDictFamily(Family):
 
 
 class PydanticFamily(Family):
-    """pydantic models. Which fields were set, extra fields and private attributes are recorded beside."""
+    """pydantic models. The names of the fields that were set, extra fields and private attributes are recorded too."""
 
     has_sides = True
     keeps_rows = True
@@ -283,7 +284,7 @@ class PydanticFamily(Family):
 
     @cached_property
     def _private_defaults(self) -> dict[str, Any]:
-        """The private attributes that have a value from the start."""
+        """The private attributes that have a default."""
         undefined = sys.modules["pydantic_core"].PydanticUndefined
         attributes = self.cls.__private_attributes__.items()
         return {
@@ -315,7 +316,7 @@ class PydanticFamily(Family):
         return made
 
     def _whole_private(self, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Give the private attributes, those that a record lacks at their defaults."""
+        """Give the private attributes; those that a record lacks have their defaults."""
         private: dict[str, Any] = {}
         for name, attribute in self._private_defaults.items():
             factory = attribute.default_factory
@@ -331,7 +332,7 @@ class PydanticFamily(Family):
 
     @cached_property
     def _is_root(self) -> bool:
-        """Whether the model is one of a single value, whose class says that there is nothing beside it."""
+        """True if the model is a root model: it has a single value and nothing beside it."""
         return bool(getattr(self.cls, "__pydantic_root_model__", False))
 
     def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
@@ -370,7 +371,7 @@ def family_of(cls: Any) -> Family | None:
     if hasattr(cls, "__pydantic_private__") and hasattr(cls, "__pydantic_fields__"):
         return PydanticFamily(cls)
     if dataclasses.is_dataclass(cls):
-        # An undecorated subclass inherits the marker; its own annotations are no fields, its objects are carried.
+        # An undecorated subclass inherits the marker. Its own annotations are no fields, but its objects are carried.
         return Family(cls)
     if "__attrs_attrs__" in cls.__dict__ or hasattr(cls, "__attrs_attrs__"):
         return AttrsFamily(cls)

@@ -1,8 +1,8 @@
-"""What the codec must know of a record class, and the answers for dataclasses.
+"""The interface of families, which describe record classes to the codec, and the family of dataclasses.
 
-A family says what the fields of a class are, and reads and builds its objects without its code: no `__init__`
-of a user, no `__post_init__`, no validator. A recorded value comes back as it was, whatever those would make
-of it. `families.py` has the answers for the other kinds of record classes.
+A family lists the fields of a class, and reads and builds its objects without the class's code: no `__init__`
+of a user, no `__post_init__`, no validator. So a recorded value comes back as it was, even if these would
+change it. `families.py` has the families of the other kinds of record classes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _set = object.__setattr__
 _DESCRIPTORS = frozenset({MemberDescriptorType, GetSetDescriptorType})
 
 
-ATTRS_HASH = "_attrs_cached_hash"  # where attrs keeps a hash, of which a fresh object has none
+ATTRS_HASH = "_attrs_cached_hash"  # the attribute in which attrs caches a hash; a fresh object has none
 
 
 class FieldSpec(msgspec.Struct, frozen=True):
@@ -60,13 +60,13 @@ class FieldSpec(msgspec.Struct, frozen=True):
 
 
 class OfOthers(NamedTuple):
-    """Stands for a default that is made of the other fields, once those are there."""
+    """A placeholder for a default that is computed from the other fields, once these are read."""
 
     factory: Callable[[Any], Any]
 
 
 class Family:
-    """How objects of one record class are read and built. This one serves dataclasses."""
+    """The reader and builder of one record class's objects. This class serves dataclasses."""
 
     is_mapping = False
     has_sides = False
@@ -91,7 +91,7 @@ class Family:
 
     @property
     def class_defaults(self) -> dict[str, Any]:
-        """The defaults that are attributes of the class, where an object need not have its own."""
+        """The defaults that are attributes of the class, so that an object need not have its own."""
         if not dataclasses.is_dataclass(self.cls):
             return {}
         fields = dataclasses.fields(self.cls)
@@ -99,7 +99,7 @@ class Family:
 
     @cached_property
     def refusal(self) -> str:
-        """Why no object of the class can be carried; "" if they can."""
+        """The reason why no object of the class can be carried; "" if they can."""
         for base in self.cls.__mro__[:-1]:
             if not base.__flags__ & 1 << 9 and base not in _HARMLESS_BASES:  # a class that is written in C
                 return f"it is a {qualified(base)} besides its fields"
@@ -107,32 +107,32 @@ class Family:
 
     @cached_property
     def is_native(self) -> bool:
-        """Whether msgspec sees the same fields of the same types, and writes all of them in their order."""
+        """True if msgspec finds the same fields of the same types, and writes all of them in their order."""
         return not any(name.startswith("_") for name in self.names) and self._has_plain_names
 
     @property
     def is_read_natively(self) -> bool:
-        """Whether msgspec's typed decoder makes the same objects, and runs no code of a user for it."""
+        """True if msgspec's typed decoder makes the same objects, and runs no code of a user for it."""
         return self.is_native and self.has_generated_init
 
     @cached_property
     def _has_plain_names(self) -> bool:
-        """Whether names in annotations can mean nothing but what the module defines."""
+        """True if names in annotations can refer only to names of the module."""
         inner = [value for base in self.cls.__mro__[:-1] for name, value in vars(base).items() if name[:2] != "__"]
         return "<locals>" not in self.cls.__qualname__ and not any(isinstance(value, type) for value in inner)
 
     @cached_property
     def _is_in_dict(self) -> bool:
-        """Whether the object's dict holds all fields: none lives in a slot or behind a property."""
+        """True if the object's dict has all fields: none is in a slot or behind a property."""
         return bool(self.cls.__dictoffset__) and not any(
             hasattr(getattr(self.cls, name, None), "__set__") for name in self.names
         )
 
     @cached_property
     def has_generated_init(self) -> bool:
-        """Whether calling the class with the fields' values sets them and does nothing else.
+        """True if calling the class with the fields' values sets them and does nothing else.
 
-        So it is if its `__init__` has the very code that `dataclass` writes for such fields, and no other code
+        This is so if its `__init__` has the same code that `dataclass` writes for such fields, and no other code
         of a user runs when an object is made.
         """
         fields = dataclasses.fields(self.cls)
@@ -190,11 +190,11 @@ class Family:
             return None
         try:
             return [list(map(attrgetter(name), values)) for name in self.names]
-        except Exception:  # a property of a user: the way by rows says which
+        except Exception:  # a property of a user: reading row by row finds out which
             return None
 
     def attribute_beyond(self, value: Any) -> str | None:
-        """Name an attribute of an object that is no field; what can be computed again does not count."""
+        """Name an attribute of an object that is no field; caches, which can be computed again, do not count."""
         attributes = getattr(value, "__dict__", None)
         if attributes and attributes.keys() != self._name_set:
             for name in attributes:
@@ -209,12 +209,12 @@ class Family:
         return None
 
     def finish_default(self, name: str, values: dict[str, Any]) -> Any:
-        """Give the default of a field that a record lacks, as its class makes it; the values of all fields are at hand."""
+        """Give the default of a field that a record lacks, as its class makes it; `values` has the values of all fields."""
         value = values[name]
         return value.factory(_without_open(values)) if type(value) is OfOthers else value
 
     def check_default(self, name: str, values: dict[str, Any]) -> None:
-        """Raise what the class raises for a default that its validators refuse."""
+        """Raise the class's own error for a default that its validators refuse."""
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         """Make an object that has exactly these values of all its fields."""
@@ -230,19 +230,19 @@ class Family:
         return build_blank(self.cls, count, zip(self.names, columns, strict=True))
 
     def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
-        """Make one object of each dict, which has a value for each field and nothing else, and belongs to it then."""
+        """Make one object of each dict, which has a value for each field and nothing else; the object owns it then."""
         raise NotImplementedError
 
     def sides(self, value: Any) -> dict[str, Any]:
-        """Give what is to be recorded beside the fields, by its key."""
+        """Give the values to record beside the fields, by their keys."""
         return {}
 
     def have_no_sides(self, values: list[Any]) -> bool:
-        """Whether nothing is to be recorded beside the fields of any of these objects."""
+        """Return whether none of these objects has values to record beside its fields."""
         return True
 
     def side_names(self, key: str) -> Collection[str] | None:
-        """Give the names that may stand beside the fields under a key; None: any."""
+        """Give the names that may be recorded beside the fields under a key; None: any name."""
         return ()
 
     def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
@@ -255,7 +255,7 @@ def build_blank(cls: Any, count: int, columns: Iterable[tuple[str, Iterable[Any]
     made = list(map(object.__new__, repeat(cls, count)))
     for name, column in columns:
         attribute = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-        if type(attribute) in _DESCRIPTORS:  # what `object.__setattr__` would find each time
+        if type(attribute) in _DESCRIPTORS:  # `object.__setattr__` would look it up each time
             deque(map(attribute.__set__, made, column), maxlen=0)  # type: ignore[union-attr]
         else:
             deque(map(_set, made, repeat(name), column), maxlen=0)
@@ -268,8 +268,8 @@ def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]]:
 
 
 def have_keys(rows: list[Any], names: tuple[str, ...]) -> bool:
-    """Whether each dict has exactly these keys, in this order."""
-    # No dict has a key twice, so none has more than its share of names that come round and round.
+    """Return whether each dict has exactly these keys, in this order."""
+    # No dict has a key twice, so if the keys of all rows repeat the names, each row has each name once.
     keys = [*rows[0]]
     return keys == [*names] and [*chain.from_iterable(rows)] == keys * len(rows)
 
@@ -283,11 +283,11 @@ _FEW_ROWS, _MANY_NAMES = 100, 100
 
 
 class FieldValues(msgspec.Struct):
-    """What is written of an object: its fields' values, which msgspec makes and writes faster than a dict of them."""
+    """The fields' values of an object, in its written form; msgspec makes and writes this faster than a dict of them."""
 
 
 def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
-    """Give what makes rows with these names of their values, in that order."""
+    """Give a function that makes a row with these names from their values, in that order."""
     places = [f"f{number}" for number in range(len(names))]
     renames = dict(zip(places, names, strict=True))
     try:
@@ -297,7 +297,7 @@ def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
 
 
 def twin_of(family: Family, types: tuple[Any, ...]) -> Any:
-    """Make a class of nothing but a family's fields, of these types: a dict where objects are made of one, or a struct."""
+    """Make a class of only a family's fields, of these types: a TypedDict if `keeps_rows`, else a struct."""
     if family.keeps_rows:
         make: Any = TypedDict  # for type checkers it is no function
         return make("Twin", dict(zip(family.names, types, strict=True)))
@@ -310,7 +310,7 @@ _known_maker = lru_cache(maxsize=256)(row_maker)
 
 
 def written_rows(names: tuple[str, ...], columns: list[list[Any]]) -> list[Any]:
-    """Turn columns into what is written of one dict for each row; few or wide rows are not worth a class of their own."""
+    """Turn columns into written rows; few rows, or rows of many names, become dicts, for which no class is made."""
     if len(columns[0]) < _FEW_ROWS or len(names) > _MANY_NAMES:
         return rows_of(names, columns)
     return list(map(_known_maker(names), *columns))
@@ -351,16 +351,16 @@ def pydantic_default(cls: Any, name: str, field: Any) -> Callable[[], Any] | Non
 
 
 def _validated_default(cls: Any, name: str, values: dict[str, Any]) -> Any:
-    """Have pydantic make and validate the default of one field; the fields before it are what its validators see."""
+    """Have pydantic make and validate the default of one field; its validators see the fields before it."""
     validator, before = _default_validator(cls, name)
     return validator.validate_python({other: values[other] for other in before})[0][name]
 
 
 @lru_cache(maxsize=256)
 def _default_validator(cls: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """Make a validator of one field that takes the fields before it as they are, and give their names.
+    """Make a validator of one field that takes the fields before it as they are; return it with their names.
 
-    A model cannot be asked for that: its own validators would run, and those of the fields that are recorded.
+    The model's own validator cannot do that: it would run the model's validators and those of recorded fields.
     """
     schema, config, definitions = cls.__pydantic_core_schema__, None, []
     while schema["type"] not in ("model-fields", "dataclass-args"):

@@ -1,7 +1,7 @@
-"""What functions take and return, as their annotations say it, and the codecs for that.
+"""The codecs of functions' arguments and return values, made from their annotations.
 
-Annotations are taken as far as they can be resolved: what says nothing, or names what is there for type checkers only,
-is as good as none.
+An annotation counts if it can be resolved. One without a meaning, or one that names something that exists for type
+checkers only, counts as no annotation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from milepost.codec.state import Codec
 __all__ = ["FunctionCodec", "FunctionCodecs", "classes", "hints_of", "lenient"]
 
 _MOST = 1000
-"""Functions whose codecs are kept."""
+"""The number of functions whose codecs are kept."""
 
 
 class FunctionCodec(NamedTuple):
-    """Of one function: what it `returned`, a list of the `items` that it is called with one by one, and what classes
-    its arguments may be of."""
+    """The codecs of one function: `returned` for its return value, `items` for a list of the items that it is called
+    with one by one. `types` are the classes that its arguments may have."""
 
     returned: Codec[Any]
     items: Codec[Any]
@@ -34,17 +34,17 @@ class FunctionCodec(NamedTuple):
 
 
 class FunctionCodecs:
-    """Codecs of functions, made once for each. `known` are classes that their values may be of, `types` what was declared."""
+    """The codecs of functions, made once for each. `known` are classes of their values, `types` the declared ones."""
 
     def __init__(self, known: Sequence[Any], types: Sequence[type]) -> None:
         self._known = tuple(known)
         self._types = tuple(types)
         self._made: dict[Any, FunctionCodec] = {}
         self._seen: dict[int, tuple[weakref.ref[FunctionType], FunctionCodec]] = {}
-        """By `id`, functions that were asked for: `_key_of` takes as long as a small value."""
+        """The codecs by `id` of their function, because `_key_of` takes as long as encoding a small value."""
 
     def of(self, fn: Callable[..., Any]) -> FunctionCodec:
-        """The codecs of `fn`, whose item is its first parameter."""
+        """Give the codecs of `fn`; its item is its first parameter."""
         seen = self._seen.get(id(fn))
         if seen is not None and seen[0]() is fn:
             return seen[1]
@@ -52,7 +52,7 @@ class FunctionCodecs:
             key = _key_of(fn)
             known = self._made.get(key)
         except (TypeError, NameError):
-            # It cannot be hashed, or its annotations name what is there for type checkers only.
+            # The function cannot be hashed, or its annotations name something that exists for type checkers only.
             return self._make(fn)
         if known is None:
             if len(self._made) > _MOST:
@@ -65,7 +65,7 @@ class FunctionCodecs:
         return known
 
     def pair(self, fn: Callable[..., Any], position: int) -> tuple[Codec[Any], Codec[Any]]:
-        """Of one item that `fn` is called with, as the parameter at `position`, and of what it returns."""
+        """Give two codecs: of one item that `fn` gets as the parameter at `position`, and of its return value."""
         inner = fn.func if isinstance(fn, partial) else fn
         hints = hints_of(inner, self._types)
         item = lenient(hints.get(_parameter(fn, position), Any))
@@ -84,7 +84,7 @@ class FunctionCodecs:
 
 
 def hints_of(fn: Any, types: Sequence[type]) -> dict[str, Any]:
-    """The annotations of a function, resolved; those that cannot be are left out."""
+    """Return the resolved annotations of a function; those that cannot be resolved are left out."""
     target = fn if inspect.isroutine(fn) or inspect.isfunction(fn) else getattr(type(fn), "__call__", fn)  # noqa: B004
     if isinstance(fn, type):
         target = vars(fn).get("__init__", fn)
@@ -96,7 +96,7 @@ def hints_of(fn: Any, types: Sequence[type]) -> dict[str, Any]:
 
 
 def _hints_one_by_one(target: Any, names: dict[str, Any]) -> dict[str, Any]:
-    """The annotations that can be resolved, where one cannot."""
+    """Resolve the annotations one by one, because one of them cannot be resolved; leave that out."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 
@@ -106,19 +106,19 @@ def _hints_one_by_one(target: Any, names: dict[str, Any]) -> dict[str, Any]:
     known = {**getattr(inspect.unwrap(target), "__globals__", {}), **names}
     hints: dict[str, Any] = {}
     for name, hint in found.items():
-        # A class may be there for type checkers only, or inside a function: its name says nothing here.
+        # A class may exist for type checkers only, or inside a function: then its name has no meaning here.
         with suppress(Exception):
             hints |= typing.get_type_hints(SimpleNamespace(__annotations__={name: hint}), known, include_extras=True)
     return hints
 
 
 def lenient(hint: Any) -> Any:
-    """The hint itself; Any for what says nothing."""
+    """Return the hint itself; Any for a missing hint, a text or a type variable."""
     return Any if hint is inspect.Parameter.empty or isinstance(hint, (str, TypeVar)) else hint
 
 
 def classes(hints: Sequence[Any]) -> tuple[Any, ...]:
-    """The classes that annotations name, also inside `list[...]` and the like; built-in ones need not be named."""
+    """List the classes that annotations name, also inside `list[...]` and the like; built-in classes are left out."""
     found: dict[Any, None] = {}
     for hint in hints:
         if isinstance(hint, type) and get_origin(hint) is None:
@@ -131,10 +131,10 @@ def classes(hints: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _key_of(fn: Any) -> Any:
-    """What functions of one key have in common: the code and the annotations, and so what their values are.
+    """Return a key of a function: functions with one key have the same code and annotations, and so the same codecs.
 
-    A function that a workflow makes anew each time is known again by it. What a decorator made has the code of all that it
-    made, so what is below counts too.
+    A workflow may define a function anew in each run; the key is the same each time. All functions that a decorator
+    makes have the same code, so the key of the wrapped function is part of the key.
     """
     if isinstance(fn, partial):
         return partial, _key_of(fn.func), len(fn.args), frozenset(fn.keywords)
@@ -147,7 +147,7 @@ def _key_of(fn: Any) -> Any:
 
 
 def _parameter(fn: Any, position: int) -> str:
-    """The name of the parameter at that position; "" where it cannot be told."""
+    """Return the name of the parameter at `position`; "" if it is unknown."""
     try:
         return [*inspect.signature(fn).parameters][position]
     except (TypeError, ValueError, IndexError):

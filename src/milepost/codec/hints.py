@@ -1,4 +1,4 @@
-"""Read the annotations of classes: resolve names, strip what only decorates, fill in type variables."""
+"""The annotations of classes: resolving names, stripping decorations, filling in type variables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DECORATIONS = tuple(
 
 
 def annotations_of(cls: Any, names: Iterable[str], known: Iterable[type]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Give the resolved annotations of a class's fields, and for those that can't be resolved the reason.
+    """Give the resolved annotations of a class's fields, and a reason for each that can't be resolved.
 
-    `known` are classes that a name may mean besides those that the class's module and body define.
+    Names are looked up in the class's module and body, and among the `known` classes.
     """
     namespace = _names_for(cls, known)
     try:
@@ -50,10 +50,10 @@ def _one_by_one(cls: Any, names: Iterable[str], namespace: dict[str, Any]) -> tu
 
 
 def _names_for(cls: Any, known: Iterable[type]) -> dict[str, Any]:
-    """Give the classes that annotations of `cls` may mean before its module is asked.
+    """Give the classes, by name, that annotations of `cls` refer to before the names of its module.
 
-    Those in the class's body come first, as they do where annotations are evaluated at once; the `known` ones
-    only for names that the module has not.
+    Classes in the class's body come first, as they do if annotations are evaluated at once. The `known` classes count
+    only for names that the module does not have.
     """
     module = vars(sys.modules.get(cls.__module__, builtins))
     names: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def _names_for(cls: Any, known: Iterable[type]) -> dict[str, Any]:
 
 
 def variables_of(cls: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    """Give what the type variables of a generic class and of its generic bases stand for."""
+    """Give the types that stand for the type variables of a generic class and of its generic bases."""
     variables: dict[Any, Any] = dict(zip(getattr(cls, "__parameters__", ()), arguments, strict=False))
     for base in getattr(cls, "__orig_bases__", ()):
         origin = get_origin(base)
@@ -107,7 +107,7 @@ def _fill(variable: TypeVar, variables: dict[Any, Any]) -> Any:
 
 
 def insert(annotation: Any, variables: dict[Any, Any]) -> Any:
-    """Put what type variables stand for into an annotation such as `list[T]`."""
+    """Replace the type variables in an annotation such as `list[T]` by their types."""
     inside = getattr(annotation, "__parameters__", ()) if get_origin(annotation) is not None else ()
     if not inside or not all(isinstance(variable, TypeVar) for variable in inside):
         return annotation

@@ -38,7 +38,7 @@ FACTORIES: dict[str, Callable[[], Any] | None] = {
 class DictPlan(Tagged):
     """The plan of dict, OrderedDict, defaultdict and Counter.
 
-    The bare form is an object where all keys are text, or are declared as a type that is written as text
+    The bare form, an object, is written if all keys are text, or are declared as a type that is written as text
     (`dict[int, str]`, `dict[UUID, str]`); else the tagged form with a list of pairs, in the dict's order.
     """
 
@@ -50,21 +50,21 @@ class DictPlan(Tagged):
         self.types = (cls,)
         self.plain = cls is dict and key.plain and not isinstance(key, IntPlan)
         self.expected = f"{cls.__name__}[{key.expected}, {value.expected}]"
-        self._object: Any = OrderedDict if cls is OrderedDict else dict  # tells `canonical` that the order counts
+        self._object: Any = OrderedDict if cls is OrderedDict else dict  # shows `canonical` that order counts
         self._key_is_int = isinstance(key, IntPlan)
         self._key_is_str = isinstance(key, StrPlan)
-        self._takes_texts = self._key_is_str or key.keeps_json  # a text is a key as it is
+        self._takes_texts = self._key_is_str or key.keeps_json  # the text in JSON is the key itself
         self._has_twin = cls is dict and self._takes_texts
         self.keeps_json = cls is dict and self._takes_texts and value.keeps_json
 
     @cached_property
     def twin(self) -> Any:
-        """A dict of text and the values' twins, where keys are text."""
+        """The type of a dict of text and the values' twins if keys are text, else Any."""
         return dict[str, self.value.twin] if self._has_twin else Any  # type: ignore[name-defined]
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether its twin is no dict of values."""
+        """True unless the twin is a dict of the values themselves."""
         return not self._has_twin or self.value.revives
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
@@ -155,7 +155,7 @@ class DictPlan(Tagged):
         turn: Callable[[list[Any]], list[Any]],
         make_rows: Callable[[tuple[str, ...], list[list[Any]]], list[Any]],
     ) -> list[Any]:
-        """Turn dicts that have the same keys: a column for each key, whose values are mostly of one class."""
+        """Turn dicts that have the same keys by one column for each key, because its values are mostly of one class."""
         columns = columns_of(names, rows)
         turned: list[list[Any]] = []
         try:
@@ -239,7 +239,7 @@ class DictPlan(Tagged):
 
 
 def are_names(keys: Iterable[Any]) -> bool:
-    """Whether keys of a dict are text that can be keys in JSON, and none is the mark."""
+    """Return whether the keys of a dict are text that can be keys in JSON, and none is the mark."""
     return {*map(type, keys)} <= {str} and MARK not in keys and is_text("".join(keys))
 
 

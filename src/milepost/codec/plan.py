@@ -1,23 +1,23 @@
-"""What every kind of value shares: the plan, its refusals and the limits.
+"""The base of all plans, with their refusals and the limits.
 
-A `Plan` knows how the values of one declared type are written as JSON and read back. It has two forms of
-writing. `dump` is for a place whose declared type is known to the reader: it writes the bare form where that
-is exact ("12.50" for a Decimal) and the tagged form elsewhere. `wrap` is for a place that says nothing: what
-JSON cannot tell apart becomes an object with the key `$mp`. `load` reads both, so a record survives that a
-field's type is narrowed from Any.
+A `Plan` writes the values of one declared type as JSON and reads them back. It has two ways to write. `dump` is
+for a place whose declared type the reader knows: it writes the bare form where that is exact ("12.50" for a
+Decimal) and the tagged form elsewhere. `wrap` is for a place without a declared type: values that JSON cannot
+tell apart become an object with the key `$mp`. `load` reads both, so old records can still be read after the
+type of a field was narrowed from Any.
 
-`dump_all` and `load_all` do the same for a whole column of values at once: all totals of a list of orders, say.
-Where the exact classes of the column allow it, they work with functions that are written in C, which makes
-them some times faster than a loop; else they are that loop. A column crosses Any only while no value stands in
-it twice, and never a class that may contain itself, so its size is bounded by the value's.
+`dump_all` and `load_all` do the same for a whole column of values at once, such as all totals of a list of orders.
+If the exact classes of the column allow it, they use functions that are written in C and several times faster than
+a loop; else they loop. A column goes through Any only if no value is in it twice, and never through a class that may
+contain itself, so its size is bounded by the size of the value.
 
-A record without marks is read in one go where that can be proved right. `twin` is a type that msgspec's typed
-decoder knows, such as the class itself, or a struct of its fields where objects are not made by it. That decoder
-is more lenient than this codec, so what it read counts only if writing it gives the same bytes again. Then
-`revive_all` makes the values, column by column, where twins are not the values already.
+A record without marks is read in one go if the result can be proved right. `twin` is a type that msgspec's typed
+decoder knows: the class itself, or a struct of its fields if msgspec cannot make the objects. That decoder is more
+lenient than this codec, so its result counts only if writing it gives the same bytes again. Then `revive_all` makes
+the values, column by column, unless the twins are the values already.
 
-A refusal travels up as a `Refusal`; each container that it passes adds its step of the path. Out of a column
-it also carries its row. Plans hold no state of a call and may be used by several threads.
+A refusal is raised as a `Refusal`; each container that it passes adds its step of the path. In a column it also
+has its row. Plans keep no state of a call and may be used by several threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MARK = "$mp"  # the key that makes a JSON object a tagged value
-DEEPEST = 8  # containers within containers of which leaves are told
+DEEPEST = 8  # nested containers down to which leaves are given
 MAX_DEPTH = 128  # containers within containers; keeps both directions far from the interpreter's recursion limit
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
@@ -70,7 +70,7 @@ _KINDS: dict[type, str] = {
 
 
 class Refusal(Exception):
-    """A value that is not carried on; `steps` is its path from the inside outwards."""
+    """The refusal of a value; `steps` is the path of the value from the inside outwards."""
 
     def __init__(self, message: str, *, type_name: str = "", expected: str = "", found: str = "") -> None:
         super().__init__(message)
@@ -78,10 +78,10 @@ class Refusal(Exception):
         self.expected = expected
         self.found = found
         self.steps: list[str] = []
-        self.row = 0  # its place in the column that `dump_all` or `load_all` was given
+        self.row = 0  # the value's place in the column of `dump_all` or `load_all`
 
     def path(self, root: str) -> str:
-        """Give the whole path; one of more than 24 steps is cut in the middle."""
+        """Give the whole path; a path of more than 24 steps is cut in the middle."""
         steps = self.steps[::-1]
         if len(steps) > 24:
             steps = [*steps[:12], "…", *steps[-11:]]
@@ -101,36 +101,36 @@ class Unreadable(Refusal):
 
 
 class Plan:
-    """How values of one declared type are written and read. Subclasses override what they need."""
+    """The writer and reader of the values of one declared type. Subclasses override the methods that they need."""
 
     tag: str = ""
-    types: tuple[type, ...] = ()  # exact classes of the values; empty: only the plan itself can say
+    types: tuple[type, ...] = ()  # exact classes of the values; empty: only the plan itself knows
     bare: frozenset[str] = frozenset()  # the kinds of JSON that `dump` writes without the mark
-    plain = False  # `wrap` writes what `dump` writes: JSON itself tells the type
+    plain = False  # `wrap` writes the same as `dump`: JSON itself shows the type
     expected = "object"  # the declared type, for people
-    twin: Any = Any  # the type that msgspec's typed decoder reads instead; it counts if the same bytes come out again
-    revives = True  # `revive_all` makes the values of what was read as twins
+    twin: Any = Any  # the type that msgspec's typed decoder reads instead; valid if the same bytes come out again
+    revives = True  # `revive_all` has to make the values from the twins
     keeps_json = False  # JSON of the declared kind without a mark is the value itself
-    is_leaf = False  # nobody can change a value, and what is written of it follows from it alone
+    is_leaf = False  # a value is immutable, and its JSON depends on it alone
 
     def dump(self, value: Any, depth: int) -> Any:
         """Write `value` for a place whose declared type is this one."""
         raise NotImplementedError
 
     def wrap(self, value: Any, depth: int) -> Any:
-        """Write `value` for a place that does not say what it holds."""
+        """Write `value` for a place without a declared type."""
         return self.dump(value, depth)
 
     def load(self, raw: Any, bare: bool) -> Any:
-        """Read what `dump` or `wrap` wrote. `bare` promises that no mark is in `raw` at any depth."""
+        """Read the JSON that `dump` or `wrap` wrote. `bare` promises that no mark is in `raw` at any depth."""
         raise NotImplementedError
 
     def opens(self, tag: Any, name: Any) -> bool:
-        """Whether a tagged object of that tag and class name is one of this plan."""
+        """Return whether a tagged object of that tag and class name is one of this plan."""
         return tag == self.tag and self.tag != ""
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        """Write a column: what `dump` gives for each. The column itself comes back if nothing changes."""
+        """Write each value of a column as `dump` does. The column itself comes back if nothing changes."""
         out: list[Any] = []
         try:
             for value in values:
@@ -141,7 +141,7 @@ class Plan:
         return out
 
     def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
-        """Write a column for a place that does not say what it holds; all its values are of one class of this plan."""
+        """Write a column for a place without a declared type; all its values are of one class of this plan."""
         if self.plain:
             return self.dump_all(values, depth)
         out: list[Any] = []
@@ -154,7 +154,7 @@ class Plan:
         return out
 
     def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        """Read a column: what `load` gives for each. The column itself comes back if nothing changes."""
+        """Read each value of a column as `load` does. The column itself comes back if nothing changes."""
         out: list[Any] = []
         try:
             for raw in raws:
@@ -169,10 +169,10 @@ class Plan:
         return self.load_all(twins, True) if self.revives else twins
 
     def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        """Give what a column that was written is made of, as columns of what nobody can change; None: it can't be told.
+        """Give the immutable objects that a written column is made of, as columns; None if they can't be given.
 
-        While those are the very same objects in the same places, the same is written. A number that says how many there
-        are of something stands for itself. Beyond `DEEPEST` nothing is told.
+        As long as they are the very same objects in the same places, the column is written the same. Among them are
+        numbers of elements, as themselves. Below `DEEPEST` containers the answer is None.
         """
         return [values] if self.is_leaf else None
 
@@ -187,7 +187,7 @@ class Plan:
 
 
 def each_class(turn: Callable[[type, list[Any]], list[Any]], column: list[Any]) -> list[Any]:
-    """Turn a column class by class, each in one call; the column itself comes back if nothing changes."""
+    """Call `turn` for the values of each class in a column; the column itself comes back if nothing changes."""
     if len({*map(type, column)}) == 1:
         return turn(type(column[0]), column)
     out = column
@@ -207,9 +207,9 @@ def each_class(turn: Callable[[type, list[Any]], list[Any]], column: list[Any]) 
 
 
 class Tagged(Plan):
-    """A kind whose form is `{"$mp": tag, "v": ...}` with extra keys, or `v` alone where that is exact.
+    """A plan whose form is `{"$mp": tag, "v": ...}` with extra keys, or `v` alone where that is exact.
 
-    Subclasses give `parts` (the value as JSON, and extra keys or None) and `make`, the way back.
+    Subclasses define `parts` (the value as JSON, and extra keys or None) and `make`, which does the reverse.
     """
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
@@ -235,7 +235,7 @@ class Tagged(Plan):
 
 
 class Texts(Tagged):
-    """A kind whose bare form is one text."""
+    """A plan whose bare form is one text."""
 
     bare = frozenset({"str"})
 
@@ -247,13 +247,13 @@ _NO_EXTRA: dict[str, Any] = {}
 
 
 def read_mark(raw: dict[str, Any]) -> tuple[Any, Any]:
-    """Give the tag and the class name of a tagged object; what is no text becomes None."""
+    """Give the tag and the class name of a tagged object; None for each that is no text."""
     tag, name = raw.get(MARK), raw.get("t")
     return (tag if type(tag) is str else None, name if type(name) is str else None)
 
 
 def json_kind(raw: Any) -> str:
-    """Name the kind of JSON that `raw` is; "" for what is no JSON."""
+    """Name the kind of JSON that `raw` is; "" if it is no JSON."""
     return _KINDS.get(type(raw), "")
 
 
@@ -264,25 +264,25 @@ def key_step(key: Any) -> str:
         return f'["{quoted}"]' if quoted.isprintable() else f"[{key!a}]"
     module = type(key).__module__
     if module in ("builtins", "datetime", "decimal", "uuid", "fractions"):
-        with suppress(Exception):  # of a number of thousands of digits, and of objects of users inside
+        with suppress(Exception):  # for a number of thousands of digits, and for a user's objects inside
             return f"[{key!r}]"[:100]
     return f"[<{type(key).__qualname__}>]"
 
 
 def qualified(cls: Any) -> str:
-    """Give a class's name with its module, or without for what Python itself brings."""
+    """Give a class's name with its module; built-in classes come without."""
     name = str(getattr(cls, "__qualname__", cls))
     module = getattr(cls, "__module__", "builtins")
     return name if module == "builtins" else f"{module}.{name}"
 
 
 def describe(value: Any) -> str:
-    """Say what a value is, in a message: None itself, of others the type."""
+    """Describe a value in a message: None as itself, any other value by its type."""
     return "None" if value is None else qualified(type(value))
 
 
 def describe_json(raw: Any) -> str:
-    """Say what some JSON is, in a message."""
+    """Describe some JSON in a message."""
     kind = json_kind(raw)
     if kind == "dict" and MARK in raw:
         tag, name = read_mark(raw)
@@ -294,14 +294,14 @@ def describe_json(raw: Any) -> str:
 
 
 def too_deep(value: Any) -> NotCarried:
-    """Make the refusal of a value that holds itself or is nested without reason."""
+    """Make the refusal of a value that contains itself or is nested too deep."""
     return NotCarried(
         f"containers are nested more than {MAX_DEPTH} deep here, or one holds itself", type_name=qualified(type(value))
     )
 
 
 def parent_row(row: int, parents: list[Any]) -> tuple[int, int]:
-    """Give the parent and the place in it of a row of the column that all parents' elements make."""
+    """Give the parent, and the place in it, of a row in the flat column of all parents' elements."""
     index = 0
     while row >= len(parents[index]):
         row -= len(parents[index])

@@ -37,7 +37,7 @@ _ABSENT: Any = object()
 class RecordPlan(Plan):
     """The plan of one record class. `set_fields` completes it, so that classes may refer to each other.
 
-    A value of a subclass is carried where that class is known by itself, and is tagged with its name.
+    A value of a subclass is carried if the subclass itself is known, and is tagged with its name.
     """
 
     bare = frozenset({"dict"})
@@ -62,14 +62,14 @@ class RecordPlan(Plan):
         self._specs: dict[str, FieldSpec] = {field.name: field for field in family.fields}
 
     def set_fields(self, plans: dict[str, Plan], *, is_generic: bool = False) -> None:
-        """Give the plans of the fields, by name, in the order of the family's fields.
+        """Set the plans of the fields, by name, in the order of the family's fields.
 
-        `is_generic`: what the fields hold does not follow from the class alone.
+        `is_generic`: the types of the fields do not follow from the class alone.
         """
         self.plans, self._is_generic = plans, is_generic
 
     def allow_missing_keys(self) -> None:
-        """Take a TypedDict as if it were declared with `total=False`."""
+        """Treat a TypedDict as if it were declared with `total=False`."""
         if self.family.is_mapping:
             self._specs = {name: msgspec.structs.replace(spec, optional=True) for name, spec in self._specs.items()}
 
@@ -231,7 +231,7 @@ class RecordPlan(Plan):
         return found
 
     def _rows(self, values: list[Any], dumped: list[list[Any]], depth: int) -> list[Any]:
-        """Make what is written of `values` from the columns of their fields."""
+        """Make the written rows of `values` from the columns of their fields."""
         names = self.family.names
         if self.family.is_mapping and not have_keys(values, names):  # keeps the order of the keys
             rows = zip(values, rows_of(names, dumped), strict=True)
@@ -249,7 +249,7 @@ class RecordPlan(Plan):
 
     @cached_property
     def _make_row(self) -> Callable[..., Any]:
-        """Makes what msgspec writes as an object of the fields' values."""
+        """The function that makes a row of the fields' values, which msgspec writes as an object."""
         return row_maker(self.family.names)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class RecordPlan(Plan):
             raise refusal from exc
 
     def _load_sides(self, raw: dict[str, Any], unknown: list[str]) -> tuple[dict[str, Any], list[str]]:
-        """Read what stands beside the fields; give also what of it the class does not have any more."""
+        """Read the values beside the fields; return them with the names of those that the class no longer has."""
         sides: dict[str, Any] = {}
         for key in (EXTRA, PRIVATE):
             if key not in unknown:
@@ -399,13 +399,13 @@ class RecordPlan(Plan):
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether the class itself is not its twin; never of one that may contain itself."""
+        """True unless the class itself is its twin; a class that may contain itself never is."""
         is_own_twin = self.family.is_read_natively and not self._is_generic and not self._recursive
         return not is_own_twin or any(plan.revives for plan in self.plans.values()) or not self._has_good_defaults
 
     @property
     def _has_good_defaults(self) -> bool:
-        """Whether the defaults that msgspec leaves to a dataclass itself, and does not write, are of the declared types."""
+        """True if the defaults that are class attributes, which msgspec does not write, are of their declared types."""
         try:
             for name, default in self.family.class_defaults.items():
                 self.plans[name].dump(default, 0)
@@ -415,7 +415,7 @@ class RecordPlan(Plan):
 
     @cached_property
     def twin(self) -> Any:
-        """The class itself, or a dict or struct of its fields' twins where all fields must be there."""
+        """The class itself, or a dict or struct of its fields' twins if all fields are required, else Any."""
         if not self.revives:
             return self.cls
         if self._recursive or self.family.refusal or any(spec.optional for spec in self._specs.values()):

@@ -1,4 +1,4 @@
-"""Classes that the user teaches to the codec, for the whole process."""
+"""The classes that a user has registered with the codec, for the whole process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Registration", "find_by_tag", "find_by_type", "register"]
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """How values of one class are written as carried values and made from them."""
+    """The two functions that turn values of one class into carried values and back."""
 
     type: type
     tag: str
@@ -28,7 +28,7 @@ _by_tag: dict[str, Registration] = {}
 
 
 def register(type: type, tag: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
-    """Teach the codec a class, for the whole process.
+    """Register a class with the codec, for the whole process.
 
     `encode` gives a value that the codec carries; `decode` makes an equal object from it. `tag` names the
     class in records for ever; another class may take it over only if it has the same module and name, as

@@ -1,4 +1,4 @@
-"""Turn declared types into plans, and collect the classes that they reach."""
+"""The resolver, which turns declared types into plans and collects the classes that they reach."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _BUILTIN_SEQUENCES = (tuple, set, frozenset, collections.deque)
 
 
 class Resolver:
-    """Makes the plans of one codec; all of them share one table of known classes.
+    """The maker of one codec's plans, which all share one table of known classes.
 
-    `problems` lists what is declared and can't be carried: the path of the field, and a sentence.
+    `problems` lists the declared fields that can't be carried: the path of the field, and a sentence.
     """
 
     def __init__(self, *, known: Iterable[Any] = (), drop_unknown: bool = False) -> None:
@@ -57,7 +57,7 @@ class Resolver:
         self._known = tuple(known)
         self._drop_unknown = drop_unknown
         self._simple: dict[type, Plan] = {plan.types[0]: plan for plan in (*scalar_plans(), *time_plans())}
-        # Where a float is declared, type checkers let an int pass, and both for a complex number.
+        # Type checkers accept an int for a declared float, and both for a declared complex number.
         numbers = (self._simple[float], self._simple[int])
         self._simple[float] = UnionPlan(numbers, self.untyped, "float")
         self._simple[complex] = UnionPlan((self._simple[complex], *numbers), self.untyped, "complex")
@@ -71,7 +71,7 @@ class Resolver:
 
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:
-        """What is declared and can't be carried."""
+        """The declared fields that can't be carried: path and sentence."""
         opaque = [
             (path, f"values of {plan.expected} cannot be recorded: {advice_for(plan.cls) or _ADVICE}")
             for path, plan in self._opaque
@@ -81,7 +81,7 @@ class Resolver:
 
     @property
     def problem_types(self) -> dict[str, str]:
-        """The declared types of the places that `problems` names, as far as they are classes."""
+        """The declared types of the places in `problems`, if they are classes."""
         return self._refused | {path: plan.expected for path, plan in self._opaque}
 
     def plan(self, annotation: Any, path: str, variables: dict[Any, Any] | None = None) -> Plan:
@@ -239,7 +239,7 @@ class Resolver:
             plans[field.name] = self.plan(declared, place, variables)
         plan.set_fields(plans, is_generic=bool(variables) or bool(getattr(cls, "__parameters__", None)))
 
-    # -- what is no class ------------------------------------------------------------------------------
+    # -- other annotations -----------------------------------------------------------------------------
 
     def _union(self, members: list[Plan], expected: str) -> Plan:
         flat: list[Plan] = []

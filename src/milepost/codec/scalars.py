@@ -1,6 +1,6 @@
 """Plans of values that contain no others: numbers, text, bytes, identifiers, paths.
 
-What JSON itself can tell (None, bool, int, float, str) is plain; the rest is written as text. Every class
+Values that JSON has itself (None, bool, int, float, str) are plain; all others are written as text. Every class
 is matched exactly: a bool is no int here, and a subclass of str is no str.
 """
 
@@ -21,9 +21,9 @@ from .plan import MARK, NotCarried, Plan, Tagged, Texts, qualified, read_mark
 
 __all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan", "TextPlan", "scalar_plans"]
 
-MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what fits 64 bits, signed or not
-_NATIVE = frozenset({bytes, bytearray, date, Decimal, UUID})  # msgspec writes the same text of them
-_UNCHANGEABLE = frozenset({bytes, complex, date, timedelta, Decimal})  # what is written in C, and has no attributes
+MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # the range of 64 bits, signed or not
+_NATIVE = frozenset({bytes, bytearray, date, Decimal, UUID})  # msgspec writes the same text for them
+_UNCHANGEABLE = frozenset({bytes, complex, date, timedelta, Decimal})  # classes in C without attributes
 _NON_FINITE = frozenset({"nan", "inf", "-inf"})
 # Python refuses to turn longer ints into decimal text (sys.set_int_max_str_digits allows 640 digits at least)
 _DECIMAL_BITS = 2000
@@ -86,7 +86,7 @@ class BoolPlan(Plan):
 
 
 class IntPlan(Plan):
-    """The plan of int: a number up to 64 bits, tagged text beyond."""
+    """The plan of int: a number up to 64 bits, tagged text for larger ones."""
 
     tag = "int"
     types = (int,)
@@ -231,7 +231,7 @@ class TextPlan(Texts):
 class PathPlan(Tagged):
     """The plan of a path class; `Path` stands for the concrete class of this system.
 
-    A path of another flavour than the declared class makes by itself is tagged with its class.
+    A path of another class than the declared one makes is tagged with its class.
     """
 
     tag = "path"
@@ -287,7 +287,7 @@ def checked_text(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether UTF-8 can hold the text."""
+    """Return whether UTF-8 can hold the text."""
     if text.isascii():
         return True
     try:
@@ -301,7 +301,7 @@ SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def are_exact(values: list[Any]) -> bool:
-    """Whether values of these classes are JSON as they are."""
+    """Return whether values, all of classes in `SCALARS`, are JSON as they are."""
     classes = {*map(type, values)}
     if len(classes) == 1:
         return ARE_JSON[classes.pop()](values)
@@ -309,17 +309,17 @@ def are_exact(values: list[Any]) -> bool:
 
 
 def are_64_bits(values: list[int]) -> bool:
-    """Whether all values are numbers in JSON."""
+    """Return whether all values have 64 bits at most and so are numbers in JSON."""
     return min(values) >= MIN_INT and max(values) <= MAX_INT
 
 
 def are_texts(values: list[str]) -> bool:
-    """Whether UTF-8 can hold all texts."""
+    """Return whether UTF-8 can hold all texts."""
     return is_text("".join(values))
 
 
 def are_finite(values: list[float]) -> bool:
-    """Whether no value is nan or infinite."""
+    """Return whether no value is nan or infinite."""
     return isfinite(sum(values)) or all(map(isfinite, values))  # the sum of finite values may be infinite
 
 
@@ -330,7 +330,7 @@ ARE_JSON: dict[type, Callable[[list[Any]], bool]] = {
     str: are_texts,
     type(None): lambda values: True,
 }
-"""For each class of `SCALARS`, whether values that are all of it are JSON as they are."""
+"""For each class of `SCALARS` a function that returns whether values of this class are all JSON as they are."""
 
 
 def int_text(value: int) -> str:
@@ -339,7 +339,7 @@ def int_text(value: int) -> str:
 
 
 def read_int(text: str) -> int:
-    """Read what `int_text` wrote. Raises ValueError for anything else."""
+    """Read the text that `int_text` wrote. Raises ValueError for anything else."""
     if re.fullmatch(r"-?[0-9]{1,640}", text, re.ASCII):
         return int(text)
     if re.fullmatch(r"-?0x[0-9a-f]+", text, re.ASCII):

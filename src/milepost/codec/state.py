@@ -1,4 +1,4 @@
-"""The public face of the codec: `Codec`, which carries the values of one declared type."""
+"""The public class of the codec: `Codec`, which writes and reads the values of one declared type."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ _LARGE = 64 * 1024  # bytes of a record
 
 
 class Codec(Generic[T]):
-    """Writes values of a declared type as strict JSON and reads them back, equal and of the same types.
+    """A codec of one declared type: it writes values as strict JSON and reads them back, equal and of the same types.
 
     `type_` is any type: a dataclass, TypedDict, NamedTuple, pydantic model, msgspec struct, attrs class,
-    `dict`, or an annotation such as `list[Item]`. Where it says what a value is, plain JSON is written;
-    elsewhere what JSON can't tell apart becomes an object with the key `$mp`. Classes are known from the
+    `dict`, or an annotation such as `list[Item]`. If it declares the type of a value, plain JSON is written;
+    elsewhere values that JSON can't tell apart become an object with the key `$mp`. Classes are known from the
     annotations that `type_` reaches, from `types` and from `codec.register`, never from a name in a record.
-    What can't be carried exactly is refused when it is written.
+    A value that can't be carried exactly is refused when it is written.
 
-    `upgrade` turns the plain JSON of an old record into the present form before it is read. A field that a
-    record has and the type has not is an error, or is dropped with `unknown_fields="drop"`. With `total=False` any
-    key of a TypedDict state may be missing.
+    `upgrade` turns the plain JSON of an old record into the present form before it is read. A field of a record that
+    the type does not have is an error, or is dropped with `unknown_fields="drop"`. With `total=False` any key of a
+    TypedDict state may be missing.
 
     Objects are built as they were recorded: `__init__`, `__post_init__`, `__attrs_post_init__` and the
     validators of pydantic do not run when a value is read. Only the default of a field that the record lacks is
-    converted and validated as its class does it (of pydantic where that validates defaults); one that is not of
+    converted and validated as its class does it (by pydantic if that validates defaults); a default that is not of
     the declared type is an error.
 
     `problems` lists the declared fields that can't be carried, as their path and a sentence. Making a codec
@@ -67,7 +67,7 @@ class Codec(Generic[T]):
 
     problems: tuple[tuple[str, str], ...]
     problem_types: dict[str, str]
-    """The declared types of the places that `problems` names, as far as they are classes."""
+    """The declared types of the places in `problems`, if they are classes."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class Codec(Generic[T]):
     # -- records ---------------------------------------------------------------------------------------
 
     def encode(self, value: T, *, root: str = "state") -> bytes:
-        """Write a value as compact JSON in UTF-8; equal values give equal bytes where their order is defined.
+        """Write a value as compact JSON in UTF-8; equal values give equal bytes if their order is defined.
 
-        `root` begins the paths in errors. Raises StateTypeError if something contradicts its declared type,
-        and SerializeStateError if it can't be carried exactly; both name the path.
+        `root` begins the paths in errors. Raises StateTypeError if a value is not of its declared type, and
+        SerializeStateError if it can't be carried exactly; both name the path.
         """
         try:
             return encode_json(self._plan.dump(value, 0))
         except Refusal as refusal:
             raise _refused(refusal, root) from refusal.__cause__
-        except UnicodeEncodeError as exc:  # in a name that the plans do not look at
+        except UnicodeEncodeError as exc:  # in a name that the plans do not check
             raise SerializeStateError(f"{root} holds a name with a lone surrogate", path=root, type_name="str") from exc
         except RecursionError as exc:
             raise SerializeStateError(
@@ -117,18 +117,18 @@ class Codec(Generic[T]):
             ) from exc
 
     def in_succession(self) -> Succession:
-        """Give what encodes values one after another, and writes only once what they have in common."""
+        """Give an encoder for successive values, which writes the parts that they have in common only once."""
         return Succession(self._plan, self)
 
     def decode(self, data: bytes, *, root: str = "state") -> T:
-        """Read what `encode` wrote, or JSON that a person wrote in the same form.
+        """Read the bytes that `encode` wrote, or JSON that a person wrote in the same form.
 
-        Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type. While much is
-        read, Python's collector of garbage waits, in all threads.
+        Raises DeserializeStateError, and nothing else, if the bytes do not give a value of the type. While a large
+        record is read, Python's garbage collector is off, in all threads.
         """
         if len(data) < _LARGE or not gc.isenabled():
             return self._decode(data, root)
-        gc.disable()  # nothing that is made here is garbage; to find that out several times takes as long as to make it
+        gc.disable()  # nothing made here is garbage, and several collections take as long as the reading
         try:
             return self._decode(data, root)
         finally:
@@ -136,7 +136,7 @@ class Codec(Generic[T]):
 
     def _decode(self, data: bytes, root: str) -> T:
         try:
-            # One byte is found fast, and fastest as its number.
+            # The search for one byte is fast, and fastest for its number.
             bare = not ((_DOLLAR in data and _MARK in data) or (_BACKSLASH in data and b"\\u" in data))
             if bare and self._decoder is not None and (value := self._decode_fast(data)) is not _SLOW:
                 return value  # type: ignore[no-any-return]
@@ -161,9 +161,10 @@ class Codec(Generic[T]):
         return canonical(value, (self.type, *self._types))
 
     def _decode_fast(self, data: bytes) -> Any:
-        """Read with msgspec's typed decoder, which is lenient: it counts only if the same bytes come out again.
+        """Read with msgspec's typed decoder, which is lenient: its value counts only if it is written as the same
+        bytes.
 
-        UTC has two names. Where both texts say the same value otherwise, the value is what was recorded.
+        UTC has two names in JSON. If the two texts differ in nothing else, the value is the recorded one.
         """
         assert self._decoder is not None
         try:
@@ -174,7 +175,7 @@ class Codec(Generic[T]):
             if again == data or again == b'Z"'.join(data.split(b'+00:00"')):  # faster than `replace`
                 return self._plan.revive_all([twin])[0] if self._plan.revives else twin
             return _SLOW
-        except Exception:  # a default factory of a user may fail; the other way says what is wrong
+        except Exception:  # a default factory of a user may fail; the plan then finds the error
             return _SLOW
 
     @cached_property
@@ -196,10 +197,9 @@ class Codec(Generic[T]):
             ) from exc
 
     def check(self, value: Any) -> None:
-        """Check that a value is of the declared type, without looking into it.
+        """Raise StateTypeError unless a value is of the declared type; its content is not checked.
 
-        Raises StateTypeError otherwise. A plain dict stands for a TypedDict; a subclass passes where it is
-        known by itself.
+        A plain dict counts as a TypedDict. A subclass of a record class or dict counts as that class.
         """
         plan = self._plan
         if not plan.types or type(value) in plan.types:
@@ -220,14 +220,14 @@ class Codec(Generic[T]):
 
     @property
     def field_names(self) -> tuple[str, ...] | None:
-        """The names of the state's declared fields in order; None where it is a dict or no record."""
+        """The names of the state's declared fields in order; None if it is a plain dict or no record."""
         return self._record.family.names if self._record is not None else None
 
     @property
     def reducers(self) -> dict[str, Callable[[Any, Any], Any]]:
-        """The reducers of the state's fields: what is callable with two arguments in `Annotated[T, ...]`.
+        """The reducers of the state's fields: the functions of two arguments in `Annotated[T, ...]`.
 
-        Of several the first counts. A class is no reducer.
+        The first of several counts. A class is no reducer.
         """
         if self._record is None:
             return {}
@@ -243,7 +243,7 @@ class Codec(Generic[T]):
         return found
 
     def get(self, value: T, name: str) -> Any:
-        """Read one field of a state. Raises StateTypeError if it has none of that name."""
+        """Read one field of a state. Raises StateTypeError if it has no field `name`."""
         self.check(value)
         if isinstance(value, Mapping) and (self._record is None or self._record.family.is_mapping):
             if name in value:
@@ -253,10 +253,10 @@ class Codec(Generic[T]):
         raise self._no_field(name)
 
     def replace(self, value: T, changes: Mapping[str, Any]) -> T:
-        """Make a state like `value` with some fields changed; what is not changed is the same object in both.
+        """Make a state like `value` with some fields changed; both share the objects of the other fields.
 
-        The object is made without `__init__` and `__post_init__`, so fields with `init=False` and whatever
-        those would make of others stay as they are. New values are checked when the state is written.
+        The object is made without `__init__` and `__post_init__`, so fields with `init=False` and fields that
+        those would compute stay as they are. New values are checked when the state is written.
         Raises StateTypeError for a field that the state's type does not have.
         """
         self.check(value)
@@ -296,8 +296,8 @@ class Codec(Generic[T]):
 def canonical(value: Any, types: Iterable[type] = ()) -> bytes:
     """Write a value as canonical typed JSON: equal values of equal types give equal bytes, in every process.
 
-    Keys are sorted, sets too, and whatever JSON can't tell is tagged: 1, 1.0, True and "1" all differ, and a
-    tuple is no list. Classes are known from `types` and `codec.register`. Raises SerializeStateError or
+    Keys and sets are sorted, and values that JSON can't tell apart are tagged: 1, 1.0, True and "1" all differ, and
+    a tuple is no list. Classes are known from `types` and `codec.register`. Raises SerializeStateError or
     StateTypeError, with paths that begin at `value`.
     """
     known = tuple(types)
@@ -340,7 +340,7 @@ def _sort_pairs(raw: Any) -> Any:
 
 
 def _copy_json(raw: Any, depth: int) -> Any:
-    """Copy plain JSON, so that nothing of it is shared with user code. Raises TypeError for anything else."""
+    """Copy plain JSON, so that no part of it is shared with user code. Raises TypeError for anything else."""
     if depth > 8 * MAX_DEPTH:
         raise TypeError("what it returned is nested too deep")
     if type(raw) is list:

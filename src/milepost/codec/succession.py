@@ -1,9 +1,9 @@
-"""Values that follow each other, such as the states of a run, of which each is mostly what the one before was.
+"""The encoder of successive values, such as the states of a run, where each value is mostly equal to the last one.
 
-What is written of a long list is kept in parts, with the leaves that its elements were made of then: text, numbers and
-whatever else nobody can change. A part counts as long as its elements are made of the very same objects in the same places,
-so an element that was changed in place is seen. Else it is written again. What comes out is what the codec itself writes,
-byte for byte; and where anything is refused, the codec itself says why.
+The JSON of a long list is kept in parts. With each part are the leaves of its elements: text, numbers and other
+immutable objects. A part is used again as long as its elements have the very same leaves in the same places, so a
+change of an element in place is noticed, and its part is written anew. The bytes are the same that the codec itself
+writes; if a value is refused, the codec itself raises the error.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from .records import RecordPlan
 __all__ = ["Encoder", "Succession"]
 
 _LARGE = 32 * 1024
-"""Bytes of a value from which on parts are kept of what follows it."""
+"""Size of a value in bytes from which on parts of the next value are kept."""
 _LARGEST = 16 * 1024 * 1024
-"""Bytes above which none are."""
+"""Size of a value in bytes above which no parts are kept."""
 _PART = 32 * 1024
-"""Bytes of a part, about."""
+"""Size of a part in bytes, roughly."""
 _SAMPLE = 16
-"""Elements from which it is told whether the others are likely to stay the same, and how many make a part."""
+"""Number of first elements that show whether the others have probably stayed the same, and how many make a part."""
 _FEW = 2
-"""Parts that are written anew without one that was kept before no other is tried."""
+"""By how many the parts written anew may exceed the reused ones; beyond it the whole list is written without parts."""
 _LONGEST_REST = 63
-"""Values that are written without parts after several that had little in common."""
+"""Largest number of values that are written without parts, after several values that had little in common."""
 
 
 class Encoder(Protocol):
-    """What encodes values."""
+    """An encoder of values."""
 
     def encode(self, value: Any, *, root: str = "state") -> bytes:
-        """Encode; `SerializeStateError` or `StateTypeError` where the value cannot come back the same."""
+        """Encode a value; `SerializeStateError` or `StateTypeError` if it cannot come back the same."""
         ...
 
 
 class Succession:
-    """Encodes values of one type, given by its `plan` and its `encoder`, one after another.
+    """An encoder of successive values of one type, which has this `plan` and this `encoder`.
 
-    Keeps as much as the newest value, in bytes and in references; `forget` lets go of it. For one thread at a time.
+    It keeps as much as the newest value, in bytes and in references, until `forget`. Only one thread at a time may use
+    it.
     """
 
     __slots__ = ("_encoder", "_lists", "_pause", "_plan", "_rest", "_size")
@@ -58,7 +59,7 @@ class Succession:
         self._rest = self._pause = 0
 
     def encode(self, value: Any, *, root: str = "state") -> bytes:
-        """Write a value as the encoder does; raises as that does."""
+        """Write a value as the encoder does, and raise the same errors."""
         data = self._encode(value) if _LARGE <= self._size <= _LARGEST else None
         if data is None:
             data = self._encoder.encode(value, root=root)
@@ -66,13 +67,13 @@ class Succession:
         return data
 
     def forget(self) -> None:
-        """Keep nothing."""
+        """Forget the last value."""
         self._size = 0
         for each in self._lists or ():
             each.forget()
 
     def _encode(self, value: Any) -> bytes | None:
-        """What is written of a value, part by part; None where that is not worth while, or where it may be refused."""
+        """Write a value part by part; return None if that is not worth while, or if the value may be refused."""
         if self._rest:
             self._rest -= 1
             return None
@@ -97,29 +98,29 @@ class Succession:
 
 
 class _Part(NamedTuple):
-    """Elements of a list that were written."""
+    """The JSON of some successive elements of a list, and their leaves."""
 
     leaves: list[list[Any]]
     json: msgspec.Raw
-    """Of all its elements, with commas between them."""
+    """The JSON of all elements, with commas between them."""
 
 
 class _InParts(Plan):
-    """`plan`, of a list or a tuple of any length, whose elements are written in parts."""
+    """The plan of a list, or of a tuple of any length, that writes the elements in parts as `plan` would."""
 
     def __init__(self, plan: ListPlan | SequencePlan) -> None:
         self.expected = plan.expected
         self._plan = plan
         self._count = 0
-        """How many elements make a part."""
+        """The number of elements in a part."""
         self._first: list[list[Any]] | None = None
         """The leaves of the first elements."""
         self.parts: list[_Part] = []
         self.kept = self.written = 0
-        """How many parts of the last value were kept, and how many were written."""
+        """The numbers of the last value's parts that were reused, and that were written."""
 
     def forget(self) -> None:
-        """Keep nothing."""
+        """Forget all parts."""
         self.parts.clear()
         self._first = None
 
@@ -152,7 +153,7 @@ class _InParts(Plan):
         return out
 
     def _is_worth_while(self, value: Any, depth: int) -> bool:
-        """Whether the first elements are those of the value before, and the list is long enough."""
+        """Return whether the first elements are those of the last value, and the list is long enough."""
         first = list(value[:_SAMPLE])
         leaves = self._plan.item.leaves(first, depth + 1) if first else None
         before, self._first = self._first, leaves
@@ -164,14 +165,14 @@ class _InParts(Plan):
 
 
 def _are_same(before: list[list[Any]], now: list[list[Any]]) -> bool:
-    """Whether all columns hold the same objects."""
+    """Return whether all columns have the same objects."""
     return len(before) == len(now) and all(
         len(mine) == len(other) and all(map(is_, mine, other)) for mine, other in zip(before, now, strict=True)
     )
 
 
 def _in_parts(plan: Plan, found: list[_InParts]) -> Plan:
-    """The plan with its lists written in parts, those of records in it too; `found` gets them."""
+    """Return the plan with its lists written in parts, also those of its records; append these lists to `found`."""
     if isinstance(plan, ListPlan) or (isinstance(plan, SequencePlan) and plan.cls is tuple):
         found.append(_InParts(plan))
         return found[-1]

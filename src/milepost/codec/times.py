@@ -2,7 +2,7 @@
 
 ISO text alone is exact for naive times, for UTC and for offsets of whole seconds without a name. A zone from
 the zone database, any other offset and `fold` are extra keys of the tagged form. A zone is looked up by its key in the
-zone database, and keys that are no plain names are refused first.
+zone database, after keys that are no plain names were refused.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .scalars import TextPlan, checked_text
 __all__ = ["ClockPlan", "time_plans"]
 
 _ZONE, _FOLD = attrgetter("tzinfo"), attrgetter("fold")
-_EXACT = {id(None), id(UTC)}  # the zones whose times have a text that says all
+_EXACT = {id(None), id(UTC)}  # the zones whose times are exact as text
 _decode_texts: Callable[[bytes], list[str]] = msgspec.json.Decoder(list[str]).decode
 _KEY = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _DURATION = re.compile(r"P(-?[0-9]+)DT([0-9]+)\.([0-9]{6})S", re.ASCII)
 
 
 class ClockPlan(Texts):
-    """The plan of `datetime` or `time`, which differ in nothing that matters here."""
+    """The plan of `datetime` or of `time`; both have the same methods here."""
 
     is_leaf = True  # zones other than the standard library's are refused
 
@@ -58,7 +58,7 @@ class ClockPlan(Texts):
             and {*map(id, map(_ZONE, values))} <= _EXACT
             and not any(map(_FOLD, values))
         ):
-            # As `isoformat` does it, but for the name of UTC; `isoformat` takes ten times as long.
+            # msgspec writes times as `isoformat` does, except for the name of UTC; `isoformat` takes ten times as long.
             return _decode_texts(encode_json(values).replace(b'Z"', b'+00:00"'))
         return super().dump_all(values, depth)
 

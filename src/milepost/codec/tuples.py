@@ -13,7 +13,7 @@ __all__ = ["FixedTuplePlan"]
 class FixedTuplePlan(Tagged):
     """The plan of a tuple with one declared type for each place.
 
-    `repeated`, a place and a plan, stands for `*tuple[X, ...]`: any number of elements between those of `items`.
+    `repeated` is a place and a plan for `*tuple[X, ...]`: any number of elements between those of `items`.
     """
 
     tag = "tuple"
@@ -29,12 +29,12 @@ class FixedTuplePlan(Tagged):
 
     @cached_property
     def twin(self) -> Any:
-        """A tuple of the items' twins, where those are the values."""
+        """The type of a tuple of the items' twins if these are the values themselves, else Any."""
         return Any if self.revives else tuple.__class_getitem__(tuple(item.twin for item in self.items))
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether its twin is no tuple of values."""
+        """True unless the twin is a tuple of the values themselves."""
         return self.repeated is not None or any(item.revives for item in self.items)
 
     def _plans_of(self, count: int) -> tuple[Plan, ...] | None:

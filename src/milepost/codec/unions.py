@@ -1,4 +1,4 @@
-"""The plan of unions: the bare form where the JSON tells which member it is, else the tagged form."""
+"""The plans of unions: they write the bare form if the JSON shows which member it is, else the tagged form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OptionalPlan", "UnionPlan"]
 
 
 class OptionalPlan(Plan):
-    """The plan of `X | None` where no value of X is written as null."""
+    """The plan of `X | None`. If X itself may be written as null, its values are wrapped."""
 
     def __init__(self, inner: Plan) -> None:
         self.inner = inner
@@ -20,7 +20,7 @@ class OptionalPlan(Plan):
 
     @property
     def types(self) -> tuple[type, ...]:  # type: ignore[override]
-        """The classes of the inner type, and that of None."""
+        """The classes of the inner type and of None; empty if the inner type leaves them open."""
         return (*self.inner.types, type(None)) if self.inner.types else ()
 
     @cached_property
@@ -34,7 +34,7 @@ class OptionalPlan(Plan):
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether the inner type's twins are not the values."""
+        """True if the inner type's twins are not the values themselves."""
         return self.inner.revives
 
     def revive_all(self, twins: list[Any]) -> list[Any]:
@@ -55,7 +55,7 @@ class OptionalPlan(Plan):
     wrap = dump
 
     def _widen(self, refusal: Refusal) -> None:
-        """Say of a value that is not what is declared that None would have been fine as well."""
+        """Add `| None` to the expected type in the refusal of a value that is not of the declared type."""
         if not refusal.steps and refusal.expected == self.inner.expected:
             refusal.expected = self.expected
 
@@ -117,9 +117,9 @@ def _nth_given(values: list[Any], n: int) -> int:
 class UnionPlan(Plan):
     """The plan of `X | Y`.
 
-    A member writes its bare form if no other member can be mistaken for it; what JSON itself tells (text, a
-    list) is never tagged beside what needs a tag. Members of the same class, such as `list[int] | list[str]`,
-    are written the untyped way, and checked against the members in both directions.
+    A member writes its bare form if no other member can be mistaken for it. Values that JSON shows by itself (text, a
+    list) are never tagged because another member needs a tag. Members of the same class, such as
+    `list[int] | list[str]`, are written as untyped values, and checked against the members in both directions.
     """
 
     plain = True
@@ -143,7 +143,7 @@ class UnionPlan(Plan):
 
     @cached_property
     def is_leaf(self) -> bool:  # type: ignore[override]
-        """Whether all members are."""
+        """True if all members are leaves."""
         return all(member.is_leaf for member in self.members)
 
     @cached_property
@@ -156,13 +156,13 @@ class UnionPlan(Plan):
 
     @cached_property
     def _loose(self) -> frozenset[int]:
-        """The members that share their class with another one, or do not say it."""
+        """The ids of the members that share a class with another member, or leave their classes open."""
         shared = {id(m) for same in self._by_class.values() if len(same) > 1 for m in same}
         return frozenset(shared | {id(member) for member in self.members if not member.types})
 
     @cached_property
     def _owners(self) -> dict[str, Plan]:
-        """Which member some untagged JSON of a kind belongs to."""
+        """The member that untagged JSON of a kind belongs to, by kind."""
         owners: dict[str, Plan] = {}
         for kind in self.bare - {"tagged"}:
             able = [m for m in self.members if kind in m.bare]
@@ -178,19 +178,19 @@ class UnionPlan(Plan):
 
     @cached_property
     def _scalars(self) -> frozenset[type]:
-        """The classes of the members, if JSON itself tells all of them; else nothing."""
+        """The classes of the members if JSON itself shows all of them; else empty."""
         if all(m.plain and m.types and {*m.types} <= SCALARS and id(m) not in self._loose for m in self.members):
             return frozenset(self._by_class)
         return frozenset()
 
     @cached_property
     def twin(self) -> Any:
-        """The classes of the members, if JSON itself tells all of them."""
+        """The union of the members' classes if JSON itself shows all of them, else Any."""
         return Union[tuple(self._scalars)] if self._scalars else Any  # noqa: UP007  # they are known only here
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """Whether it has no twin."""
+        """True if the union has no twin."""
         return not self._scalars
 
     def dump(self, value: Any, depth: int) -> Any:

@@ -1,7 +1,7 @@
-"""Plans of places whose declared type does not say which class a value has: Any, unknown classes, aliases.
+"""Plans of places whose declared type does not fix the class of a value: Any, unknown classes, aliases.
 
 `UntypedPlan` is the self-describing form. It finds the plan of a value by its exact class, and of a tagged
-object by its tag, in tables that hold what Python brings and what the codec's own annotations and `types=`
+object by its tag, in tables of Python's own classes and of those that the codec's annotations and `types=`
 name. A name in a record is only looked up there; nothing is ever imported by it.
 """
 
@@ -49,8 +49,8 @@ from .times import time_plans
 __all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "advice_for", "is_plain_json", "refuse_unknown"]
 
 _PLAIN = SCALARS | {list, dict}
-FEW = 16  # elements of a container that are looked at one by one
-MANY = 1 << 16  # elements of a column of which leaves are told: one that holds itself has more and more
+FEW = 16  # elements of a container up to which they are checked one by one
+MANY = 1 << 16  # elements of a column up to which leaves are given: one that contains itself has more and more
 DEEP = 32  # containers within containers; below them too, because that takes less of the stack
 
 
@@ -89,14 +89,14 @@ class UntypedPlan(Plan):
             self._by_name.setdefault((plan.tag, name), []).append(plan)
 
     def knows_subclass(self, cls: type) -> bool:
-        """Whether values of some class below `cls` are carried."""
+        """Return whether values of some subclass of `cls` are carried."""
         try:
             return any(issubclass(known, cls) for known in self._by_type)
         except TypeError:
             return False
 
     def name_of(self, cls: type) -> str:
-        """Give the name of a known class in records: the short one, or with its module where two share it."""
+        """Give the name of a known class in records: the short one, or with its module if two classes share that."""
         same = self._classes.get(cls.__name__, ())
         if len(same) < 2:
             return cls.__name__
@@ -153,9 +153,9 @@ class UntypedPlan(Plan):
         return found
 
     def _dump_class(self, depth: int, cls: type, values: list[Any]) -> list[Any]:
-        """Write a column of one class. Where a value stands twice in it, they are written one by one.
+        """Write a column of one class; write the values one by one if one of them is in the column twice.
 
-        So the columns inside have at most as many elements as there are in the value, even if it holds itself.
+        So the columns inside have at most as many elements as the value has, even if it contains itself.
         """
         plan = self._by_type.get(cls)
         is_alone = cls in SCALARS or len({*map(id, values)}) == len(values)
@@ -231,16 +231,16 @@ class UntypedPlan(Plan):
 
 
 class _AnyPathPlan(PathPlan):
-    """Reads a path of any flavour by the class that its tag names."""
+    """A plan that reads a path of any class, by the class that its tag names."""
 
     def __init__(self) -> None:
         super().__init__(PurePath)
 
 
 def is_plain_json(values: Iterable[Any], depth: int) -> bool:
-    """Whether values are JSON as they are: exact classes, no marks, nothing large or nested too deep.
+    """Return whether values are JSON as they are: exact classes, no marks, nothing large or nested too deep.
 
-    Answers False rather than say what is wrong; the walk over plans does that.
+    False does not say what is wrong; the plans find that out.
     """
     for value in values:
         cls = type(value)
@@ -270,7 +270,7 @@ def is_plain_json(values: Iterable[Any], depth: int) -> bool:
 
 
 def dump_registered(registration: Registration, value: Any, untyped: Plan, depth: int) -> dict[str, Any]:
-    """Write a value of a registered class; what its `encode` gives goes the untyped way."""
+    """Write a value of a registered class; the result of its `encode` is written as an untyped value."""
     if depth >= MAX_DEPTH:
         raise too_deep(value)
     try:
@@ -281,7 +281,7 @@ def dump_registered(registration: Registration, value: Any, untyped: Plan, depth
 
 
 class RegisteredPlan(Plan):
-    """The plan of a class that was registered; its values are always tagged."""
+    """The plan of a registered class; its values are always tagged."""
 
     tag = "custom"
 
@@ -312,14 +312,14 @@ class RegisteredPlan(Plan):
 
 
 class OpaquePlan(Plan):
-    """The plan of a class that is no record: abstract, or one that can't be carried. Known subclasses are."""
+    """The plan of a class that is abstract or can't be carried; values of known subclasses are carried."""
 
     def __init__(self, cls: Any, expected: str, untyped: UntypedPlan) -> None:
         self.cls, self.expected, self._untyped = cls, expected, untyped
 
     @property
     def is_carried(self) -> bool:
-        """Whether some value of the declared type can be carried."""
+        """True if some value of the declared type can be carried."""
         if getattr(self.cls, "_is_protocol", False):  # any known class may fit it
             return True
         return isinstance(self.cls, type) and (
@@ -345,7 +345,7 @@ class OpaquePlan(Plan):
 
 
 class LaterPlan(Plan):
-    """Stands for a type alias that refers to itself, until `target` is known."""
+    """A placeholder for a type alias that refers to itself; `target` is set once its plan is known."""
 
     target: Plan
 
@@ -354,7 +354,7 @@ class LaterPlan(Plan):
 
     @property
     def types(self) -> tuple[type, ...]:  # type: ignore[override]
-        """What the alias stands for decides."""
+        """The classes of the alias's type."""
         return self.target.types
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -383,7 +383,7 @@ def refuse_unknown(value: Any) -> Refusal:
 
 
 def advice_for(cls: Any) -> str:
-    """Tell what to do with values of a class that has a better place than a record; "" for any other class."""
+    """Advise on values of a class that should be kept outside of records; "" for any other class."""
     package, name = getattr(cls, "__module__", "").partition(".")[0], getattr(cls, "__name__", "")
     if package == "pydantic" and name.startswith("Secret"):
         return "a masked secret must not be stored: keep it out of the state and pass it by deps="

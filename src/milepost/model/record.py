@@ -111,7 +111,7 @@ class Record(NamedTuple):
 
     * "": the encoded state; in a record without a header, the bytes that were saved
     * "zstd": the encoded state as one zstd frame
-    * "unpacked": the encoded state, although the header says that it is compressed; the core hands it to stores like this
+    * "unpacked": the encoded state, although the header says that it is compressed; so the core hands it to a store
     * "difference": the change against an earlier record of the run, see `stores.base.deltas`; readers get it only if
       that record is lost
     * "verbatim": not a state but the bytes that were saved from outside, in a store that has a key: there such a
@@ -138,7 +138,7 @@ class Record(NamedTuple):
         return self.header is None or self.packing == VERBATIM
 
     def fields(self) -> dict[str, Any]:
-        """Return the header's fields, {} for a record from outside; `CheckpointCorruptError` if it is no JSON object."""
+        """Return the header's fields, {} for a record from outside; `CheckpointCorruptError` for no JSON object."""
         return {} if self.is_foreign else self.header_fields()
 
     def header_fields(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class _CheckpointHeader(msgspec.Struct):
 
 
 def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
-    """Return a state as it is written: payload, packing, and the values for the header's `encoding` and `compressed`."""
+    """Return a state as it is written: payload, packing, and the header's values of `encoding` and `compressed`."""
     if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
         if size > DECOMPRESSED_LIMIT:
             raise StateTooLargeError(
