@@ -66,8 +66,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one call, complete and checked."""
 
     if_exists: str = "error"
-    """The treatment of a run that exists already: error, resume, retry (the failed node), return (wait for its end), or
-    continue: a finished run of a graph begins a new turn with the given state."""
+    """The treatment of a run that exists already: error, resume, retry (the failed node or step), return (wait for its
+    end), or continue: a finished run of a graph begins a new turn with the given state."""
     compare_inputs: bool = True
     """True: refuse a run that began with another input. False: go on with the recorded input."""
     checkpoint_failure_fatal: bool = True
@@ -118,8 +118,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_parallel: int | None = None
     """The number of calls of user functions that run at once; None: no limit (threads under sync verbs: 32)."""
     executor: ExecutorLike | None = None
-    """The executor for sync functions of nodes, steps and items without one of their own; None: run them in this
-    process.
+    """The executor of sync functions whose node, step or item has none of its own; None: they run in this process.
 
     A factory of an executor is called again after its pool broke. Coroutine functions, and functions that decide
     (routers, predicates, handlers), run in this process in any case.

@@ -219,11 +219,11 @@ class Renewal(NamedTuple):
 
 
 class RunSnapshot(NamedTuple):
-    """The present state of a run. `point` is the newest live checkpoint, or the start, or None for a run without
-    either.
+    """The present state of a run.
 
-    `tail` has the live records after the point, in order: failures, owners, routes and the like; `newest` is the
-    sequence of the newest record. The cost of both depends on the records since the point, not on the whole history.
+    `point` is the newest live checkpoint, or the start, or None for a run without either. `tail` has the live records
+    after the point, in order: failures, owners, routes and the like; `newest` is the sequence of the newest record. The
+    cost of both depends on the records since the point, not on the whole history.
     """
 
     row: RunRow
@@ -233,7 +233,7 @@ class RunSnapshot(NamedTuple):
     nodes: tuple[str, ...] = ()
     """The nodes that have a live checkpoint up to the point, sorted; only if `with_nodes` asked for them."""
     expected: int = -1
-    """The least number of the newest record, according to the row: a journal that is shorter was damaged."""
+    """The number that the newest record must have at least, according to the row; a shorter journal was damaged."""
     start: Record | None = None
     """The start record, only if `with_nodes` asked for it. None: there is none, or the caller has to read it."""
 
@@ -581,18 +581,17 @@ class Store(abc.ABC):
         statuses: str | Iterable[str] = ("finished", "cancelled"),
         dry_run: bool = False,
     ) -> Pruned:
-        """Delete runs, and visits of runs, that nobody needs any more. Nothing is deleted that the arguments do not
-        name.
+        """Delete runs, and visits of runs, that nobody needs any more, and nothing that the arguments do not ask for.
 
         Only runs with one of `statuses` (`dead` included) are pruned, and never one with a live owner. A run that can't
-        be read has the status `blocked`, as `list_runs` shows it, or its last readable one, and is only deleted as a
-        whole. `older_than`: a run whose last activity is that long ago, in seconds or a timedelta, is deleted with all
-        that belongs to it. `keep_last`: in every other run each node keeps that many visits, the newest ones, and
-        superseded ones only if there are too few others; the records of a visit are deleted with it. The start, the
-        end, changes of owner and replies stay. So does the newest record of a node, by which visits are counted on, and
-        all that the resume of a visit that stays needs: its fork with all branches, the state around its sub-graph. The
-        row counts the deleted records (`verify` needs that), and takes a new epoch, so that a verb that has read
-        deleted records begins anew; the time of the last activity stays.
+        be read has the status `blocked`, as `list_runs` shows it, or the one that its row still has, and is only
+        deleted as a whole. `older_than`: a run whose last activity is that long ago, in seconds or a timedelta, is
+        deleted with all that belongs to it. `keep_last`: in every other run each node keeps that many visits, the
+        newest ones, and superseded ones only if there are too few others; the records of a visit are deleted with it.
+        The start, the end, changes of owner and replies stay. So does the newest record of a node, by which visits are
+        counted on, and all that the resume of a visit that stays needs: its fork with all branches, the state around
+        its sub-graph. The row counts the deleted records (`verify` needs that), and takes a new epoch, so that a verb
+        that has read deleted records begins anew; the time of the last activity stays.
 
         Each run has a write of its own, all or nothing, so that other writers get their turn in between. With `dry_run`
         nothing is changed. `OptionError` without `older_than` and `keep_last`, and for values that make no sense.
@@ -621,8 +620,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def import_run(self, data: bytes, *, run_id: str | None = None) -> str:
-        """Store the run that `export` gave, from a store of any kind, in one write; return its id, or `run_id` if
-        given.
+        """Store the run that `export` gave, from a store of any kind, in one write; return its id, or a given `run_id`.
 
         Everything is checked first: `CheckpointCorruptError` (`CheckpointIntegrityError` for a digest or seal that does
         not fit, `CheckpointVersionError` for a newer form) names the line, and nothing is stored. Records are sealed

@@ -161,8 +161,7 @@ class Codec(Generic[T]):
         return canonical(value, (self.type, *self._types))
 
     def _decode_fast(self, data: bytes) -> Any:
-        """Read with msgspec's typed decoder, which is lenient: its value counts only if it is written as the same
-        bytes.
+        """Read with msgspec's typed decoder, which is lenient: a value counts only if it is written as the same bytes.
 
         UTC has two names in JSON. If the two texts differ in nothing else, the value is the recorded one.
         """

@@ -276,7 +276,7 @@ def _version(raw: bytes | None) -> int:
 
 
 def _renamed(fields: dict[str, bytes]) -> dict[str, bytes]:
-    """Fields under today's names: those of Go structs in any case, and those of step workflows' files."""
+    """Rename the fields of Go structs, in any case, and those of step workflows' files to the present names."""
     if "node_id" in fields:
         return dict(fields)
     is_go = any(name.lower() in {"nodeid", "runid"} for name in fields)

@@ -1,5 +1,4 @@
-"""Values about the content of a store: its runs and checkpoints, their size, the retention policy, what a prune
-deleted.
+"""Values about the content of a store: runs, checkpoints, sizes, the retention policy, and the result of a prune.
 
 This module is imported only where one of these values is made or read, because most runs need none of them.
 """
@@ -114,8 +113,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The result of `prune`: the ids of deleted and of thinned runs, and the number of `records` that thinned runs
-    lost.
+    """The result of `prune`: the ids of deleted and of thinned runs, and how many `records` the thinned ones lost.
 
     With `dry_run` it is what would have been deleted.
     """
