@@ -367,7 +367,7 @@ def _read_complex(text: str) -> complex:
 
 def _read_decimal(text: str) -> Decimal:
     value = Decimal(text)
-    if value.is_nan() and "nan" not in text.lower():  # what is no number gives NaN under a context without traps
+    if value.is_nan() and "nan" not in text.lower():  # a context without traps makes NaN of bad text
         raise ValueError(text[:40])
     return value
 

@@ -1,6 +1,6 @@
 """The path to a branch of a fork, or to an item of a map, as records have it in their field `branch`.
 
-A path is a row of segments `fork#visit/branch`, the outermost first, so an inner path begins with the path of what is
+A path is a row of segments `fork#visit/branch`, the outermost first, so an inner path begins with the path that is
 around it. Ids have no whitespace. They may have `#`, but a slash follows the number of a visit, and no branch id has
 one.
 """

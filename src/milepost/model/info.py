@@ -115,7 +115,7 @@ class Retention:
 class Pruned:
     """The result of `prune`: the ids of deleted and of thinned runs, and how many `records` the thinned ones lost.
 
-    With `dry_run` it is what would have been deleted.
+    With `dry_run` nothing was deleted, and these are the values of a real prune.
     """
 
     deleted: tuple[str, ...] = ()
