@@ -1,6 +1,6 @@
-"""How a recorded state is amended before a run goes on: by what `state_override` or `update` makes of it.
+"""Amendments: `state_override` or `update` changes a recorded state before a run goes on.
 
-The amendment is made and checked here, and nothing is written: whoever takes the run records it in the owner record.
+This module makes and checks the amendment, and writes nothing: whoever takes the run records it in the owner record.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["amended", "check_branch"]
 def amended(
     run: Run, flow: GraphFlow | None, codec: StateCodec, data: bytes, node_id: str | None, where: str
 ) -> Routine[Amendment | None]:
-    """Make of the state in `data`, recorded at `node_id`, what the call's options say; None where they say nothing.
+    """Amend the state in `data`, recorded at `node_id`, as the call's options say; return None if they say nothing.
 
-    `flow` is the graph whose state that is, None for what came of an item. What the override, or a reducer, raises is
-    raised as it is; `StateTypeError` and `SerializeStateError` tell of a state that may not be. `where` says in their texts
-    which run that was for.
+    `flow` is the graph of that state, None for the result of an item. Errors of the override or of a reducer pass
+    through. Raises `StateTypeError` or `SerializeStateError` for an amended state that is refused; `where` names the
+    run in their texts. Raises `OptionError` for an `update` of a state that takes no parts.
     """
     override, part = run.options.state_override, run.options.update
     if override is not None:
@@ -82,10 +82,10 @@ def check_branch(
     data: bytes,
     amendment: Amendment,
 ) -> None:
-    """Raise `OptionError` where the join could not tell what an amended state of a branch adds to the state before the fork.
+    """Raise `OptionError` if the join could not derive what an amended state of a branch adds to that before the fork.
 
-    `entry` is the checkpoint that is amended, in a node of `flow`; `point` is the record that the run's own graph had come
-    to, with its state in `data`.
+    `entry` is the amended checkpoint, of a node of `flow`; `point` is the record that the run's own graph had come to,
+    with its state in `data`.
     """
     around = since.fork_around(entry, point)
     if around is None or flow.update_codec is None or amendment.updates is not None:
@@ -98,7 +98,7 @@ def check_branch(
     decode = flow.codec.decode
     base = decode(data if began is None else since.state_of(began))
     others = since.beside(turning, fork.branches, point.sequence)
-    # What a single branch changed is taken as it is.
+    # A field that only one branch changed needs no reducer: the join takes its value as it is.
     reduced = {name for other in others for name in flow.replaced(base, decode(since.state_of(other)))}
     changed = flow.replaced(decode(since.state_of(entry)), amendment.state)
     for name in flow.untold(fork, base, amendment.state, [name for name in changed if name in reduced]):

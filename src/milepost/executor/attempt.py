@@ -1,7 +1,7 @@
-"""The attempts of one call of user code: until one succeeds or the policy gives up. The same for nodes and for steps.
+"""The attempts of one call of user code, until one succeeds or the policy gives up: the same for nodes and steps.
 
-What a call is, what its answer must be and what is recorded of a failure is the caller's; how often it is tried, for how
-long, and with which pauses is decided here.
+The caller says what is called, judges the answer and records failures. This module decides how often the call is tried,
+for how long, and with which pauses.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 
 class AttemptBudget(msgspec.Struct, eq=False):
-    """What a visit has used up already."""
+    """The attempts and failures that a visit has used up so far."""
 
     visit: int = 1
     failures: int = 0
     """Failed attempts that count for the policy."""
     attempts: int = 0
-    """All attempts before the next one, those that a crash cut short included."""
+    """All attempts before the next one, including those that a crash cut short."""
     pause: float = 0.0
     """Seconds left of the last back-off."""
     notes: list[str] = []
-    """What became of the attempts in this process, a line each."""
+    """The ends of the attempts in this process, a line each."""
 
 
 def attempts(
@@ -52,17 +52,20 @@ def attempts(
     catch: type[Exception] = Exception,
     commit: Callable[[Context[Any], T, float, tuple[Statement, ...]], Routine[None]] | None = None,
 ) -> Routine[tuple[Context[Any], T, float]]:
-    """Do what `prepare` gives, a call or a routine, until it succeeds.
+    """Perform the call or routine that `prepare` gives, again and again until it succeeds.
 
-    Gives the context of that attempt, what `judge` made of its answer, and its milliseconds.
+    Returns the context of the successful attempt, the value that `judge` made of its answer, and its duration in
+    milliseconds.
 
-    `judge` may refuse an answer by raising, which fails the attempt. `failed` records a failed one; its arguments are the
-    error, the seconds until the next attempt (None: there is none, and it must raise), and whether `judge` raised it.
-    `ends_at` (monotonic seconds, None: never) is when something around all attempts is over: `OutOfTime`. Errors other than
-    `catch` are no failures of the attempt, and end everything; where that is not Exception its cause is what failed.
+    `judge` may refuse an answer by raising, which fails the attempt. `failed` records a failed attempt. It is given the
+    attempt's context, the error, the seconds until the next attempt (None: there is none, and it must raise), and
+    whether `judge` raised the error. `ends_at` (monotonic seconds, None: never) is the time at which something around
+    all attempts is over: then `OutOfTime` is raised. Errors other than `catch` are no failures of the attempt, and end
+    everything. If `catch` is not Exception, the policy is asked about the cause of the error instead of the error.
 
-    `commit` records what an attempt made that has asked for statements to count with its record, and is not called for others;
-    None: none may ask. Its `StatementError` fails the attempt with that error, its other errors end everything.
+    `commit` records the value of an attempt that has asked for statements to count with its record, and is called for
+    no other attempt; None: no attempt may ask. Its `StatementError` fails the attempt with that error, its other errors
+    end everything.
     """
     options, clock = run.options, run.options.clock
     if timeout is None:
@@ -96,7 +99,7 @@ def attempts(
             continue
         duration = (clock.monotonic() - began) * 1000
         if commit is not None:
-            # What a thread of the function asks for from now on comes too late, and is told so.
+            # A thread of the function that asks for a statement from now on is too late, and gets an error.
             queued, context._statements = context._statements, ()
             if queued:
                 try:
@@ -111,12 +114,12 @@ def attempts(
 
 
 def cause_of(exc: Exception) -> Exception:
-    """What a failed attempt failed with: of a statement that is what the database said."""
+    """Return the error that an attempt failed with: for a statement the database's own error, else `exc` itself."""
     return exc.__cause__ if isinstance(exc, StatementError) and isinstance(exc.__cause__, Exception) else exc
 
 
 def _counted(run: Run, node_id: str, spent: AttemptBudget, policy: Retry | None, why: Exception) -> float | None:
-    """Count a failed attempt; the seconds until the next one, None if there is none."""
+    """Count a failed attempt, and return the seconds until the next one; None if there is none."""
     spent.failures += 1
     spent.attempts += 1
     # A sync call that could not be stopped still runs; no other attempt may run beside it.
@@ -127,7 +130,7 @@ def _counted(run: Run, node_id: str, spent: AttemptBudget, policy: Retry | None,
 
 
 class OutOfTime(BaseException):
-    """The time of something around a call is over, at `ends_at`: what has it catches this."""
+    """The end of the time of something around a call, at `ends_at`. Whoever set that time catches this exception."""
 
     def __init__(self, ends_at: float, *, is_running: bool = False) -> None:
         super().__init__("out of time")
@@ -143,7 +146,7 @@ def _until(ends_at: float, now: float, limit: float | None) -> float:
 
 
 def pause(run: Run, seconds: float) -> Routine[None]:
-    """Sleep, but not past the call's own time, and not on when the run is lost or cancelled."""
+    """Sleep, but not beyond the call's own time. Raise if the run is lost or cancelled meanwhile."""
     left = run.time_left(seconds) if run.options.run_timeout is not None else seconds
     yield Sleep(left, run.journal.held)
     if left < seconds:

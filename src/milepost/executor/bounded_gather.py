@@ -1,4 +1,4 @@
-"""Many things at once, with only so many of them open: what is not begun yet costs nothing but its name."""
+"""Many routines at once, with a limit on how many are open. A routine that has not begun costs nothing but its name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["bounded_gather"]
 
 
 def bounded_gather(run: Run, routines: Mapping[str, Routine[Any]], limit: int | None) -> Routine[dict[str, Outcome]]:
-    """Do several at once, at most `limit` of them: an outcome for each that was begun, in order.
+    """Perform routines at once, at most `limit` of them, and return an outcome for each that was begun, in order.
 
-    The run's own limit is for the calls in all of them together, which may have branches inside. Only after an interruption
-    are there some that were not begun.
+    The routines may have branches inside; the run's own limit counts the calls in all of them together. Only an
+    interruption leaves routines that were not begun.
     """
     most_calls = run.options.max_parallel
     if limit is None or limit >= len(routines):
@@ -30,7 +30,7 @@ def bounded_gather(run: Run, routines: Mapping[str, Routine[Any]], limit: int | 
 
 
 def _lane(queue: Iterator[tuple[str, Routine[Any]]], outcomes: dict[str, Outcome]) -> Routine[None]:
-    """Do one after the other, as long as there are some."""
+    """Take routines from the queue and perform one after the other, until the queue is empty."""
     for name, routine in queue:
         try:
             value = yield from routine

@@ -1,8 +1,8 @@
-"""What is known of a run before anything is done with it: pure functions of what was read.
+"""Checks of a run before anything is done with it: pure functions of what was read.
 
-`refused_by_status` tells why the run's status does not let a verb go on, `examine` verifies and decodes a point and
-finds where it leads in the flow as it is now, and `refusal_of` tells what of that is in the verb's way. None of them
-runs user code or touches the store.
+`refused_by_status` gives the error if the run's status does not let a verb go on; the other functions check flow,
+inputs, renames and seals. None of them runs user code or touches the store. `milepost.graph.checks` examines the point
+itself.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ __all__ = [
 ]
 
 MAX_SHOWN = 200
-"""Characters of an input that an error shows."""
+"""The largest number of bytes of an input that an error shows."""
 COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
-"""Operations whose failure uses up an attempt of the policy."""
+"""The operations whose failure uses up an attempt of the retry policy."""
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """What a verb wants of a run that exists."""
+    """A verb's request to go on with a run that exists."""
 
     verb: Literal["resume", "resume_from", "retry", "continue"] = "resume"
     node_id: str | None = None
     visit: int | None = None
     rerun: bool = False
     state: Any = None
-    """What a new turn is begun with."""
+    """The value that a new turn begins with."""
 
     @classmethod
     def of(cls, node_id: str | None, visit: int | None, rerun: bool) -> ResumeRequest:
-        """`resume`, or `resume_from` where a node is named."""
+        """Make a request to `resume`, or to `resume_from` if a node is named."""
         return cls() if node_id is None else cls("resume_from", node_id, visit, rerun)
 
 
@@ -83,11 +83,11 @@ class Amendment(NamedTuple):
     state: Any
     data: bytes
     updates: bytes | None = None
-    """What of an update is for fields with a reducer, as JSON, where the graph forks; None: it is a whole state."""
+    """The values of an update for fields with a reducer, as JSON, if the graph forks; None for a whole state."""
 
 
 def refused_by_status(run: Run, wish: ResumeRequest, row: RunRow) -> MilepostError | None:
-    """Why the run's status does not let the verb go on, or None."""
+    """Return the error if the run's status does not let the verb go on; else None."""
     info, options = row.info, run.options
     status = info.status
     if wish.verb == CONTINUE:
@@ -110,12 +110,12 @@ def refused_by_status(run: Run, wish: ResumeRequest, row: RunRow) -> MilepostErr
 
 
 def recorded_ids(run: Run, node_id: str) -> tuple[str, ...]:
-    """The ids under which a node's records stand: its own, and those that it was renamed from."""
+    """Return the ids under which a node is recorded: its own, and those that it was renamed from."""
     return tuple({name: None for name, _, _ in run.renames.sources(node_id)}) if run.renames else (node_id,)
 
 
 def check_renames(run: Run, recorded: JournalHistory, names: Iterable[str] = ()) -> None:
-    """Raise `OptionError` where the names that are given now make one of two recorded ids, `names` among them."""
+    """Raise `OptionError` if the renames that are given now turn two recorded ids, or ids in `names`, into one."""
     if not run.renames.given:
         return
     for name in names:
@@ -134,7 +134,11 @@ def check_renames(run: Run, recorded: JournalHistory, names: Iterable[str] = ())
 
 
 def check_recordable(run: Run) -> None:
-    """Raise what keeps every run of the flow from its store: a type that cannot be carried, a wait that cannot be kept."""
+    """Raise an error if no run of the flow can be kept in its store.
+
+    Raises `SerializeStateError` for a type that cannot be recorded, `OptionError` for a wait that the store cannot
+    keep.
+    """
     store, flow = run.store, run.flow
     problem = None if store is None else next(_problems(flow), None)
     if problem is not None:
@@ -162,7 +166,7 @@ def check_recordable(run: Run) -> None:
 
 
 def _problems(flow: Flow) -> Iterator[tuple[str, str, str]]:
-    """List what of a flow's own states, and of the graphs in it, cannot be recorded: paths, sentences, types."""
+    """Yield what cannot be recorded of the states of a flow and the graphs in it: path, sentence and type of each."""
     types = getattr(flow.codec, "problem_types", {})
     yield from ((path, text, types.get(path, "")) for path, text in getattr(flow.codec, "problems", ()))
     units: Mapping[str, Unit] = getattr(flow, "units", {})
@@ -174,7 +178,7 @@ def _problems(flow: Flow) -> Iterator[tuple[str, str, str]]:
 
 
 def check_flow(run: Run, row: RunRow) -> None:
-    """Raise `WrongFlowError` unless the run is one of this flow, and what `check_recordable` raises."""
+    """Raise `WrongFlowError` unless the run is one of this flow, and the errors of `check_recordable`."""
     check_recordable(run)
     if row.info.flow and row.info.flow != run.flow.name:
         raise WrongFlowError(
@@ -188,9 +192,10 @@ def check_flow(run: Run, row: RunRow) -> None:
 
 
 def input_mismatch(run: Run, begun: Mapping[str, Any], recorded: bytes, given: Any) -> InputMismatchError | None:
-    """The error of a run that began with something else than `given`, by its start record's fields and what it holds.
+    """Return the error if a run began with another input than `given`; else None.
 
-    A new input that is left at its default is no difference, a changed default is.
+    `begun` are the fields of its start record, `recorded` is the input in that. A new input that is left at its default
+    is no difference, a changed default is.
     """
     before = str(begun.get("inputs_hash") or "")
     now = run.flow.inputs_hash(given)
@@ -209,7 +214,7 @@ def input_mismatch(run: Run, begun: Mapping[str, Any], recorded: bytes, given: A
 
 
 def _other_inputs(run: Run, digests: Mapping[str, str], recorded: bytes, given: Any) -> tuple[tuple[str, ...], str]:
-    """The names of what differs, and in words how."""
+    """Return the names of the inputs that differ, and a description of the differences."""
     if not digests:
         return ("state",), _both(recorded, run.flow.codec.encode(given)) or "the states are too long to show"
     flow = cast("StepFlow", run.flow)
@@ -231,7 +236,7 @@ def _both(recorded: bytes, given: bytes) -> str:
 
 
 def locked(run: Run, row: RunRow) -> RunLockedError:
-    """The error of a run that another owner has, or another verb of this process."""
+    """Make the error of a run that another owner has, or another verb of this process."""
     until = row.info.lease_until
     told = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
     who = "another verb of this process" if row.lease == "ours" else describe_owner(row.info.owner)
@@ -245,7 +250,7 @@ def locked(run: Run, row: RunRow) -> RunLockedError:
 
 
 def not_resumable(run: Run, status: str, reason: str, hint: str, **facts: Any) -> RunNotResumableError:
-    """The error of a run that the verb does not go on with; `hint` says what does."""
+    """Make the error of a run that the verb does not go on with; `hint` says what to do instead."""
     told = f" ({reason})" if reason else ""
     return RunNotResumableError(
         f"run {run.run_id!r} is {status}{told}: {hint}", run_id=run.run_id, status=status, reason=reason, **facts
@@ -259,7 +264,10 @@ def not_resumable(run: Run, status: str, reason: str, hint: str, **facts: Any) -
 
 
 def check_seal(run: Run, record: Record) -> bool:
-    """Whether the record was proven and not only accepted."""
+    """Return whether the seal proves the record; False if the record is only accepted.
+
+    Raises `CheckpointCorruptError` for a record that its seal refutes.
+    """
     assert run.store is not None
     try:
         return run.store.seals.check(run.run_id, record)
@@ -269,25 +277,25 @@ def check_seal(run: Run, record: Record) -> bool:
 
 
 def content_of(point: Record) -> tuple[dict[str, Any], bytes]:
-    """The header fields and the plain encoded state of a record, whoever wrote it."""
+    """Return the header fields and the plain encoded state of a record, even one that other software wrote."""
     if not point.is_foreign:
         return point.fields(), point.state() or b""
     return read_envelope(point.state() or b"")
 
 
 def left_of_pause(fields: Mapping[str, Any], now: float) -> float:
-    """Seconds left of the back-off after a failure: never more than the policy chose, whatever clocks say."""
+    """Return the seconds left of the back-off after a failure: never more than the policy chose, whatever clocks say."""
     ends = parse_time(fields["retry_at"]).timestamp()
     chosen = ends - parse_time(fields["timestamp"]).timestamp()
     return max(0.0, min(ends - now, chosen))
 
 
 def ranges_upto(live: Ranges, upto: int) -> Ranges:
-    """The live ranges with everything after `upto` taken out."""
+    """Return the live ranges without the numbers after `upto`."""
     kept = [(branch, first, upto if last is None else min(last, upto)) for branch, first, last in live if first <= upto]
     return tuple(kept) if live else (("", 0, upto),)
 
 
 def is_live(sequence: int, live: Ranges) -> bool:
-    """Whether a record stands, given the live ranges of its journal."""
+    """Return whether a record counts, by the live ranges of its journal. Without ranges every record counts."""
     return not live or any(first <= sequence and (last is None or sequence <= last) for _, first, last in live)

@@ -1,4 +1,4 @@
-"""A journal's records as events: what a run told while it ran, for whoever looks at it later or from elsewhere."""
+"""A journal's records as events: those of the run itself, for readers at another time or in another place."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = ["Chronicle"]
 
 
 class Chronicle:
-    """Tells the records of one run, given in order.
+    """A reader that turns the records of one run, given in order, into events.
 
-    `load` gives what a step's record holds: its `StepResult`, or the state after a node of a graph that is a step. It is
-    asked when somebody looks at it; None: the recorded JSON, as the flow's codec reads it. Where `flow` does not say which
-    front end it is of, the start record does.
+    `load` reads the value in a step's record: its `StepResult`, or the state after a node of a graph that is a step. It
+    is called when somebody looks at the value; None: the flow's codec decodes the recorded JSON. If `flow` does not say
+    which front end it is of, the start record does.
     """
 
     def __init__(self, run_id: str, flow: Flow, load: Callable[[Record], Any] | None = None) -> None:
@@ -47,19 +47,22 @@ class Chronicle:
         self._began: float | None = None
         self._waits: dict[str, Wait] = {}
         self._final: tuple[dict[str, Any], str] | None = None
-        """What the record of a failure that ends the run says, and at which node or step that was."""
+        """The fields of the failure record that ends the run, and its node or step; None before there is one."""
         self._rollback_errors: tuple[RollbackError, ...] = ()
         self.results: tuple[StepResult, ...] = ()
-        """The results of a workflow's steps, which its end tells of: whoever has them puts them here before."""
+        """The results of a workflow's steps, for the event of its end. The caller sets them before that."""
 
     def tell(self, record: Record) -> Event | None:
-        """The event that a record tells of, with its `sequence`; None for what is only the journal's own business."""
+        """Make the event of a record, with the record's `sequence`; None for a record that is no event.
+
+        None as well for a record from outside and for a damaged one.
+        """
         try:
             fields = record.fields()
             told: dict[str, Any] = {"run_id": self._run_id, "sequence": record.sequence}
             told["timestamp"] = parse_time(fields["timestamp"]).timestamp()
         except (CheckpointCorruptError, KeyError, TypeError, ValueError):
-            return None  # from outside, or damaged: verify() tells of that
+            return None  # from outside, or damaged: verify() reports that
         if self._began is None:
             self._began = told["timestamp"]
         if record.kind == START or (record.kind == OWNER and fields.get("verb") != "delete"):
@@ -123,7 +126,9 @@ class Chronicle:
         if fields.get("final"):
             self._final = fields, record.node_id
         if self._is_workflow and not record.node_id:
-            return None  # the code between steps failed, which is no attempt of anything: the end tells of it
+            return (
+                None  # the code between steps failed, which is no attempt of anything: the event of the end reports it
+            )
         return AttemptFailed(
             node_id=record.node_id,
             visit=record.visit,
@@ -134,7 +139,7 @@ class Chronicle:
         )
 
     def _waiting(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event | None:
-        """That a step begins to wait, or waits on after an answer that was refused."""
+        """Make the event of a step that begins to wait, or waits on after an answer that was refused."""
         wait_id = str(fields.get("wait_id"))
         if record.kind == WAIT:
             wake_at = fields.get("wake_at")

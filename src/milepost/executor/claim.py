@@ -1,7 +1,7 @@
-"""How a run that exists is taken: the owner record that fences every owner before off.
+"""Taking a run that exists: its owner record fences off every owner before.
 
-One write changes the owner, records the override and says which records count from now on. `take` does it when
-everything else was found to be in order; `take_over` does it first, from an owner that is alive.
+One write changes the owner, records the override and says which records count from now on. `take` writes it when all
+checks have passed; `take_over` writes it first, to take the run from an owner that is alive.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ def take(
     *,
     is_end: bool = False,
 ) -> Routine[bool]:
-    """Take the run; False if it has moved meanwhile. The owner record carries the amendment.
+    """Take the run; return False if its journal has grown meanwhile. The owner record holds the amendment.
 
     `is_end`: the run has finished, and ends once more in the same write, with the amended state; nobody owns it then.
 
-    Raises `RunLockedError` where another owner came first, `RunNotResumableError` where too many owners died.
+    If another owner came first, raises `RunLockedError`, or returns False with on_locked="wait". Raises
+    `RunNotResumableError` if too many owners died.
     """
     assert run.store is not None
     row, options = found.row, run.options
@@ -105,7 +106,7 @@ def take(
     if run.renames:
         run.renamed_at = sequence
     if wish.verb == CONTINUE:
-        # What the first visit of the turn follows, here and after a crash, is this record.
+        # The first visit of the turn follows this record, now and after a crash.
         found.fields = {**found.fields, "timestamp": now}
     if crashed and live is None:
         found.spent.attempts += 1
@@ -113,7 +114,7 @@ def take(
 
 
 def as_before(info: RunInfo, was: str | None = None) -> Release:
-    """Make the release that gives a run back as it was before it was taken: `info` tells, or `was` its status."""
+    """Make the release that gives a run back as it was before it was taken, by `info`; `was`, if given, is its status."""
     status = info.status if was is None else was
     ends = [wait.wake_at.timestamp() for wait in info.waiting_for if wait.wake_at is not None]
     return Release(
@@ -131,7 +132,10 @@ def _nothing() -> Routine[tuple[str, int]]:
 
 
 def _entered(run: Run) -> Routine[tuple[str, int]]:
-    """The visit that may have begun before it is superseded: its number is not used again."""
+    """Return node and number of the visit that may have begun before it is superseded: its number is not used again.
+
+    ("", 1) if there is none.
+    """
     assert run.store is not None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     if latest.point is None or latest.row.info.status == "finished":
@@ -140,9 +144,9 @@ def _entered(run: Run) -> Routine[tuple[str, int]]:
 
 
 def take_over(run: Run, wish: ResumeRequest, latest: RunSnapshot, nonces: Callable[[], str]) -> Routine[Token | None]:
-    """Take the run from a live owner, so that it stands still; None if it has moved meanwhile.
+    """Take the run from a live owner, so that it stands still; return None if its journal has grown meanwhile.
 
-    Afterwards the run is this store object's, held by no verb: whoever goes on with it claims it again.
+    Afterwards this store object owns the run, and no verb holds it: whoever goes on with it claims it again.
     """
     assert run.store is not None
     epoch, sequence = latest.row.epoch + 1, latest.newest + 1

@@ -1,8 +1,8 @@
-"""What user code sees of the run that it is part of.
+"""The context: user code's view of the run that it is part of.
 
 One `Context` is made for each attempt and never changes. `current()` finds it anywhere below a node, worker threads
-included. Whatever costs something (logger, random numbers, key) is made when it is first asked for. In another process,
-where an executor runs the node, there is a `ContextElsewhere` instead, with the ids alone.
+included. Whatever is costly to make (logger, random numbers, key) is made on first use. In another process, where an
+executor runs the node, there is a `ContextElsewhere` instead, which holds only the ids.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ current_context: ContextVar[Context[Any]] = ContextVar("milepost.executor.contex
 
 _default_logger = logging.getLogger("milepost")
 _queueing = threading.Lock()
-"""Held while a statement is queued: the threads of a node share its context."""
+"""A lock for queueing a statement: the threads of a node share its context."""
 
 
 class RunScope:
-    """What all contexts of one run have in common. Belongs to the core; user code sees it through `Context`."""
+    """The common part of all contexts of one run. It belongs to the core; user code sees it through `Context`."""
 
     __slots__ = ("clock", "deps", "held", "lend", "logger", "publish", "run_id", "store")
 
@@ -69,9 +69,10 @@ class RunScope:
         self.logger = logger
         self.held: LeaseView | None = None
         self.publish: Callable[[Event], None] | None = None
-        """Where live events go; None when nobody listens."""
+        """The receiver of live events; None when nobody listens."""
         self.lend: Callable[[], AbstractContextManager[None]] | None = None
-        """Lends the slot that the run has in its worker for the time of a block; None where it has none."""
+        """A function that lends out the run's slot in its worker for the time of a `with` block; None if it has no
+        slot."""
 
 
 class Context(Generic[DepsT]):
@@ -109,14 +110,15 @@ class Context(Generic[DepsT]):
         self._tags: dict[str, str] | None = None
         self._random: Random | None = None
         self._statements: list[Statement] | tuple[()] | None = ()
-        """What is to count with the checkpoint; a tuple: nothing may, for no checkpoint follows; None: nothing yet."""
+        """The statements that count with the checkpoint; None: none yet; a tuple: none may, for no checkpoint follows.
+        """
         self._source: str | None = None
-        """The run in which this visit was made, where it is a copy in a fork of that run."""
+        """The id of the run in which this visit was made, if a fork of that run has copied it; else None."""
         self._stop = False
 
     @property
     def run_id(self) -> str:
-        """The run's id; one is made where none was given."""
+        """The run's id; Milepost makes one if none was given."""
         return self._scope.run_id
 
     @property
@@ -126,19 +128,19 @@ class Context(Generic[DepsT]):
 
     @property
     def visit(self) -> int:
-        """The how-many-th time the run is in this node, from 1."""
+        """The number of this visit of the node in the run, from 1."""
         return self._visit
 
     @property
     def attempt(self) -> int:
-        """The how-many-th try of this visit, from 1."""
+        """The number of this attempt of the visit, from 1."""
         return self._attempt
 
     @property
     def idempotency_key(self) -> str:
         """32 hex digits: the same for all attempts of this visit, in every process, and for no other visit.
 
-        A visit that a fork has copied keeps the one that it has in the run that it was made in.
+        A visit that a fork has copied keeps the key that it has in its original run.
         """
         text = f"{self._source or self._scope.run_id}\0{self.node_id}\0{self.visit}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -166,12 +168,15 @@ class Context(Generic[DepsT]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: the attempt's time is over, the run is cancelled, or another owner has it."""
+        """True when the code has to stop: the attempt's time is over, the run is cancelled, or another owner has it."""
         held = self._scope.held
         return self._stop or (held is not None and held.is_over)
 
     def check_cancelled(self) -> None:
-        """End this attempt here if it is to stop; `except Exception` does not catch that."""
+        """End this attempt here if `cancelled` is true.
+
+        `except Exception` does not catch the exception that ends it.
+        """
         if self.cancelled:
             held = self._scope.held
             reason = (held.cancel if held is not None else None) or "the attempt's time is over"
@@ -185,20 +190,23 @@ class Context(Generic[DepsT]):
             )
 
     def now(self) -> datetime:
-        """The time of the record that this visit follows: the same on a retry and after a crash."""
+        """Return the time of the record before this visit: the same on a retry and after a crash."""
         return parse_time(self._followed_at)
 
     def random(self) -> float:
-        """The next of the random numbers, 0 to 1, drawn from run, node and visit: the same again on a retry."""
+        """Return the next random number, 0 to 1.
+
+        The numbers depend on run, node and visit: the same again on a retry.
+        """
         return self._numbers().random()
 
     def uuid4(self) -> uuid.UUID:
-        """A random UUID from the same source as `random()`: the same again on a retry and after a crash."""
+        """Return a random UUID from the source of `random()`: the same again on a retry and after a crash."""
         return uuid.UUID(int=self._numbers().getrandbits(128), version=4)
 
     def _numbers(self) -> Random:
         if self._random is None:
-            import random  # what few nodes ask for
+            import random  # here, as few nodes need it
 
             self._random = random.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
         return self._random
@@ -206,7 +214,7 @@ class Context(Generic[DepsT]):
     def tag(self, key: str, value: str) -> None:
         """Add a tag to the run; it is written with this visit's checkpoint.
 
-        TypeError unless both are str, `OptionError` for NUL and lone surrogates.
+        Raises TypeError unless both are str, `OptionError` for NUL and lone surrogates.
         """
         check_tag(key, value)
         if self._tags is None:
@@ -214,16 +222,17 @@ class Context(Generic[DepsT]):
         self._tags[key] = value
 
     def with_checkpoint(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
-        """Have a statement count with this visit's checkpoint: both are in the database then, or neither is.
+        """Execute a statement in one transaction with this visit's checkpoint: the database has both then, or neither.
 
-        SQLite and PostgreSQL stores execute it when the function has returned, in the transaction of the checkpoint, in the
-        order of the calls. `sql` is one statement with the placeholders of the store's driver (`?` or `:name` of sqlite3,
-        `%s` or `%(name)s` of psycopg), `params` are bound to them. What an attempt that fails has asked for is dropped. Where
-        a statement fails, or is one that controls the transaction, nothing is written and the attempt has failed, with op
-        `commit`.
+        SQLite and PostgreSQL stores execute it when the function has returned, in the transaction of the checkpoint, in
+        the order of the calls. `sql` is one statement with the placeholders of the store's driver (`?` or `:name` of
+        sqlite3, `%s` or `%(name)s` of psycopg), `params` are bound to them. The statements of an attempt that fails are
+        dropped. If a statement fails, or is one that controls the transaction, nothing is written and the attempt has
+        failed, with op `commit`.
 
-        Raises `OptionError` at once without a store, with a store that can't, and where no checkpoint follows: in routers,
-        predicates, rollbacks, the code of a workflow, and once the function has returned. TypeError for other types.
+        Raises `OptionError` at once without a store, with a store that executes none, and where no checkpoint follows:
+        in routers, predicates, rollbacks, the code of a workflow, and once the function has returned. TypeError for
+        other types.
         """
         if not isinstance(sql, str):
             raise TypeError(f"sql is a str, not {type(sql).__name__}")
@@ -258,7 +267,7 @@ class Context(Generic[DepsT]):
         )
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Tell whoever listens how far this node is. Live: it is not recorded."""
+        """Report to listeners how far this node is. The event is live only: it is not recorded."""
         if self._scope.publish is not None:
             self._scope.publish(
                 Progress(
@@ -272,7 +281,7 @@ class Context(Generic[DepsT]):
             )
 
     def emit(self, name: str, data: Any = None) -> None:
-        """Tell whoever listens something of your own. Live: it is not recorded."""
+        """Send listeners an event of your own. It is live only: it is not recorded."""
         if self._scope.publish is not None:
             self._scope.publish(
                 Emitted(
@@ -290,14 +299,14 @@ class Context(Generic[DepsT]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What goes with a call to another process."""
+        """Pickle as a `ContextElsewhere`, which goes with a call to another process."""
         return ContextElsewhere, (self.run_id, self.node_id, self.visit, self.attempt, self.idempotency_key)
 
 
 class ContextElsewhere:
-    """One attempt of one visit, as a function sees it that an executor runs in another process: the ids, and no more.
+    """The context of a function that an executor runs in another process: the ids of the attempt, and no more.
 
-    Anything else that is asked of it is a LookupError that says what to do.
+    Any other attribute raises a LookupError that says what to do.
     """
 
     __slots__ = ("attempt", "idempotency_key", "node_id", "run_id", "visit")
@@ -310,7 +319,7 @@ class ContextElsewhere:
         self.idempotency_key = idempotency_key
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what Python itself asks of objects
+        if name.startswith("_"):  # Python itself looks such names up
             raise AttributeError(name)
         raise LookupError(
             f"the context has no {name!r} here: node {self.node_id!r} of run {self.run_id!r} runs in another process, where "
@@ -323,10 +332,10 @@ class ContextElsewhere:
 
 
 class _RunLogger(logging.LoggerAdapter[Any]):
-    """Adds to the caller's extra instead of replacing it, which is what the adapter of the standard library does."""
+    """A logger adapter that adds to the caller's extra. That of the standard library replaces it."""
 
     def __init__(self, parent: logging.Logger | logging.LoggerAdapter[Any], extra: dict[str, Any]) -> None:
-        # An adapter given as `logger=` would replace our extra in turn: it is asked by us, and then passed over.
+        # An adapter given as `logger=` would replace our extra in turn: we call its `process`, and log to its parent.
         self._adapters: list[logging.LoggerAdapter[Any]] = []
         while isinstance(parent, logging.LoggerAdapter):
             self._adapters.append(parent)
@@ -348,7 +357,7 @@ def run_within(
     args: tuple[Any, ...],
     around: Sequence[Any] = (),
 ) -> Any:
-    """Call user code with `context` current where there is one, surrounded by what hooks returned."""
+    """Call user code with `context` current (None: without one), inside the context managers that hooks returned."""
     if context is None:
         return contained(fn, *args)
     reset = current_context.set(cast("Context[Any]", context))
@@ -366,10 +375,10 @@ def current() -> Context[Any]: ...
 @overload
 def current(deps: type[OtherDepsT]) -> Context[OtherDepsT]: ...
 def current(deps: type[Any] | None = None) -> Context[Any]:
-    """The context of the node or step that the caller runs in.
+    """Return the context of the node or step that the caller runs in.
 
-    `deps` tells type checkers what `ctx.deps` is; `OptionError` if it is something else. Outside a run: LookupError.
-    In another process, where an executor runs the function: a `ContextElsewhere`.
+    `deps` gives type checkers the type of `ctx.deps`. Raises `OptionError` if it has another type, LookupError outside
+    a run. In another process, where an executor runs the function, the context is a `ContextElsewhere`.
     """
     context = current_context.get(None)
     if context is None:
@@ -386,5 +395,5 @@ def _is_instance(value: Any, kind: type[Any]) -> bool:
     try:
         return isinstance(value, kind)
     except TypeError:
-        # A protocol that is there for type checkers only, or `dict[str, int]`: nothing can be asked of the value.
+        # A protocol for type checkers only, or `dict[str, int]`: isinstance cannot check it.
         return True

@@ -1,8 +1,9 @@
 """Turns: a graph's run that has finished goes on with a new state, at its entry, in the same journal.
 
-What begins a turn is an owner record with the verb "continue": it holds the state that the turn begins with, and the
-entry. Until the turn has a checkpoint of its own, that record is what a start record is to a new run: what was recorded
-before it tells nothing of the turn but how visits go on counting.
+A finished run can be continued with a new state. The continuation is recorded as an owner record with the verb
+"continue", which holds the state that the turn begins with, and the entry. Until the turn has a checkpoint of its own,
+it goes on from that record, as a new run does from its start record. Of the records before it only the numbers of
+visits matter to the turn.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def check_options(options: Options, front: str) -> None:
 
 
 def is_known(run: Run) -> Routine[bool]:
-    """Whether the store has the run."""
+    """Return whether the store has the run."""
     assert run.store is not None
     try:
         yield from ask(run.store, "get_run", run.run_id)
@@ -73,7 +74,7 @@ def is_known(run: Run) -> Routine[bool]:
 
 
 def refused(run: Run, row: RunRow) -> RunNotResumableError | None:
-    """Why no turn can begin, or None: the one before it, or the run itself, has not finished."""
+    """Return the error if no turn can begin, because the turn before or the run itself has not finished; else None."""
     info = row.info
     if info.status == "finished":
         return None
@@ -90,7 +91,10 @@ def refused(run: Run, row: RunRow) -> RunNotResumableError | None:
 
 
 def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ...]]:
-    """The record that began a turn since the point, and it with what followed; (None, all) where none did."""
+    """Find in `tail` the record that began the newest turn.
+
+    Returns that record, and it with all records after it; (None, all of them) if no turn began.
+    """
     for at in range(len(tail) - 1, -1, -1):
         if tail[at].kind == OWNER and tail[at].fields().get("verb") == CONTINUE:
             return tail[at], tuple(tail[at:])
@@ -98,10 +102,10 @@ def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ..
 
 
 def open_turn(run: Run, found: Any, given: Any) -> tuple[Any, bytes]:
-    """The state that a new turn begins with, and that encoded; `found`, the end of the run, leads to its entry now.
+    """Make the state that a new turn begins with; return it and its encoding.
 
-    Raises `StateTypeError` or `SerializeStateError` for what is no state, nor a part of one; what a reducer raises comes
-    through.
+    Changes `found`, the end of the run, so that it leads to the entry. Raises `StateTypeError` or `SerializeStateError`
+    if `given` is neither a state nor a part of one. Errors of a reducer pass through.
     """
     flow, entry = cast("GraphFlow", run.flow), run.flow.entry
     try:

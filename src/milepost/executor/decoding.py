@@ -1,7 +1,9 @@
-"""Decoding what a run goes on with inside something, before anybody takes the run.
+"""Early decoding of all recorded values inside maps, forks and graphs that a run goes on with, before anybody takes the
+run.
 
-A plan, and a resume before its first write, decode all that the resume will decode. So what can't be decoded leaves the run
-alone, and the refusal names the node or the item and the field. What was decoded is kept for the walk that asks for it.
+A plan, and a resume before its first write, decode all values that the resume will need. A value that cannot be decoded
+is thus refused while the run is unchanged, and the refusal names the node or the item and the field. The decoded values
+are kept for the walk, which asks for them.
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ __all__ = ["decode_inside", "recorded_items"]
 
 
 def decode_inside(run: Run, flow: GraphFlow, since: JournalHistory, prefix: str = "") -> None:
-    """Decode what a walk of `flow` below `prefix` goes on with: results and items of maps, replies, updates, states.
+    """Decode what a walk of `flow` below `prefix` needs: results and items of maps, replies, updates, states.
 
-    The states of a run's own graph and of its branches are left out: `milepost.executor.checks` compares them with the flow
-    as well.
-    Raises DeserializeStateError.
+    The states of a run's own graph and of its branches are left out: `milepost.executor.checks` compares them with the
+    flow as well. Raises DeserializeStateError.
     """
     for node_id, entry in since.done.items():
         known = _unit_below(flow, node_id, prefix)
@@ -58,7 +59,7 @@ def _unit_below(flow: GraphFlow, node_id: str, prefix: str) -> tuple[GraphFlow, 
 
 
 def _decode_items(run: Run, work: MapWork, since: JournalHistory, node_id: str, entry: StepRecord) -> None:
-    """Decode the items that are not done yet, as they will be given to the function or the graph."""
+    """Decode the items that are not done yet, in the form in which the function or the graph will get them."""
     is_graph = not isinstance(work.each, Unit)
     for index, item in enumerate(recorded_items(node_id, entry)):
         item_id = f"{node_id}/{index}"
@@ -72,7 +73,7 @@ def _decode_items(run: Run, work: MapWork, since: JournalHistory, node_id: str, 
 
 
 def recorded_items(node_id: str, entry: StepRecord) -> list[bytes]:
-    """The items of a map, encoded, by their record."""
+    """Read the encoded items of a map from their record. Raises DeserializeStateError if they are damaged."""
     try:
         return [bytes(raw) for raw in msgspec.json.decode(entry.record.state() or b"", type=list[msgspec.Raw])]
     except msgspec.MsgspecError as exc:

@@ -1,27 +1,27 @@
-"""What the core may ask for. The core is a generator: it yields effects and is sent their answers.
+"""Effects: the requests of the core. The core is a generator: it yields effects and is sent their answers.
 
 The protocol, which both drivers keep:
 
-* The driver performs an effect and sends its answer, or throws what went wrong, `BaseException` included.
-* After a throw the generator may yield further effects (to record a failure, to release a run); they are performed
-  like any other, also when what was thrown is a cancellation.
+* The driver performs an effect and sends its answer, or throws the exception that it met, `BaseException` included.
+* After a throw the generator may yield further effects (to record a failure, to release a run). The driver performs
+  them like any other, even after it threw a cancellation.
 * A driver that is cancelled while a store's write is under way waits for it to end, then throws.
 * When the generator returns, its value is the verb's; when it raises, the verb raises.
 
 | effect | answer |
 |---|---|
-| `Call` | what the function returned |
-| `Ask` | what the store's method returned |
+| `Call` | the return value of the function |
+| `Ask` | the return value of the store's method |
 | `Write` | the `Verdict` of one `Append`; the driver may write it together with those of other runs |
 | `Sleep` | None, when the time is over |
-| `Emit` | None, after the hooks and the stream have it |
-| `Hold` | a `LeaseView`: the lease is kept from now on · `Drop`: None, it no longer is |
-| `Gather` | a dict of `Outcome`, one a branch, when all have ended |
-| `Alone` | None, when nobody else has anything under way: see there |
-| `Ready` | None; never reaches a driver: see there |
+| `Emit` | None, after the hooks and the stream have the event |
+| `Hold` | a `LeaseView`: the lease is renewed from now on · `Drop`: None, it is renewed no more |
+| `Gather` | a dict with one `Outcome` for each branch, when all have ended |
+| `Alone` | None, when no other branch has a write under way: see there |
+| `Ready` | None; it never reaches a driver: see there |
 
-Effects are read once by the driver and never kept. Those that are made for every node are structs, which are made in half
-the time of a class of one's own.
+The driver reads an effect once and never keeps it. The effects that are made for every node are structs, because making
+a struct takes half the time of making an object of a plain class.
 """
 
 from __future__ import annotations
@@ -74,22 +74,23 @@ OVERDUE_GRACE = 30.0
 
 
 class HoldOver(BaseException):
-    """What a driver throws where the run stopped being this owner's to go on with while user code was running.
+    """The exception that a driver throws if this owner loses its right to the run while user code is running.
 
-    The core asks `LeaseView` why.
+    The core asks `LeaseView` for the reason.
     """
 
 
 class Call(Effect, msgspec.Struct, eq=False):
-    """Call user code: `fn(*args)`, with `context` current; a coroutine is awaited.
+    """A call of user code: `fn(*args)`, with `context` current; a coroutine is awaited.
 
     `timeout` (seconds, or None) ends the attempt with `AttemptTimedOut`: an async call is cancelled; a sync one cannot
-    be, so the driver reports it overdue, waits up to `OVERDUE_GRACE` more for it to end, and discards its result. Likewise
-    a run that is lost or cancelled meanwhile ends the call with `HoldOver`: an async one at once, one in a thread when it
-    has not ended by itself within `OVERDUE_GRACE`. A sync call in the caller's own thread ends when it returns.
-    `announce` is the event that hooks may surround the call for. `is_quick` says that a sync function may be called in
-    the thread of an event loop: it decides something and waits for nothing. `executor`, which needs a `context`, has a sync
-    function run there instead, as far as time, cancels and lost runs go like one in a thread; async ones never do.
+    be, so the driver reports it overdue, waits up to `OVERDUE_GRACE` more for it to end, and discards its result.
+    Likewise, if the run is lost or cancelled meanwhile, the call ends with `HoldOver`: an async one at once, one in a
+    thread when it has not ended by itself within `OVERDUE_GRACE`. A sync call in the caller's own thread ends when it
+    returns. `announce` is the event that hooks may surround the call for. `is_quick` says that a sync function may be
+    called in the thread of an event loop: it decides something and waits for nothing. `executor`, which needs a
+    `context`, runs a sync function; for timeouts, cancels and lost runs such a call is like one in a thread. Async
+    functions never run there.
     """
 
     fn: Callable[..., Any]
@@ -103,7 +104,7 @@ class Call(Effect, msgspec.Struct, eq=False):
 
 
 class Ask(Effect):
-    """Call a method of the store, by its name in the contract."""
+    """A call of a method of the store, by its name in the contract."""
 
     __slots__ = ("args", "kwargs", "method", "store")
 
@@ -115,14 +116,14 @@ class Ask(Effect):
 
 
 class Write(Effect, msgspec.Struct, eq=False):
-    """Append records of one run. The answer is its verdict."""
+    """An append of records of one run. The answer is its verdict."""
 
     store: Store
     append: Append
 
 
 class Sleep(Effect):
-    """Let `seconds` pass; ends early when `held` tells of a cancel or a lost lease."""
+    """A pause of `seconds`. It ends early when `held` shows a cancel or a lost lease."""
 
     __slots__ = ("held", "seconds")
 
@@ -132,7 +133,7 @@ class Sleep(Effect):
 
 
 class Emit(Effect):
-    """Tell hooks and stream of an event."""
+    """An event for the hooks and the stream."""
 
     __slots__ = ("event",)
 
@@ -141,24 +142,27 @@ class Emit(Effect):
 
 
 class LeaseView(Protocol):
-    """A lease that is being kept, as the core sees it; it changes under the core's eyes."""
+    """The core's view of a lease that the driver renews. Its attributes change while the core runs."""
 
     is_lost: bool
-    """The token is not current any more, or the lease passed unrenewed."""
+    """True when the token is not current any more, or the lease has ended without being renewed."""
     cancel: str | None
     """The reason of an open cancel, or None."""
     is_draining: bool
-    """The owner wants to give the run back at its next boundary."""
+    """True when the owner wants to give the run back at its next boundary."""
     is_ending: bool
-    """The run is on its way to its end, and what undoes its steps is done: a cancel is no news any more."""
+    """True when the run is on its way to its end and rolls back its steps: a cancel changes nothing any more."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is not this owner's to go on with."""
+        """True when this owner may not go on with the run."""
         ...
 
     def watch(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once, in any thread, when `is_over` becomes true; it must not block. At once if it is."""
+        """Call `tell` once, in any thread, when `is_over` becomes true; at once if it is true.
+
+        `tell` must not block.
+        """
         ...
 
     def unwatch(self, tell: Callable[[], None]) -> None:
@@ -167,7 +171,7 @@ class LeaseView(Protocol):
 
 
 class Hold(Effect):
-    """Keep the lease of `token` (`lease` seconds, renewed every third of it) until `Drop`."""
+    """A request to keep the lease of `token` until `Drop`: `lease` seconds, renewed after every third of them."""
 
     __slots__ = ("lease", "store", "token")
 
@@ -178,9 +182,9 @@ class Hold(Effect):
 
 
 class Drop(Effect):
-    """Stop keeping the lease of `token`.
+    """A request to stop keeping the lease of `token`.
 
-    `owed` is the release that could not be written, to be tried again in the background; None: nothing is owed.
+    `owed` is a release that could not be written, to be tried again in the background; None: there is none.
     """
 
     __slots__ = ("owed", "store", "token")
@@ -192,7 +196,7 @@ class Drop(Effect):
 
 
 class Outcome:
-    """How a branch ended: with a `value`, or with an `error`."""
+    """The end of a branch: a `value`, or an `error`."""
 
     __slots__ = ("error", "value")
 
@@ -202,15 +206,18 @@ class Outcome:
 
 
 class Halted(BaseException):
-    """Thrown into a branch whose call is not made any more, and raised at its boundary: something beside it has ended it."""
+    """The exception of a branch that something beside it has ended.
+
+    It is thrown into the branch instead of making its next call, and raised at the branch's boundary.
+    """
 
 
 class Gather(Effect):
-    """Step all `branches` at once; only their calls go to threads or tasks, at most `max_parallel` of them.
+    """A request to step all `branches` at once. Only calls go to threads or tasks, at most `max_parallel` of them.
 
     An error of one branch does not stop the others: every branch ends, and the answer has an `Outcome` for each. Once
-    `is_stopped` says so, calls that wait for their turn are not made: `Halted` is thrown into their branches. What is no
-    `Exception` ends the gather at once, and running calls are left to their threads.
+    `is_stopped` returns True, calls that wait for their turn are not made: `Halted` is thrown into their branches. An
+    exception that is no `Exception` ends the gather at once, and running calls are left to their threads.
     """
 
     __slots__ = ("branches", "is_stopped", "max_parallel")
@@ -227,19 +234,20 @@ class Gather(Effect):
 
 
 class Alone(Effect):
-    """Let a branch write alone: no write of its run is under way, and no other branch is stepped until its next effect.
+    """A request to let a branch write alone.
 
-    So the numbers that it draws then are followed by nobody's, should its write be undone.
+    The answer comes when no write of its run is under way, and no other branch is stepped until the next effect of this
+    one. So nobody has drawn numbers after those that the branch draws then, if its write is undone.
     """
 
     __slots__ = ()
 
 
 class Ready(Effect):
-    """What a replayed routine yields when nothing recorded is left to answer from: whatever comes next is new.
+    """The end of a replay. A replayed routine yields it when no recorded answer is left: all after it is new.
 
-    The routine that replays it takes the run, and only then lets it go on. Before that it may ask for `Call`s that decide
-    something, and for nothing else.
+    The routine that replays it takes the run, and only then lets it go on. Before that a replayed routine may ask for
+    `Call`s that decide something, and for nothing else.
     """
 
     __slots__ = ()

@@ -1,11 +1,11 @@
-"""What a front end gives the core.
+"""Flows, units of work and forks: the interface between a front end and the core.
 
-A flow is walked: `walk` is a generator that yields units of work and is sent where to go on after each. The core runs a
-unit (attempts, timeouts, retries), asks its router and records the result; it knows nothing of graphs or workflows, and
-the front end knows nothing of states, stores or drivers.
+The core walks a flow: `walk` is a generator that yields units of work, and after each it is sent the node to go on at.
+The core runs a unit (attempts, timeouts, retries), asks its router and records the result; it knows nothing of graphs
+or workflows, and the front end knows nothing of states, stores or drivers.
 
-What a node is besides a function is told by the `work` of its unit: a map, another graph, a wait. Of a `Fork` that is
-yielded the core walks all branches at once, up to their join.
+A node may be more than a function: a map, another graph or a wait. The `work` of its unit says which. When the walk
+yields a `Fork`, the core walks all its branches at once, up to their join.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ __all__ = [
 
 START = "__start__"
 REPLACED = ""
-"""Among updates: the names of the fields of which a node returned new values, instead of what is to be reduced into the old.
-No field has that name where a node can do so."""
+"""A key among updates. Its value names the fields that a node replaced, instead of returning something to reduce into
+them. No field has this name in a graph whose nodes can do so."""
 
 
 class Whole(NamedTuple):
-    """A whole state, even where it is a mapping, which user code may return as a part."""
+    """A whole state. It may be a mapping, which would otherwise be taken for a part of a state."""
 
     state: Any
 
 
 class Part(NamedTuple):
-    """New values of some fields, which are reduced into those of the state before."""
+    """New values of some fields, to be reduced into the values of the state before."""
 
     fields: Mapping[str, Any]
 
 
 class Router(msgspec.Struct, frozen=True):
-    """A function that decides where to go on from `node_id`.
+    """A function that chooses the node to go on at after `node_id`.
 
-    `targets` maps what it may answer to node ids or END; None: any of `known` or END.
+    `targets` maps its possible answers to node ids or END; None: it may answer any id of `known`, or END.
     """
 
     node_id: str
@@ -79,17 +79,17 @@ class Router(msgspec.Struct, frozen=True):
 
 
 class Function(NamedTuple):
-    """A function of a user's that is called with all its arguments given."""
+    """A user's function, and whether it is a coroutine function. The core calls it with all arguments."""
 
     fn: Callable[..., Any]
     is_async: bool
 
 
 class MapWork(msgspec.Struct, frozen=True):
-    """Do one thing for every item at once; the unit's own function merges the state and the results.
+    """A map: one thing done for every item at once. The unit's own function merges the results into the state.
 
-    `over(state)` gives the items. Each is given to `each`: a unit without a place in the graph, or a whole graph, whose final
-    state is the result. `items` and `results` carry one item and one result.
+    `over(state)` gives the items. Each item is given to `each`: a unit without a place in the graph, or a whole graph,
+    whose final state is the result. `items` is the codec of one item, `results` that of one result.
     """
 
     over: Function
@@ -100,9 +100,10 @@ class MapWork(msgspec.Struct, frozen=True):
 
 
 class GraphWork(msgspec.Struct, frozen=True):
-    """Walk another graph; the unit's own function makes the state after it of the state before it and the other's.
+    """The walk of another graph. The unit's own function makes the next state of the states of both graphs.
 
-    `into(state)` gives the state that it begins with; None: it is the state itself, and what it ends with too.
+    `into(state)` gives the state that the other graph begins with. None: it begins with the state itself, and the state
+    that it ends with is the next state.
     """
 
     graph: GraphFlow
@@ -110,9 +111,10 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 class WaitWork(msgspec.Struct, frozen=True):
-    """Wait for a signal, or (`signal` None) for a time; the unit's own function applies the reply to the state.
+    """A wait for a signal, or (`signal` None) for a time. The unit's own function applies the reply to the state.
 
-    A timer ends `seconds` after it began, or when `until(state)` says. `prompt` is a value or a `Function` of the state.
+    A timer ends `seconds` after it began, or at the time that `until(state)` gives. `prompt` is a value or a `Function`
+    of the state.
     """
 
     signal: str | None
@@ -124,7 +126,7 @@ class WaitWork(msgspec.Struct, frozen=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One node. Where it goes on is `next_node`, or what `router` answers where that is given."""
+    """One node. The run goes on at `next_node`, or at the answer of `router` if there is one."""
 
     id: str
     fn: Callable[..., Any]
@@ -133,23 +135,23 @@ class Unit(msgspec.Struct, frozen=True):
     retry: Retry | None = None
     timeout: float | None = None
     next_node: str | None = None
-    """After a fork: its join."""
+    """The node after this one; for a node with a fork, the join of the fork."""
     router: Router | None = None
     work: MapWork | GraphWork | WaitWork | None = None
-    """What is done before `fn` is called; None: nothing, and `fn` is the node."""
+    """The work that precedes the call of `fn`; None: there is none, and `fn` is the whole node."""
     executor: ExecutorLike | None = None
 
     @property
     def merge_option(self) -> str:
-        """The argument of its builder that says what becomes of branches which meet here."""
+        """The argument of the node's builder that says how to merge the branches that meet here."""
         return "merge_branches=" if isinstance(self.work, MapWork) else "merge="
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """One fork: `branches` are their first nodes in the order of the edges, `inside` the nodes of each.
+    """One fork: `branches` are the first nodes of its branches in the order of the edges, `inside` the nodes of each.
 
-    `merge` is a function `(state, {branch: state})`; None: the flow's `merged` does it, field by field. `merge_option` is
-    where the join's builder takes either.
+    `merge` is a function `(state, {branch: state})`; None: the flow's `merged` merges field by field. `merge_option` is
+    the argument of the join's builder that takes either.
     """
 
     node_id: str
@@ -168,33 +170,33 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class BranchEnd(NamedTuple):
-    """A branch that has come to its join: its state, and what its nodes returned for fields with a reducer, in order."""
+    """A branch at its join: its state, and what its nodes returned for fields with a reducer, in order."""
 
     state: Any
     updates: tuple[Mapping[str, Any], ...] = ()
     is_untold: bool = False
-    """Whether records do not tell all of these updates."""
+    """True if some of these updates are in no record."""
     data: bytes | None = None
-    """The state as it was encoded, where it was."""
+    """The encoded state; None if it was not encoded."""
     sequence: int = 0
     """The newest record of the branch."""
 
 
 Walk = Generator[Unit | Fork, str, None]
-"""The units of one run, from where it begins or goes on, and the forks, whose branches are to be walked; what is sent back is
-the node to go on at (or END)."""
+"""The units and forks of one run, from the node where it begins or goes on. The core walks the branches of each fork.
+After each unit or fork it sends back the node to go on at (or END)."""
 
 
 class StateCodec(Encoder, Protocol):
-    """A flow's state to bytes and back, exactly or not at all. `milepost.codec.Codec` is the implementation."""
+    """The codec of a flow's state: to bytes and back, exactly or not at all. `milepost.codec.Codec` implements it."""
 
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:
-        """Declared fields that cannot be recorded: path and sentence."""
+        """The declared fields that cannot be recorded: for each its path, and a sentence that says why."""
         ...
 
     def in_succession(self) -> Succession:
-        """What encodes values one after another, for one thread at a time."""
+        """Make an encoder for values that follow one another; one thread at a time may use it."""
         ...
 
     def decode(self, data: bytes, *, root: str = "state") -> Any:
@@ -211,7 +213,7 @@ class Flow(Protocol):
 
     @property
     def front(self) -> Literal["graph", "workflow"]:
-        """Which front end it is of, and so which kind of run it has."""
+        """The front end of the flow, which decides the kind of its runs."""
         ...
 
     @property
@@ -230,7 +232,7 @@ class Flow(Protocol):
 
     @property
     def codec(self) -> StateCodec:
-        """Of what a run begins with: a graph's state, or a workflow's inputs by name."""
+        """The codec of a run's input: a graph's state, or a workflow's inputs by name."""
         ...
 
     @property
@@ -240,7 +242,10 @@ class Flow(Protocol):
 
     @property
     def async_names(self) -> tuple[str, ...]:
-        """What of it are coroutine functions, as far as that is known before it runs: a sync verb refuses them."""
+        """The names of the flow's coroutine functions, as far as they are known before it runs.
+
+        A sync verb refuses them.
+        """
         ...
 
     @property
@@ -250,24 +255,27 @@ class Flow(Protocol):
 
     @property
     def shape(self) -> Mapping[str, Any]:
-        """The shape itself as JSON, recorded at the start, so that a later change can be told in words."""
+        """The shape as JSON.
+
+        It is recorded at the start, so that a later change of the flow can be described in words.
+        """
         ...
 
     def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-        """How this flow differs from a recorded `shape`: a sentence each, () for none."""
+        """Describe how this flow differs from a recorded `shape`: one sentence for each difference, () for none."""
         ...
 
     def inputs_hash(self, state: Any) -> str:
-        """A digest of what a run begins with that equal values have in every process: 64 hex digits."""
+        """Return a digest of a run's input: 64 hex digits, the same for equal values in every process."""
         ...
 
     def digests(self, state: Any) -> Mapping[str, str]:
-        """A digest for each part of it that has a name; {} where there are none."""
+        """Return a digest for each part of the input that has a name; {} if no part has one."""
         ...
 
 
 class GraphFlow(Flow, Protocol):
-    """What the core needs of a graph besides."""
+    """What the core needs of a graph, beyond what it needs of every flow."""
 
     @property
     def units(self) -> Mapping[str, Unit]:
@@ -276,91 +284,104 @@ class GraphFlow(Flow, Protocol):
 
     @property
     def splits(self) -> Mapping[str, Fork]:
-        """All forks by the node that each follows."""
+        """All forks, each by the id of the node before it."""
         ...
 
     @property
     def update_codec(self) -> StateCodec | None:
-        """Of what a node returns for fields with a reducer, by name; None where merging does not need it."""
+        """The codec of values that nodes return for fields with a reducer, by name; None if merging needs none."""
         ...
 
     def read(self, before: Any, returned: Any) -> Whole | Part:
-        """Tell whether user code that was given the state before returned a whole state or a part of one.
+        """Classify what user code returned for the state `before`: a whole state, or a part of one.
 
-        Raises `StateTypeError` (without run and node, which the core adds) where it is neither.
+        Raises `StateTypeError` for anything else, without run and node, which the core adds.
         """
         ...
 
     def accept(self, unit: Unit, before: Any, given: Whole | Part) -> Any:
-        """Make the state after `unit` of the state before it and what it gave; what a reducer raises comes through."""
+        """Make the state after `unit` of the state before and the value that it gave.
+
+        Errors of a reducer pass through.
+        """
         ...
 
     @property
     def takes_parts(self) -> bool:
-        """Tell whether a node may return a part of the state."""
+        """True if a node may return a part of the state."""
         ...
 
     def taken_up(self, before: Any, given: Any) -> Any:
-        """The state with which a new turn begins, from that at the end of the run and what it is continued with."""
+        """Make the first state of a new turn from the state at the end of the run and the value that continues it."""
         ...
 
     def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:
-        """What of that which a node gave is for fields with a reducer; None for a whole state."""
+        """Return those values in a node's return value that are for fields with a reducer; None for a whole state."""
         ...
 
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
-        """The fields with a reducer that have another value in one state than in the other."""
+        """Return the fields with a reducer whose values differ between two states."""
         ...
 
     def untold(self, fork: Fork, before: Any, after: Any, names: Iterable[str]) -> Iterator[str]:
-        """Name the fields of which the fork's join cannot tell what the value afterwards adds to the one before."""
+        """Give those of `names` for which the join of `fork` cannot derive what the new value adds to the old one.
+
+        The states before and after are `before` and `after`.
+        """
         ...
 
     def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:
-        """The state at the join, field by field; `MergeConflictError` (without run and visit) where branches disagree.
+        """Make the state at the join, field by field.
 
-        `data` is the state before as it was encoded, where it was.
+        `data` is the encoded state before; None if it was not encoded. Raises `MergeConflictError` (without run and
+        visit) where branches disagree.
         """
         ...
 
     def walk(self, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
-        """The units from `node_id` on, up to `until`. `is_split`: that node is done, and its fork is open."""
+        """Yield the units from `node_id` on, up to `until`.
+
+        `is_split`: that node has completed, and its fork is open.
+        """
         ...
 
 
 class StepFlow(Flow, Protocol):
-    """What the core needs of a workflow of steps besides. A body is a generator, or a coroutine, that asks for steps."""
+    """What the core needs of a workflow, beyond what it needs of every flow.
+
+    A body is a generator or coroutine that asks for steps.
+    """
 
     @property
     def output_codec(self) -> StateCodec:
-        """Of what it returns."""
+        """The codec of the workflow's return value."""
         ...
 
     @property
     def known_types(self) -> tuple[Any, ...]:
-        """The types that its parameters declare, and those that it was told."""
+        """The types that the workflow's parameters declare, and the types given to it besides."""
         ...
 
     def begin(self, context: Any, inputs: Mapping[str, Any]) -> Any:
-        """Its code, ready to be played on `inputs`."""
+        """Make the body for `inputs`, ready to be played."""
         ...
 
     def defaults(self) -> Mapping[str, Any]:
-        """The inputs that have a default, and that."""
+        """Return the default of each input that has one, by the input's name."""
         ...
 
     def completed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Recorded inputs with the defaults of parameters that are new."""
+        """Return recorded inputs, completed with the defaults of parameters that are new."""
         ...
 
     def codec_of(self, fn: Callable[..., Any]) -> StateCodec:
-        """Of what a step's function returns."""
+        """Return the codec of the return value of a step's function."""
         ...
 
     def items_codec_of(self, fn: Callable[..., Any]) -> StateCodec:
-        """Of the items that a function is mapped over."""
+        """Return the codec of the items that a function is mapped over."""
         ...
 
     def argument_types_of(self, fn: Callable[..., Any]) -> tuple[Any, ...]:
-        """The types of what a step's function takes."""
+        """Return the types of the arguments of a step's function."""
         ...

@@ -1,7 +1,7 @@
-"""This process's hold on the journal of one run: numbers, token, and what every verdict of the store means.
+"""This process's hold on the journal of one run: numbers, token, and the meaning of every verdict of the store.
 
-All records of a run that is being executed are made and written here. `write` maps each verdict to what follows in
-one place; `give_up` ends the hold. With no store nothing is written and nothing costs anything.
+All records of a run that is being executed are made and written here. `write` alone maps each verdict to its
+consequence; `give_up` ends the hold. Without a store nothing is written, and nothing costs anything.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ T = TypeVar("T")
 
 
 class Drained(BaseException):
-    """The run is given back at this boundary, for anybody to go on with."""
+    """The exception that gives the run back at this boundary, for anybody to go on with."""
 
 
 def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
-    """What a method of the store gives; whatever else than our own errors comes out of it is a `StoreError`."""
+    """Call a method of the store and return its value. Any `Exception` but our own errors becomes a `StoreError`."""
     try:
         return (yield Ask(store, method, *args, **kwargs))
     except MilepostError:
@@ -66,9 +66,10 @@ def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
 
 
 def take(store: Store, method: str, wish: NewRun | Claim, epoch: int, was: Release) -> Routine[Any]:
-    """What `create` or `claim` give. What it may have taken is given up again if it is interrupted or its store fails.
+    """Call `create` or `claim` of the store. If it is interrupted or the store fails, give the run up again.
 
-    A store that fails may have taken the run all the same: then it is given back as it `was`, once the store can do that.
+    A store that fails may have taken the run all the same: then the run gets the status of `was` back, once the store
+    can write that.
     """
     token = Token(wish.run_id, epoch, wish.nonce, this_process().key)
     try:
@@ -94,7 +95,7 @@ def take(store: Store, method: str, wish: NewRun | Claim, epoch: int, was: Relea
 
 
 class Journal:
-    """The journal of one run, as its owner writes it."""
+    """The journal of one run, for its owner to write."""
 
     __slots__ = (
         "_generation",
@@ -126,16 +127,16 @@ class Journal:
         self._generation = 0
         self.held: LeaseView | None = None
         self.degraded = False
-        """Whether a checkpoint could not be saved and the run goes on all the same."""
+        """True if a checkpoint could not be saved and the run goes on all the same."""
         self.missed: tuple[str, ...] = ()
         """The visits without a checkpoint, as `node#visit`."""
         self.has_saved = False
-        """Whether a checkpoint was written since the run was taken."""
+        """True if a checkpoint was written since the run was taken."""
         self.is_released = False
         self.is_dropped = False
-        """Whether its lease is kept no more."""
+        """True if the lease is kept no more."""
         self.is_ending = False
-        """Whether the run is on its way to its end, so that a cancel is no news any more."""
+        """True if the run is on its way to its end, so that a cancel changes nothing any more."""
         self.owed: Release | None = None
         """A release that the store could not take yet."""
 
@@ -143,7 +144,7 @@ class Journal:
 
     @property
     def sequence(self) -> int:
-        """Of the newest record that is written."""
+        """The number of the newest record that is written."""
         return self._sequence
 
     @sequence.setter
@@ -151,17 +152,18 @@ class Journal:
         self._sequence = self._given = newest
 
     def next_number(self) -> int:
-        """The number of a record that is made now, and handed in before anybody else makes one.
+        """Draw the number for a record that is made now and handed in before anybody else makes one.
 
-        What branches make while an append is under way goes into the next one, under the numbers after it.
+        Branches may make records while an append is under way. These go into the next append, under the numbers after
+        it.
         """
         self._given += 1
         return self._given
 
     def encode(self, state: Any, codec: Encoder, root: str = "state") -> bytes | SerializeStateError:
-        """Encode a state, or what `root` names.
+        """Encode a state, or another value, which `root` names.
 
-        That it cannot be saved is an answer; that it is no such state (`StateTypeError`) is raised.
+        Returns a `SerializeStateError` if the value cannot be saved. Raises `StateTypeError` if it has another type.
         """
         try:
             data = codec.encode(state, root=root)
@@ -182,7 +184,7 @@ class Journal:
         return data
 
     def encode_if_possible(self, state: Any, codec: StateCodec) -> bytes | None:
-        """Encode a state, or None where it cannot be."""
+        """Encode a state; return None if it cannot be encoded."""
         try:
             return codec.encode(state)
         except (SerializeStateError, StateTypeError):
@@ -198,14 +200,14 @@ class Journal:
         timestamp: str | None = None,
         **fields: Any,
     ) -> Record:
-        """A record, with the next number."""
+        """Make a record with the next number; `timestamp` None: with the time of now."""
         now = timestamp or format_time(self._options.clock.time())
         return self.make_at(now, kind, node_id, visit, fields, state)
 
     def make_at(
         self, now: str, kind: str, node_id: str, visit: int, fields: Mapping[str, Any], state: bytes | None
     ) -> Record:
-        """`make`, of fields that are kept as they are."""
+        """Make a record as `make` does, with the time `now`. Those of checkpoints keep the mapping `fields` itself."""
         self._given = number = self._given + 1
         compressing = bool(self._options.compress)
         if kind == CHECKPOINT:
@@ -215,7 +217,7 @@ class Journal:
         return make_record(self.run_id, number, now, kind, node_id, visit, state, fields, compressing)
 
     def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
-        """A failure record; the error as text."""
+        """Make a failure record; it holds the error as text."""
         told = failure_fields(error)
         return self.make(FAILURE, node_id, visit, op=op, attempt=attempt, **told, **fields)
 
@@ -228,10 +230,10 @@ class Journal:
         tags: dict[str, str] | None = None,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Append; every verdict is mapped here. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
+        """Append records and act on the verdict. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
 
-        With statements also `StatementError`, and then nothing is written and the numbers are free again: in a branch they
-        were drawn while that was `Alone`.
+        With statements it may also raise `StatementError`. Then nothing is written and the numbers are free again: a
+        branch draws them while it is `Alone`.
         """
         assert self.store is not None
         assert self.token is not None
@@ -245,7 +247,7 @@ class Journal:
             self._take_back(generation)
             raise
         except Exception as exc:
-            # First, so that while the journal is asked no branch hands in a number after one that was not written.
+            # This comes first: while the journal is read, no branch may hand in a number after one that was not written.
             self._take_back(generation)
             if not (yield from self._was_written(records)):
                 raise self._unwritten(records, exc) from exc
@@ -268,13 +270,16 @@ class Journal:
             raise self.cancelled(cancel)
 
     def _take_back(self, generation: int) -> None:
-        """Give the numbers of an append that was not written again, once for all branches that handed in to it."""
+        """Free the numbers of an append that was not written, once for all branches that handed in records to it."""
         if generation == self._generation:
             self._generation += 1
             self._taken_back, self._given = self._given, self._sequence
 
     def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
-        """Whether an append with an unknown outcome took effect: asked of the journal, never written again blindly."""
+        """Return whether an append with an unknown outcome took effect.
+
+        The journal is read; nothing is written again.
+        """
         if self.store is None or not records or records[0].header is None:
             return False
         first = records[0].sequence
@@ -289,7 +294,7 @@ class Journal:
 
     def _unwritten(self, records: tuple[Record, ...], exc: Exception) -> CheckpointWriteError:
         assert self.store is not None
-        # What could not be written before goes first: the newest is what this write is about.
+        # Records that could not be written before stand first: this write is about the newest one.
         node_id = next((record.node_id for record in reversed(records) if record.node_id), None)
         return CheckpointWriteError(
             f"the checkpoint of node {node_id!r} of run {self.run_id!r} could not be written to {self.store.place}: "
@@ -307,7 +312,7 @@ class Journal:
         tags: dict[str, str] | None = None,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Record the end of the run, whose result is checkpoint number `result`, together with `before`."""
+        """Record the end of the run together with the records `before`. Checkpoint number `result` holds its result."""
         finish = self.make(FINISH, status="finished", result=result)
         release = Release("finished", degraded=self.degraded, missed=self.missed)
         yield from self.write((*before, finish), release, tags, statements)
@@ -319,7 +324,10 @@ class Journal:
         original: BaseException | None = None,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Record that the run failed with `error`, together with `before`."""
+        """Record together with the records `before` that the run failed with `error`.
+
+        The record describes `original`, if given, and else `error`.
+        """
         reason = first_line(error)
         told = failure_fields(original or error)
         finish = self.make(FINISH, status="failed", reason=reason, **told)
@@ -331,9 +339,9 @@ class Journal:
         yield from self.write((self.make(ROUTE, node_id, visit, next_node=next_node, iteration=iteration, **fields),))
 
     def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
-        """Release the run. Where the store fails the release is owed, and tried again while the process lives.
+        """Release the run. If the store fails, the release stays in `owed` and is tried again while the process lives.
 
-        Gives the verdict's outcome, or "owed". An interruption leaves it owed too.
+        Returns the verdict's outcome, or "owed". An interruption leaves the release in `owed` too.
         """
         assert self.store is not None
         assert self.token is not None
@@ -343,11 +351,11 @@ class Journal:
             except Exception as failed:
                 if isinstance(failed, (MilepostError, OSError)) or not release.waiting_for:
                     raise
-                # What cannot be encoded keeps no run from being released: records tell what it waits for.
+                # A prompt that cannot be encoded must not prevent the release: the records of the waits hold it too.
                 release = release._replace(waiting_for=())
                 verdict = yield Write(self.store, Append(self.token, records, release))
             if verdict.outcome == "taken":
-                # An append whose outcome nobody could learn was written after all: the release alone is missing.
+                # An append with an unknown outcome was written after all: only the release is missing.
                 verdict = yield Write(self.store, Append(self.token, (), release))
         except GeneratorExit:
             raise
@@ -362,7 +370,7 @@ class Journal:
         return outcome
 
     def drop(self) -> Routine[None]:
-        """Keep the lease no more; what interrupts this waits until it is done."""
+        """Stop keeping the lease. An interruption is raised only after that is done."""
         assert self.store is not None
         assert self.token is not None
         interruption: BaseException | None = None
@@ -378,7 +386,10 @@ class Journal:
             raise interruption
 
     def let_go(self, giving_up: Routine[T]) -> Routine[T]:
-        """Do `giving_up`, and keep the lease no more whatever becomes of that: a run that is not released is owed to be."""
+        """Perform `giving_up`, and stop keeping the lease however that ends.
+
+        If it was interrupted before the run was released, the release goes to `owed`.
+        """
         try:
             given = yield from giving_up
         except GeneratorExit:
@@ -395,7 +406,7 @@ class Journal:
         return given
 
     def owe(self, release: Release, failed: BaseException) -> None:
-        """Note a release that the store could not take."""
+        """Keep a release that the store could not write in `owed`, and log that."""
         self.owed = release
         logger.warning(
             "run %r could not be released as %s yet: %s",
@@ -408,13 +419,16 @@ class Journal:
     # -- what ends a hold from outside -----------------------------------------------------------------
 
     def begin_to_end(self) -> None:
-        """Note that the run is on its way to its end: only a lost lease keeps it from undoing what it did."""
+        """Note that the run is on its way to its end.
+
+        From now on only a lost lease keeps it from rolling back its steps.
+        """
         self.is_ending = True
         if self.held is not None:
             self.held.is_ending = True
 
     def check_hold(self) -> None:
-        """Raise `LeaseLost`, `RunCancelled` or `Drained` where the run is not this owner's to go on with."""
+        """Raise `LeaseLost`, `RunCancelled` or `Drained` if this owner may not go on with the run."""
         if self.held is None:
             return
         if self.held.is_lost:
@@ -425,13 +439,13 @@ class Journal:
             raise Drained
 
     def over(self) -> MilepostError:
-        """Why the run stopped being this owner's to go on with while user code was running."""
+        """Make the error of a run that was lost or cancelled while user code was running."""
         if self.held is not None and self.held.cancel is not None and not self.held.is_lost:
             return self.cancelled(self.held.cancel)
         return self.lost()
 
     def lost(self) -> LeaseLost:
-        """The error of an owner that was overtaken."""
+        """Make the error of an owner after which another one has taken the run."""
         return LeaseLost(
             f"run {self.run_id!r} has another owner now (this one had epoch {self.epoch}): what was recorded stands, what "
             f"was done here since does not count; see `milepost show {self.run_id}`",
@@ -440,6 +454,6 @@ class Journal:
         )
 
     def cancelled(self, reason: str) -> RunCancelled:
-        """The error of a run that was cancelled."""
+        """Make the error of a run that was cancelled."""
         told = f": {reason}" if reason else ""
         return RunCancelled(f"run {self.run_id!r} was cancelled{told}", run_id=self.run_id, reason=reason)

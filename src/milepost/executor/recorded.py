@@ -1,8 +1,8 @@
-"""What a run has recorded, by step or node: everything that is answered from the record instead of being done again.
+"""The recorded outcomes of a run, by step or node: they answer requests that would otherwise be done again.
 
-Made from records of a journal in one pass: for a workflow from all of them, for a graph from those since the point where it
-goes on. Records that are superseded only count visits, and the signals that they used. Pure; nothing is decoded before
-somebody asks for it.
+The history is built from records of a journal in one pass: for a workflow from all of them, for a graph from those
+since the point where it goes on. Of superseded records only the visits and the used signals are counted. The code is
+pure, and decodes nothing before somebody asks for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["JournalHistory", "PendingRecord", "StepOutcome", "StepRecord", "pare
 
 
 class PendingRecord(NamedTuple):
-    """A record that is to be written, before it has a number."""
+    """A record to be written, which has no number yet."""
 
     kind: str
     step_id: str
@@ -52,7 +52,7 @@ class PendingRecord(NamedTuple):
 
 
 class StepOutcome(msgspec.Struct, gc=False):
-    """A step's result as it stands in a record; the output stays JSON until its type is known."""
+    """A step's result as its record holds it. The output stays JSON until its type is known."""
 
     name: str
     step_type: str
@@ -65,7 +65,10 @@ class StepOutcome(msgspec.Struct, gc=False):
     attempts: int = 1
 
     def result(self, output: Any, name: str | None = None, step_type: StepType | str | None = None) -> StepResult:
-        """The result with its decoded output, and with name and kind as the code has them now where that is given."""
+        """Make the step's result with its decoded output.
+
+        `name` and `step_type`, if given, are those that the code has now, and replace the recorded ones.
+        """
         from milepost.model.results import StepResult
 
         return StepResult(
@@ -85,7 +88,7 @@ _decode = msgspec.json.Decoder(StepOutcome).decode
 
 
 class CallResult(msgspec.Struct, gc=False):
-    """What a replay asks of the result of a call that succeeded; the output stays JSON."""
+    """The parts of a successful call's result that a replay needs. The output stays JSON."""
 
     success: bool
     output: msgspec.Raw
@@ -101,7 +104,7 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
 
     sequence: int
     told: Mapping[str, Any] | StepHead
-    """What its header says: all, or what a replay asks for, until somebody asks for more."""
+    """The header: all its fields, or only those that a replay needs, until somebody asks for more."""
     record: Record
 
     @property
@@ -112,7 +115,7 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
         return self.told
 
     def made(self) -> CallResult | None:
-        """What a call made that succeeded; None if that is not what is in it, and `kept` says what is."""
+        """Return the result of a call that succeeded; None if the record holds something else, which `kept` reads."""
         try:
             made = _decode_made(self.record.payload or b"")
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -120,7 +123,7 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
         return made if made.success else None
 
     def kept(self) -> StepOutcome:
-        """The result in it; `CheckpointCorruptError` if there is none."""
+        """Return the step's result; raise `CheckpointCorruptError` if the record holds none."""
         data = self.record.state() or b""
         try:
             return _decode(data)
@@ -133,17 +136,17 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
 
 
 def parent_of(step_id: str) -> str:
-    """The id of what a step is part of; "" at the top."""
+    """Return the id of the step's parent; "" for a step at the top."""
     return step_id.rpartition("/")[0]
 
 
 def _prefix_of(node_id: str) -> str:
-    """What is before the last part of an id, with the slash; "" at the top."""
+    """Return an id without its last part, with the slash at its end; "" at the top."""
     return node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
 
 
 def _around(step_id: str) -> Iterator[str]:
-    """The ids of all that a step is part of, the nearest first."""
+    """Yield the ids of all steps around a step, the nearest first."""
     while step_id := parent_of(step_id):
         yield step_id
 
@@ -154,14 +157,14 @@ def _with_around(step_id: str) -> Iterator[str]:
 
 
 class PartProgress(NamedTuple):
-    """One of several things that are done at once, but only so many of them: a branch, an item, a step of a group."""
+    """The progress of one part of a limited parallel group: a branch, an item of a map, or a step."""
 
     node_id: str
-    """What is next in it."""
+    """The id of the part."""
     numbers: tuple[int, ...]
-    """Of the records in it."""
+    """The numbers of the part's records."""
     ended: int | None
-    """The number of the record that ended it."""
+    """The number of the record that ended the part; None while it is open."""
 
 
 class JournalHistory:
@@ -176,15 +179,15 @@ class JournalHistory:
     ) -> None:
         self._renames = renames or Renames()
         self._earlier: dict[str, str] = {}
-        """What each id was before the map of names that is given now."""
+        """For each id, the id before the map of names that is given now."""
         self.clash: tuple[str, str, str] | None = None
-        """Two recorded ids, as they are called before that, and what both would be called."""
+        """Two recorded ids, as they are before that map, and the one id that both would have after it."""
         self.start: StepRecord | None = None
         self.done: dict[str, StepRecord] = {}
         """The newest completion of each step."""
         self.failures: dict[str, list[StepRecord]] = {}
         self.choices: dict[str, StepRecord] = {}
-        """That a predicate was true, or which option a branch took."""
+        """The records of answers of routers and predicates, and of the options that branches took."""
         self.items: dict[str, StepRecord] = {}
         self.waits: dict[str, StepRecord] = {}
         self.replies: dict[str, StepRecord] = {}
@@ -192,31 +195,31 @@ class JournalHistory:
         """The newest refused answer of a wait."""
         self.used_signals: set[int] = set()
         self.undone: dict[str, StepRecord] = {}
-        """Rollbacks that have ended, well or not."""
+        """The rollbacks that have ended, successful or not."""
         self.final: StepRecord | None = None
         """The failure with which the run began to end."""
         self.finish: StepRecord | None = None
         self.visits: dict[str, int] = {}
         self.crashes: list[int] = []
         self._failed: dict[tuple[str, int], int] = {}
-        """How many attempts of a step's visit failed that are superseded."""
+        """The number of superseded failed attempts of each visit of a step."""
         self._succeeded: set[tuple[str, int]] = set()
         """The visits of steps that succeeded and are superseded."""
         self._idle: dict[str, set[int]] = {}
-        """The crashes at which something stood in a queue, and had not begun."""
+        """For each part, the crashes at which it stood in a queue and had not begun."""
         self.retried: int = -1
         """The sequence of the newest `retry`: what failed before it is run again."""
         self._renewed = -1
         """The sequence of the newest claim that went on after an end, or was a `retry`."""
         self.newest = -1
         self._reroutes: dict[int, int] = {}
-        """The checkpoints whose router is asked again, and the records after which it is to answer."""
+        """The checkpoints whose router is asked again, each with the record after which it has to answer."""
         self._overrides: dict[int, tuple[bytes, dict[str, Any] | None]] = {}
-        """The states that checkpoints stand for instead of their own, and of updates what is for fields with a reducer."""
+        """The states that replace those of checkpoints, each with the part of its update for fields with a reducer."""
         self._decoded: dict[int, Any] = {}
-        """What was decoded before anything went on, by the number of its record."""
+        """The values that were decoded before the run went on, by the number of their record."""
         self._trails: dict[tuple[str, str], list[StepRecord]] = {}
-        """The checkpoints of each branch, by its label and what its nodes are part of."""
+        """The checkpoints of each branch, by the branch's label and the parent id of its nodes."""
         self._children: dict[str, dict[str, None]] = {}
         known = parsed or {}
         for record in records:
@@ -228,7 +231,7 @@ class JournalHistory:
                 self.add(record, is_standing, None if isinstance(told, StepHead) else told)
 
     def _complete(self, record: Record, head: StepHead) -> None:
-        """`add` for the one kind of which there are many."""
+        """Take in a checkpoint as `add` does, but faster: most records are of this kind."""
         step_id = self._called(record) if self._renames else record.node_id
         self.newest = record.sequence
         visits = self.visits
@@ -246,7 +249,7 @@ class JournalHistory:
             self._trails.setdefault(place, []).append(entry)
 
     def add(self, record: Record, is_standing: bool = True, fields: Mapping[str, Any] | None = None) -> None:
-        """Take in the next record; `fields` are its header's, where they are known already."""
+        """Take in the next record; `fields` are those of its header, if they are known already."""
         self.newest = record.sequence
         kind, step_id = record.kind, record.node_id
         try:
@@ -258,12 +261,12 @@ class JournalHistory:
         if self._renames and step_id:
             step_id = self._called(record, is_standing=is_standing)
         if step_id and kind != ROLLBACK:
-            # An owner record tells of visits that were deleted.
+            # An owner record holds the number of a visit that was deleted.
             self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
         if kind == REPLY and isinstance(fields.get("signal"), int):
             self.used_signals.add(fields["signal"])
         elif kind == OWNER:
-            # A step was deleted, with the replies that it had got.
+            # A step was deleted with its replies; the signals that they used stay used.
             self.used_signals.update(fields.get("used") or ())
         if not is_standing and kind != START:
             if self.start is not None:
@@ -304,27 +307,30 @@ class JournalHistory:
             self._place(step_id)
 
     def _supersede(self, step_id: str, kind: str, visit: int, fields: Mapping[str, Any]) -> None:
-        """Note how a visit of a step ended that counts no more: one that only failed is tried again under its number."""
+        """Note how a superseded visit of a step ended.
+
+        A visit that only failed is tried again under the same number.
+        """
         if kind == FAILURE:
             self._failed[step_id, visit] = self._failed.get((step_id, visit), 0) + 1
         elif kind == CHECKPOINT and fields.get("outcome") != "failed":
             self._succeeded.add((step_id, visit))
 
     def _called(self, record: Record, *, is_standing: bool = True) -> str:
-        """The id of what a record is of, as it is called now; notes where two become one by that."""
+        """Return the id that a record's step has now. Note a clash, where two recorded ids become one."""
         node_id = self._renames.now(record.node_id, record.sequence)
         if is_standing and self._renames.given:
             self.call(self._renames.before(record.node_id, record.sequence), node_id)
         return node_id
 
     def call(self, before: str, node_id: str) -> None:
-        """Note what a recorded id is called now."""
+        """Note that `before` is called `node_id` now, and a clash if another id is called so as well."""
         other = self._earlier.setdefault(node_id, before)
         if other != before and self.clash is None:
             self.clash = (other, before, node_id)
 
     def _renamed_label(self, label: str, sequence: int) -> str:
-        """The label of a branch as it is now: a fork, or the first node of a branch, may have been given another name."""
+        """Return the label that a branch has now: its fork, or the first node of a branch, may have been renamed."""
         if not self._renames:
             return label
         way = ""
@@ -344,9 +350,10 @@ class JournalHistory:
             self._renewed = sequence
 
     def retry(self, sequence: int) -> None:
-        """Have what failed before this number be done again.
+        """Have everything that failed before this number be done again.
 
-        What a failed part undid of its own before it failed is done again too: nothing is left of it.
+        A failed part may have rolled back steps of its own before it failed. They are done again too: nothing is left
+        of them.
         """
         self.retried = self._renewed = sequence
         for step_id in [step_id for step_id in self.undone if self._is_settled(step_id)]:
@@ -354,12 +361,12 @@ class JournalHistory:
                 self._forget_from(step_id)
 
     def _is_settled(self, step_id: str) -> bool:
-        """Whether a step was undone by something around it that failed, and that failure is an outcome of its own."""
+        """Return whether a failed step around this one rolled it back, and that failure was recorded as an outcome."""
         undone = self.undone[step_id].sequence
         return any(self.done[outer].sequence > undone for outer in _around(step_id) if outer in self.done)
 
     def _forget_from(self, step_id: str) -> None:
-        """Forget the innermost settled part around a step from the first thing on that was undone in it."""
+        """Forget the records of the innermost settled part around a step, from its first step on that was rolled back."""
         part = next(outer for outer in _around(step_id) if outer in self.done)
         inside = [*self.below(part)]
         first = min(self.done[found].sequence for found in inside if found in self.undone and found in self.done)
@@ -374,9 +381,10 @@ class JournalHistory:
         }
 
     def standing_failure(self, step_id: str) -> StepRecord | None:
-        """The failure with which a step inside another one ended for good, where what is around it has not ended yet.
+        """Return the failure with which a step inside another one ended for good; None if there is none.
 
-        That the step failed is settled then, though nothing else was made of it: it is not tried again.
+        The step around it has not ended yet, so nothing was made of the failure. It is settled all the same: the step
+        is not tried again.
         """
         failures = self.failures.get(step_id)
         if not failures:
@@ -393,7 +401,10 @@ class JournalHistory:
     # -- nodes of a graph ------------------------------------------------------------------------------
 
     def newest_in(self, prefix: str, label: str, after: int) -> StepRecord | None:
-        """The newest checkpoint of a node right below `prefix`, in the branch `label`, with a number above `after`."""
+        """Return the newest checkpoint of a node right below `prefix`, in branch `label`, with a number above `after`.
+
+        None if there is none.
+        """
         if label:
             trail = self._trails.get((label, prefix[:-1]), ())
             return trail[-1] if trail and trail[-1].sequence > after else None
@@ -407,11 +418,11 @@ class JournalHistory:
         return found
 
     def label_of(self, entry: StepRecord) -> str:
-        """The way to the branch that a checkpoint is in, as it is now; "" for none."""
+        """Return the path of the branch that a checkpoint is in, by the names of now; "" if it is in none."""
         return self._renamed_label(str(entry.fields.get("branch") or ""), entry.sequence)
 
     def open_fork(self, label: str, prefix: str, point: Record) -> tuple[str, str] | None:
-        """The fork right below `prefix` and the branch of it that `label` ends with; None unless the run stands in that."""
+        """Return the fork right below `prefix` and its branch at the end of `label`; None unless the run is in that."""
         ways = turnings(label)
         if not ways:
             return None
@@ -425,7 +436,7 @@ class JournalHistory:
         return fork_id, branch
 
     def content(self, entry: StepRecord) -> tuple[bytes, str | None]:
-        """The state that a checkpoint stands for, and the node to go on at (None: its router is asked)."""
+        """Return the state of a checkpoint, amended if it was, and the node to go on at (None: its router is asked)."""
         node_id = self.renamed(entry.record.node_id, entry.sequence)
         data = self.state_of(entry)
         next_node, told_at = entry.fields.get("next_node"), entry.sequence
@@ -439,16 +450,19 @@ class JournalHistory:
         return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
 
     def entry_at(self, sequence: int) -> StepRecord:
-        """The newest completion of a node, by its number."""
+        """Return the newest completion of a node whose record has this number."""
         return next(entry for entry in self.done.values() if entry.sequence == sequence)
 
     def state_of(self, entry: StepRecord) -> bytes:
-        """The state that a checkpoint stands for, encoded."""
+        """Return the encoded state of a checkpoint, amended if it was."""
         amended = self._overrides.get(entry.sequence)
         return entry.record.state() or b"" if amended is None else amended[0]
 
     def fork_around(self, entry: StepRecord, point: Record) -> tuple[Segment, StepRecord | None] | None:
-        """The open branch that a checkpoint is in, and the checkpoint of its fork (None: `point`); None for none."""
+        """Return the open branch around a checkpoint, and the checkpoint of its fork (None: the fork is at `point`).
+
+        None if the checkpoint is in no open branch.
+        """
         prefix, label = _prefix_of(self.renamed(entry.record.node_id, entry.sequence)), self.label_of(entry)
         if self.open_fork(label, prefix, point) is None:
             return None
@@ -456,71 +470,77 @@ class JournalHistory:
         return turning, self.newest_in(prefix, turning.outer, point.sequence)
 
     def beside(self, turning: Segment, branches: Iterable[str], after: int) -> list[StepRecord]:
-        """The newest checkpoint of each of the other branches of a fork that has one."""
+        """Return the newest checkpoint of each other branch of a fork, for the branches that have one."""
         fork, visit, mine, outer = turning
         ways = (way_to(outer, fork, visit, branch) for branch in branches if branch != mine)
         found = (self.newest_in(_prefix_of(fork), way, after) for way in ways)
         return [entry for entry in found if entry is not None]
 
     def override(self, sequence: int, data: bytes, updates: dict[str, Any] | None = None) -> None:
-        """Have a checkpoint stand for another state; of one that an update made, `updates` is for fields with a reducer."""
+        """Replace the state of a checkpoint.
+
+        If an update made the new state, `updates` are its values for fields with a reducer.
+        """
         self._overrides[sequence] = data, updates
         self._decoded.pop(sequence, None)
 
     def is_rerouted(self, sequence: int) -> bool:
-        """Tell whether the router of a checkpoint was to be asked again."""
+        """Return whether the router of a checkpoint has to be asked again."""
         return sequence in self._reroutes
 
     def reroute(self, sequence: int, after: int | None) -> None:
-        """Have the router of a checkpoint asked again, unless it answered after a record; None: take the recorded way."""
+        """Ask the router of a checkpoint again, unless it answered after record `after`; None: do not ask it again."""
         if after is None:
             self._reroutes.pop(sequence, None)
         else:
             self._reroutes[sequence] = after
 
     def keep(self, sequence: int, value: Any) -> None:
-        """Keep what a record holds, decoded, for whoever asks for it first."""
+        """Keep the decoded value of a record for the first caller that asks for it."""
         self._decoded[sequence] = value
 
     def take(self, sequence: int, decode: Callable[[], Any]) -> Any:
-        """What was kept of a record, which is the caller's then; else what `decode` gives."""
+        """Return the value that `keep` was given for a record, else that of `decode`.
+
+        The value is the caller's then.
+        """
         return self._decoded.pop(sequence) if sequence in self._decoded else decode()
 
     def is_over(self, node_id: str, entry: StepRecord) -> bool:
-        """Whether what a record is part of was completed after it, so that nothing asks for it any more."""
+        """Return whether the record's step, or one around it, was completed later, so that nothing needs the record."""
         around = (self.done[outer] for outer in _with_around(node_id) if outer in self.done)
         return any(done.sequence > entry.sequence and done.fields.get("outcome") != "failed" for done in around)
 
     def renamed(self, node_id: str, sequence: int) -> str:
-        """The id that a node has now, of which a record with that number tells."""
+        """Return the id that a node has now; `sequence` is the number of the record that names it."""
         return self._renames.now(node_id, sequence) if self._renames else node_id
 
     def knows(self, node_id: str) -> bool:
-        """Whether any record tells of a visit of a node."""
+        """Return whether any record is of a visit of this node."""
         return node_id in self.visits
 
     def begun_with(self, ids: Sequence[str], after: int) -> set[str]:
-        """With which items of a map a resume begins: those of which there are records after `after`, and the first other."""
+        """Return the items of a map that a resume begins with: those with records after `after`, and the first other."""
         begun = {item for item in ids if any(number > after for number in self._numbers(item))}
         return begun.union([item for item in ids if item not in begun][:1])
 
     def updates_in(self, entry: StepRecord) -> list[dict[str, Any]]:
-        """What one checkpoint tells of what nodes returned for fields with a reducer; as JSON."""
+        """Return, as JSON, the values in one checkpoint that nodes returned for fields with a reducer."""
         told = entry.fields.get("updates")
         return [*told] if isinstance(told, list) else [] if told is None else [told]
 
     def updates(
         self, label: str, parent: str, replaced: Callable[[bytes, bytes], Sequence[str]]
     ) -> list[dict[str, Any]]:
-        """What the nodes of a branch, those of finished forks in it included, returned for fields with a reducer; as JSON.
+        """Return, as JSON, the values that the nodes of a branch returned for fields with a reducer.
 
-        A field that an override of a checkpoint changed has been replaced by then: `replaced` names those in which two
-        states differ.
+        The nodes of finished forks in the branch are included. An override of a checkpoint replaces the fields that it
+        changed: `replaced` names the fields in which two states differ.
         """
         trail = self._trails.get((label, parent), [])
         found: list[dict[str, Any]] = []
         for number, entry in enumerate(trail):
-            if isinstance(entry.fields.get("updates"), list):  # all until then, instead of what was told before
+            if isinstance(entry.fields.get("updates"), list):  # it holds all updates up to here: drop the earlier ones
                 found = []
             found += self.updates_in(entry)
             amended = self._overrides.get(entry.sequence)
@@ -531,7 +551,7 @@ class JournalHistory:
                 found = [{name: update[name] for name in update if name not in names} for update in found]
                 found.append({REPLACED: [*names]})
             if "fork" in entry.fields and number + 1 < len(trail):
-                # From what was recorded: names are mapped once, whatever they are mapped to.
+                # Labels are built of recorded names: each name must go through the maps only once.
                 outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit
                 for branch in entry.fields["fork"]:
                     way = self._renamed_label(way_to(outer, fork, visit, branch), entry.sequence)
@@ -541,7 +561,7 @@ class JournalHistory:
     # -- what is in flight -----------------------------------------------------------------------------
 
     def spent(self, step_id: str, followed: int, now: float) -> AttemptBudget:
-        """What the visit of a step or node that is in flight has used up; `followed` is the record that it follows."""
+        """Return the attempts that a visit in flight has used up; `followed` is the number of the record before it."""
         if not (self.failures or self.crashes or self.choices or self.items or self.waits or self._failed):
             return AttemptBudget(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
         done, failures = self.done.get(step_id), self.failures.get(step_id, ())
@@ -562,7 +582,7 @@ class JournalHistory:
         begun = [entry for entry in (*failures, *held) if entry.sequence > after]
         visit = max((entry.record.visit for entry in begun), default=next_visit)
         if begun and self.was_completed(step_id, visit):
-            # It succeeded, and what it ended with is superseded: what it began with stands, and the next visit takes it up.
+            # The visit succeeded, but its end is superseded. The next visit takes up the records of its beginning, which count.
             visit = last + 1
         spent = AttemptBudget(visit, 0, tried if visit == last else 0)
         over = max(self.retried, self._tried_again_at(step_id))
@@ -580,9 +600,9 @@ class JournalHistory:
         return spent
 
     def queue(self, ids: Sequence[str], limit: int | None, after: int) -> None:
-        """Note which of several parts had not begun at a crash: `limit` of them are open at once, in their order.
+        """Note for each crash which of several parts had not begun: `limit` of them are open at once, in their order.
 
-        Those that began, with records after `after`, stay open until they end.
+        A part with records after `after` has begun, and stays open until it ends.
         """
         if limit is None or not self.crashes or limit >= len(ids):
             return
@@ -607,16 +627,19 @@ class JournalHistory:
         return PartProgress(part_id, numbers, ended)
 
     def was_completed(self, step_id: str, visit: int) -> bool:
-        """Return whether a visit succeeded, and what it ended with is superseded."""
+        """Return whether a visit succeeded and its checkpoint is superseded."""
         return (step_id, visit) in self._succeeded
 
     def is_in_flight(self, step_id: str, entry: StepRecord) -> bool:
-        """Return whether a record is for the visit that is in flight, though it may be of one that is superseded."""
+        """Return whether a record counts for the visit in flight, though a superseded visit wrote it."""
         done = self.done.get(step_id)
         return self.was_completed(step_id, entry.record.visit) and (done is None or done.sequence < entry.sequence)
 
     def _tried_again_at(self, step_id: str) -> int:
-        """Where the newest attempt of what a step is part of began: what failed before that used up none of its tries."""
+        """Return the number at which the newest attempt of the steps around a step began; -1 if none was tried again.
+
+        Failures before that number use up none of the step's attempts.
+        """
         newest = -1
         while step_id := parent_of(step_id):
             tried = (entry.sequence for entry in self.failures.get(step_id, ()) if entry.fields.get("retry_at"))
@@ -633,45 +656,45 @@ class JournalHistory:
         siblings.setdefault(step_id)
 
     def children(self, step_id: str) -> tuple[str, ...]:
-        """The ids directly below one, in the order in which they appeared; "" asks for the top."""
+        """Return the ids directly below an id, in the order in which they appeared; "" asks for the top."""
         return tuple(self._children.get(step_id, ()))
 
     def below(self, step_id: str) -> Iterator[str]:
-        """All ids below one."""
+        """Yield all ids below an id."""
         for child in self._children.get(step_id, ()):
             yield child
             yield from self.below(child)
 
     def begun(self, step_id: str, upto: int) -> list[str]:
-        """The ids directly below one that the newest try of it had begun with before the record of that number."""
+        """Return the ids directly below a step that its newest attempt had begun before the record with number `upto`."""
         since = max(self._renewed, self._tried_again_at(step_id))
         return [
             child for child in self.children(step_id) if any(since < number < upto for number in self._numbers(child))
         ]
 
     def _numbers(self, step_id: str) -> Iterator[int]:
-        """The numbers of what stands for an id and for what is below it, and of all failures there."""
+        """Yield the numbers of the records that count for an id and the ids below it, and of all failures there."""
         held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused)
         for inner in (step_id, *self.below(step_id)):
             yield from (entries[inner].sequence for entries in held if inner in entries)
             yield from (entry.sequence for entry in self.failures.get(inner, ()))
 
     def first_below(self, step_id: str) -> int | None:
-        """The lowest number among the newest records of what is below an id; None where nothing is."""
+        """Return the lowest number among the newest records of the ids below an id; None if there are none."""
         held = (self.done, self.choices, self.items, self.waits, self.replies)
         found = (entries[inner].sequence for inner in self.below(step_id) for entries in held if inner in entries)
         return min(found, default=None)
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps at the top that are done, in order."""
+        """The steps at the top that have completed, in order."""
         return tuple(step_id for step_id in self.children("") if step_id in self.done)
 
     def failed_root(self) -> int | None:
-        """Up to where records stand for a `retry` of a run whose own code ended it; None where no step failed.
+        """Return the last number that counts for a `retry` of a run whose own code ended it; None if no step failed.
 
-        That is just before the newest step at the top that had a failure in it: it is done again, with what did not fail
-        in it kept.
+        It is the number just before the newest step at the top that had a failure in it. That step is done again; the
+        parts of it that did not fail stay recorded.
         """
         for root in reversed(self.children("")):
             entry = self.done.get(root)
@@ -683,10 +706,10 @@ class JournalHistory:
         return None
 
     def first_undone(self) -> int | None:
-        """The record of the first step that the run rolled back at its end; None for none.
+        """Return the number of the first step that the run rolled back at its end; None if there is none.
 
-        What a part of the run undid of its own, before its failure became an outcome that the run went on with, is not
-        meant.
+        Steps do not count that a part of the run rolled back itself, before its failure became an outcome that the run
+        went on with.
         """
         found = [
             self.done[step_id].sequence

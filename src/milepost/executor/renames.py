@@ -1,7 +1,8 @@
-"""The ids that steps and nodes have now, by those under which they are recorded.
+"""Renamed steps and nodes: from the ids under which they are recorded to those that they have now.
 
-A map of new names counts for what was recorded before it was given. The owner record of the resume that gave it tells it, with
-all maps before, so that later resumes know it by themselves; each record is read through the maps that came after it.
+A map of new names applies to the records before the resume that gave it. The owner record of that resume holds the map
+and all earlier ones, so that later resumes need not be given them again. Each record is read through the maps that came
+after it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ Pairs = Mapping[str, str]
 
 
 class Renames:
-    """The maps that are recorded, the oldest first, each with the number of its record; then the one that is given now.
+    """The recorded maps, the oldest first, each with the number of its record, and the map that is given now.
 
-    What is given again, though it is recorded, is not given at all.
+    A pair that is given now and recorded already is left out of `given`.
     """
 
     __slots__ = ("given", "recorded")
@@ -34,12 +35,12 @@ class Renames:
 
     @classmethod
     def told_by(cls, fields: Mapping[str, Any] | None, given: Pairs | None) -> Renames:
-        """The maps that an owner record tells of, by its header's fields, and the one that is given now."""
+        """Read the recorded maps from the header fields of an owner record, and add the map that is given now."""
         told = (fields or {}).get("renames") or ()
         return cls(((int(sequence), pairs) for sequence, pairs in told), given)
 
     def told(self, sequence: int) -> list[list[Any]] | None:
-        """What the owner record of that number tells; None for nothing."""
+        """Give the maps for the owner record with this number to hold; None if there are none."""
         maps = [*self.recorded, *([(sequence, self.given)] if self.given else [])]
         return [[number, dict(pairs)] for number, pairs in maps] or None
 
@@ -49,22 +50,22 @@ class Renames:
         return {new for pairs in (*(pairs for _, pairs in self.recorded), self.given) for new in pairs.values()}
 
     def before(self, node_id: str, sequence: int) -> str:
-        """The id that a record of that number has by what is recorded alone."""
+        """Apply the recorded maps alone to the id of a record; `sequence` is its number."""
         for upto, pairs in self.recorded:
             if sequence < upto:
                 node_id = _renamed(node_id, pairs)
         return node_id
 
     def now(self, node_id: str, sequence: int) -> str:
-        """The id that a record of that number has now."""
+        """Return the id that a record's node has now; `sequence` is the record's number."""
         return self.becoming(self.before(node_id, sequence))
 
     def becoming(self, node_id: str) -> str:
-        """The id that a name which no map has reached yet has by the one that is given now."""
+        """Apply the map that is given now, and no recorded one, to an id."""
         return _renamed(node_id, self.given)
 
     def sources(self, node_id: str) -> list[tuple[str, int, int | None]]:
-        """The ids under which records of a node stand, each with the numbers after which and before which that is so."""
+        """List the ids under which a node is recorded, each with the numbers after which and before which that is so."""
         spans: list[tuple[str, int, int | None]] = []
         names, before = _sources({node_id}, self.given), None
         for upto, pairs in reversed(self.recorded):
@@ -74,7 +75,7 @@ class Renames:
 
 
 def _renamed(node_id: str, pairs: Pairs) -> str:
-    """The id that something has by a map: it, or what it is part of, may have another name. The longest that fits counts."""
+    """Apply one map, which may rename the id itself or what it is part of. The longest old name that fits counts."""
     for old in sorted(pairs, key=len, reverse=True):
         if node_id == old or node_id.startswith(f"{old}/"):
             return pairs[old] + node_id[len(old) :]
@@ -82,7 +83,7 @@ def _renamed(node_id: str, pairs: Pairs) -> str:
 
 
 def _sources(node_ids: Iterable[str], pairs: Pairs) -> set[str]:
-    """The ids that a map makes one of these of."""
+    """Return the ids that a map turns into one of `node_ids`."""
     found: set[str] = set()
     for node_id in node_ids:
         possible = {node_id, *(old + node_id[len(new) :] for old, new in pairs.items() if _is_in(node_id, new))}

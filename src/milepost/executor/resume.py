@@ -1,9 +1,9 @@
-"""Where a run goes on: the routines behind resume, resume_from, retry, plan_resume and new turns.
+"""Going on with a run: the routines behind resume, resume_from, retry, plan_resume and new turns.
 
-Each is the same sequence: look (read where the run stands; status and lease refuse), examine (verify, decode, compare
-with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also records the
-override), go. A refusal before the fence changes nothing. If the journal has moved between look and fence, the sequence
-begins again. A takeover fences first.
+Each has the same sequence: look (read where the run stands; its status or lease may refuse), examine (verify, decode,
+compare with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also
+records the override), go. A refusal before the fence changes nothing. If the journal has grown between look and fence,
+the sequence begins again. A takeover fences first.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from milepost.store import Release, RunRow, RunSnapshot, Token
 __all__ = ["REFUSED", "await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
 
 REFUSED = "refused: "
-"""How the reason of a run begins that a worker gave back because its code cannot go on with it."""
+"""The beginning of a run's reason after a worker gave it back because its code cannot go on with it."""
 POLL = 0.25
-"""Seconds between two looks at a run that another owner has."""
+"""The seconds between two looks at a run that another owner has."""
 
 
 def resume(run: Run, wish: ResumeRequest, nonces: Callable[[], str]) -> Routine[Any]:
@@ -81,14 +81,17 @@ def resume(run: Run, wish: ResumeRequest, nonces: Callable[[], str]) -> Routine[
 
 
 def resume_claimed(run: Run, token: Token) -> Routine[Any]:
-    """Go on with a run that a worker has claimed. A refusal gives it back as it was, with the reason, for other code."""
+    """Go on with a run that a worker has claimed.
+
+    If it is refused, give it back for other code, with the status that it had and the reason.
+    """
     assert run.store is not None
     run.journal.token, run.journal.epoch = token, token.epoch
     # An engine's override is for its verbs: a worker goes on with a run many times.
     run.options = without_amendments(run.options)
     latest: RunSnapshot | None = None
     try:
-        # From here on, and not only once the state is read and decoded: many that were claimed at once wait for their turn.
+        # The lease is kept even before the state is read: many runs that were claimed at once wait here for their turn.
         yield Hold(run.store, token, run.options.lease)
         latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
         run.journal.sequence = latest.newest
@@ -128,7 +131,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
 
 
 def _record_renames(run: Run) -> Routine[None]:
-    """Record the map of names of a run that a worker has claimed: the claim was written before anybody knew of it."""
+    """Record the renames of a run that a worker has claimed: its claim was written before they were known."""
     journal = run.journal
     record = journal.make(OWNER, "", 1, verb="rename", renames=run.renames.told(journal.sequence + 1))
     yield from journal.write((record,))
@@ -136,7 +139,7 @@ def _record_renames(run: Run) -> Routine[None]:
 
 
 def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
-    """Give a run that a worker has claimed back as it was, with the reason, before any of its code runs."""
+    """Give a claimed run back before any of its code runs, with the status that it had and the reason."""
     store = run.store
     assert store is not None
     run.journal.token, run.journal.epoch = token, token.epoch
@@ -150,14 +153,14 @@ def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
 
 
 def _go(run: Run, wish: ResumeRequest, found: Any, amendment: Amendment | None, *, is_ending: bool) -> Routine[Any]:
-    """Go on with a run that is this call's, or carry out the cancel that is open."""
+    """Go on with a run that this call owns, or carry out its open cancel."""
     run.info = found.info
     body = run.end(found, found.row) if is_ending else run.go_on(wish, found, amendment)
     return (yield from run.hold(body, found.state if amendment is None else amendment.state))
 
 
 def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[None]:
-    """Release a run that was claimed and then not gone on with, with the status that it had."""
+    """Release a claimed run that does not go on, with the status that it had before the claim."""
     assert run.store is not None
     claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
     was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
@@ -169,7 +172,10 @@ def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[Non
 
 
 def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
-    """Have a worker go on with a run that exists, as `wish` says; what `resume` would refuse is refused here."""
+    """Make a run that exists ready for a worker, which goes on with it as `wish` says.
+
+    Raises the refusals of `resume`.
+    """
     assert run.store is not None
     while True:
         latest = yield from _look(run)
@@ -203,13 +209,13 @@ def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: flo
 
 
 def _left(run: Run, release: Release) -> Routine[None]:
-    """Release a run that was amended; where a signal came meanwhile, it has something to go on with."""
+    """Release a run that was amended. If a signal has come meanwhile, it is released as ready."""
     if (yield from run.journal.give_up(release)) == "refused":
         yield from run.journal.give_up(Release("ready", degraded=release.degraded, missed=release.missed))
 
 
 def plan(run: Run, wish: ResumeRequest) -> Routine[ResumePlan]:
-    """What `resume` would do and why. Runs nothing and writes nothing."""
+    """Return what `resume` would do, and the reason. Runs nothing and writes nothing."""
     refusal: MilepostError | None = None
     try:
         latest = yield from _look(run, is_planning=True)
@@ -228,7 +234,7 @@ def plan(run: Run, wish: ResumeRequest) -> Routine[ResumePlan]:
             isinstance(exc, NoCheckpointFoundError) and refusal is None
         ):
             raise
-        # Why it does not go on whatever comes is told before what it waits for.
+        # A refusal that no signal or time can end is reported rather than the wait.
         refusal = exc if refusal is None or isinstance(refusal, RunSuspended) else refusal
         nothing = ResumeInfo(
             run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False
@@ -249,7 +255,7 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException |
 
 
 def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]:
-    """Read where the run stands. None after a wait for another owner: look again."""
+    """Read where the run stands. None after a wait for another owner: the caller has to look again."""
     assert run.store is not None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
@@ -261,9 +267,10 @@ def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]
 
 
 def await_change(run: Run) -> Routine[None]:
-    """Wait before the next look at a run that is somebody else's; `RunTimeoutError` when the call's own time is over.
+    """Wait before the next look at a run of another owner. Raises `RunTimeoutError` when the call's own time is over.
 
-    The code of a worker's run lends the slot of that run meanwhile: the other one may need it.
+    If the caller is itself the code of a worker's run, that run's slot is lent out meanwhile: the other run may need
+    it.
     """
     pause, limit, clock = POLL, run.options.run_timeout, run.options.clock
     if limit is not None:
@@ -281,7 +288,7 @@ def await_change(run: Run) -> Routine[None]:
 
 
 def await_due(run: Run) -> Routine[None]:
-    """Wait until a run that was parked may go on: its signal has come, or its time; or somebody else has it."""
+    """Wait until a parked run may go on: its signal or its time has come, a cancel is open, or it waits no more."""
     assert run.store is not None
     while True:
         row: RunRow = yield from ask(run.store, "get_run", run.run_id)
@@ -295,7 +302,7 @@ def await_due(run: Run) -> Routine[None]:
 def _after_fence(
     run: Run, wish: ResumeRequest, before: RunRow, token: Token, nonces: Callable[[], str]
 ) -> Routine[Any]:
-    """Go on with a run that was taken over; a refusal gives it back as it was."""
+    """Go on with a run that was taken over. If it is refused, give it back with the status that it had."""
     assert run.store is not None
     try:
         return (yield from resume(run, wish, nonces))
@@ -309,7 +316,7 @@ def _after_fence(
 
 
 def _is_ending(run: Run, row: RunRow) -> bool:
-    """Whether a cancel is open, so that all that is left is to end the run."""
+    """Return whether a cancel is open, so that the run can only be ended."""
     return row.cancel is not None and not run.options.reopen
 
 
@@ -317,7 +324,10 @@ def _is_ending(run: Run, row: RunRow) -> bool:
 
 
 def _amended(run: Run, wish: ResumeRequest, found: Any) -> Routine[Amendment | None]:
-    """The state that the run goes on with, where that is to be recorded; `revalidate` is asked of what it will be."""
+    """Return the amended state that the run goes on with; None if it goes on with the recorded one.
+
+    The call's `revalidate` is asked about the state that the run will go on with.
+    """
     if wish.verb == CONTINUE:
         turn = Amendment(*open_turn(run, found, wish.state))
         yield from _revalidate(run, found, turn.state)
@@ -336,17 +346,20 @@ def _amended(run: Run, wish: ResumeRequest, found: Any) -> Routine[Amendment | N
 
 
 def _asks_of_state(run: Run) -> bool:
-    """Tell whether the call has something to do with the record of a run that waits, which stays where it is."""
+    """Return whether the call amends, revalidates or renames what is recorded. It may do so even while the run waits."""
     return run.options.amends or run.options.revalidate is not None or bool(run.options.rename)
 
 
 def _seen(found: Any) -> Any:
-    """The state at the checkpoint that a verb goes on after, which may be inside a branch."""
+    """Return the state at the checkpoint after which a verb goes on. It may be inside a branch."""
     return found.state if getattr(found, "at", None) is None else found.seen
 
 
 def _revalidate(run: Run, found: Any, state: Any) -> Routine[None]:
-    """Ask whether the state is still good; the four ways to say no are one error."""
+    """Ask `revalidate` whether the state is still good, and raise `StateValidationError` if not.
+
+    It refuses by raising or returning an exception, or by returning False or a text.
+    """
     check = run.options.revalidate
     if check is None:
         return

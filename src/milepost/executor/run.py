@@ -1,7 +1,7 @@
 """The executor: one generator of effects for everything that runs.
 
-A `Run` is one run as this process executes it: from taking it to giving it up. How a hold ends is decided in `hold`,
-nowhere else; what is done in between is that of a front end (`walking` for graphs, `stepping` for workflows of steps).
+A `Run` is one run as this process executes it, from taking it to giving it up. `hold` alone decides how a hold ends. A
+front end does the work in between: `milepost.graph.run` for graphs, `milepost.workflows.run` for workflows.
 
 No I/O, no clock and no randomness of its own: time comes from the options' clock, nonces and ids are passed in.
 """
@@ -46,10 +46,10 @@ __all__ = ["LONGEST_PAUSE", "Run", "complete"]
 logger = logging.getLogger("milepost")
 
 OUTAGES = 5
-"""How often workers take a run that its failing store stopped, without a checkpoint in between, where no limit is set; and
-after how many crashes a worker pauses before it takes the run again."""
+"""A number of times in a row, without a checkpoint in between. Where no limit is set, workers take a run that its
+failing store stopped this often. After so many crashes a worker pauses before it takes the run again."""
 LONGEST_PAUSE = 300.0
-"""Seconds of such a pause, at most."""
+"""The longest such pause, in seconds."""
 
 
 class Run:
@@ -83,12 +83,12 @@ class Run:
         self.options = options
         self.is_listening = is_listening
         self.is_awaited = True
-        """Whether the driver can await coroutines."""
+        """True if the driver can await coroutines."""
         self.is_draining = False
         self.claims = 0
-        """For a run that a worker has: how often it was taken since its newest checkpoint, this time included."""
+        """For a run that a worker has: the number of claims since its newest checkpoint, this one included."""
         self.crashes = 0
-        """How often in a row it had crashed without a checkpoint in between when a worker took it."""
+        """The number of crashes in a row, without a checkpoint in between, at the time when a worker took the run."""
         self.journal = Journal(store, run_id, options)
         self.scope = RunScope(run_id, clock=options.clock, store=store, deps=options.deps, logger=options.logger)
         self.started_at = options.clock.monotonic()
@@ -97,57 +97,66 @@ class Run:
         self.origins: tuple[Origin, ...] = ()
         """The runs that this one was forked from."""
         self.renames = Renames()
-        """What recorded ids are called now, as far as that is known."""
+        """The maps from recorded ids to those of now, as far as they are known."""
         self.renamed_at: int | None = None
-        """The number of the owner record that tells of that; None where nothing was renamed."""
+        """The number of the owner record that holds these maps; None if nothing was renamed."""
         self.status = "running"
 
     # -- what a front end does -----------------------------------------------------------------------
 
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
-        """Run the flow from its beginning on what it was given, encoded `data`; what it ends with."""
+        """Run the flow from its beginning on `given`, and return what it ends with.
+
+        `data` is the encoded `given`; None without a store.
+        """
         raise NotImplementedError
 
     is_replayed = False
-    """Whether the flow's own code is run again up to where the run goes on, and has to be even to end it."""
+    """True if the flow's code runs again up to the point where the run goes on. It has to, even only to end the run."""
 
     def expect(self, inputs: Mapping[str, Any] | None) -> None:
-        """Have a resume compare inputs with those that the run began with. A graph's run begins with a state."""
+        """Have a resume compare these inputs with the recorded ones. A graph's run has none: it begins with a state."""
 
     def want_results(self) -> None:
-        """Have a finished run give the results of its steps too, which are read from the record. A graph has none."""
+        """Have a finished run return the recorded results of its steps too. A graph has none."""
 
     def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
-        """Copy the run up to a visit into a new one, in the store `into` or in its own; the new id."""
+        """Copy the run up to a visit into a new run, in the store `into` or (None) in its own; return the new id."""
         raise NotImplementedError
 
     def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Any]:
-        """Where the verb goes on, examined: a `Found` of the front end. Nothing new is run for it, and nothing written."""
+        """Find and examine the point where the verb goes on, as a value of the front end's own type.
+
+        Runs nothing new and writes nothing.
+        """
         raise NotImplementedError
 
     def refusal(self, wish: ResumeRequest, found: Any) -> MilepostError | None:
-        """Why the verb does not go on where `find` says, or None."""
+        """Return the error if the verb cannot go on at the point that `find` returned; else None."""
         raise NotImplementedError
 
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
-        """The node that may have been entered last, and the number of that visit; "" for none."""
+        """Return the node that may have been entered last, and the number of that visit; "" for no node."""
         raise NotImplementedError
 
     def stood_at(self, node_id: str) -> bool:
-        """Whether a replay came to its end at this step, or in it: it is not stopped before it once more."""
+        """Return whether a replay ended at this step or inside it.
+
+        The run does not stop before such a step once more.
+        """
         return False
 
     def go_on(self, wish: ResumeRequest, found: Any, amendment: Amendment | None) -> Routine[Any]:
-        """Go on where `found` says; what the flow ends with."""
+        """Go on from the point `found`, and return what the flow ends with."""
         raise NotImplementedError
 
     def end(self, found: Any, row: RunRow) -> Routine[Any]:
-        """Carry out a cancel that is open: `RunCancelled`."""
+        """Carry out an open cancel. Raises `RunCancelled`."""
         raise self.journal.cancelled(row.cancel or "")
         yield  # the marker of a generator: it never asks for anything
 
     def stored(self, found: Any) -> Routine[Any]:
-        """The result of a run that has finished; nothing runs and nothing is written."""
+        """Return the result of a finished run. Nothing runs and nothing is written."""
         self.info = found.info
         self.journal.degraded = found.row.info.degraded
         self.journal.missed = found.row.info.missed
@@ -155,15 +164,15 @@ class Run:
         return (yield from self.tell_stored(found.state))
 
     def result(self, value: Any) -> Any:
-        """What a verb gives with `full=True`."""
+        """Make the value that a verb returns with `full=True`."""
         raise NotImplementedError
 
     def so_far(self, stopped: MilepostError) -> Any:
-        """What a verb gives with `full=True` where the run did not come to its end."""
+        """Make the value that a verb returns with `full=True` if the run did not come to its end."""
         return self.result(getattr(stopped, "state", None))
 
     def last_good(self) -> Any:
-        """The last good state, for errors."""
+        """Return the last good state, for errors; None if there is none."""
         return None
 
     def _started(self, began_with: Any) -> Event:
@@ -173,17 +182,17 @@ class Run:
         raise NotImplementedError
 
     def live(self) -> Routine[None]:
-        """Come back when the run is taken: what follows is new."""
+        """Return when the run is taken: everything after that is new."""
         return
         yield  # the marker of a generator: it never asks for anything
 
     def know_signals(self) -> Routine[None]:
-        """Learn which signals were used, where that is not known."""
+        """Read the numbers of the signals that were used, if they are not known yet."""
         return
         yield  # the marker of a generator: it never asks for anything
 
     def still_waiting(self) -> Routine[tuple[Wait, ...]]:
-        """What the run waits for still, though it ends otherwise."""
+        """Return the waits that are still open while the run ends in another way."""
         return ()
         yield  # the marker of a generator: it never asks for anything
 
@@ -193,14 +202,17 @@ class Run:
         max_parallel: int | None = None,
         is_stopped: Callable[[], bool] | None = None,
     ) -> Routine[dict[str, Outcome]]:
-        """Do several things at once: an outcome for each, in order."""
+        """Perform routines at once, and return an outcome for each, in order."""
         outcomes: dict[str, Outcome] = yield Gather(routines, max_parallel, is_stopped)
         return outcomes
 
     # -- the hold: from taking the run to giving it up -----------------------------------------------
 
     def hold(self, body: Routine[Any], began_with: Any) -> Routine[Any]:
-        """Run `body` with the lease kept; give the run up on every way out, and tell how it ended."""
+        """Run `body` while the lease is kept.
+
+        On every way out give the run up, and emit an event that says how it ended.
+        """
         return self.journal.let_go(self._hold(body, began_with))
 
     def _hold(self, body: Routine[Any], began_with: Any) -> Routine[Any]:
@@ -236,13 +248,13 @@ class Run:
         return result
 
     def drain(self) -> None:
-        """Have the run given back at its next boundary; may be called from any thread."""
+        """Ask the run to give itself back at its next boundary. Any thread may call this."""
         self.is_draining = True
         if self.journal.held is not None:
             self.journal.held.is_draining = True
 
     def tell_stored(self, state: Any) -> Routine[Any]:
-        """The result of a run that has finished already, told like any other; nothing is held."""
+        """Return the result of a run that had finished before, with the events of any other run. Nothing is held."""
         result = self.result(state)
         if self.is_listening:
             yield Emit(self._started(state))
@@ -258,7 +270,7 @@ class Run:
             yield Emit(self._completed(result, error))
 
     def _end_badly(self, exc: BaseException) -> Routine[BaseException]:
-        """Give the run up as what `exc` makes of it; the error that the verb raises."""
+        """Give the run up with the status that follows from `exc`; return the error for the verb to raise."""
         journal = self.journal
         if isinstance(exc, LeaseLost):
             return exc
@@ -309,15 +321,15 @@ class Run:
         return exc
 
     def is_stopped_by(self, exc: BaseException) -> bool:
-        """Return whether `exc` is how a worker that stops takes its runs back."""
+        """Return whether `exc` is the exception with which a worker that stops takes its runs back."""
         is_interruption = is_cancellation(exc) or isinstance(exc, KeyboardInterrupt)
         return isinstance(exc, Drained) or (self.is_draining and is_interruption)
 
     def crash(self, end: BaseException) -> Release:
-        """Count what ends a worker's run, and would have ended the worker, as a crash of that run.
+        """Count as a crash of the run an exception `end` that would have ended its worker, and return the release.
 
-        As after the death of a process it is taken again at once, up to `max_crashes` times without a checkpoint in between,
-        and after the first few only with growing pauses.
+        As after the death of a process, the run is taken again at once, up to `max_crashes` times without a checkpoint
+        in between. After the first few crashes the pauses before that grow.
         """
         count = (0 if self.journal.has_saved else self.crashes) + 1
         limit, told = self.options.max_crashes, describe(end)
@@ -334,7 +346,10 @@ class Run:
     # -- the call's own time -------------------------------------------------------------------------
 
     def time_left(self, timeout: float | None) -> float:
-        """The shorter of `timeout` and what is left of the call's own; `RunTimeoutError` when nothing is left."""
+        """Return the shorter of `timeout` and the rest of the call's own time.
+
+        Raises `RunTimeoutError` if none is left.
+        """
         assert self.options.run_timeout is not None
         left = self.options.run_timeout - (self.options.clock.monotonic() - self.started_at)
         if left <= 0:
@@ -342,7 +357,7 @@ class Run:
         return left if timeout is None else min(left, timeout)
 
     def out_of_time(self) -> RunTimeoutError:
-        """The error of a call whose own time is over."""
+        """Make the error for a call whose own time is over."""
         return RunTimeoutError(
             f"run {self.run_id!r} took longer than its run_timeout of {self.options.run_timeout:g} s: resume to go on",
             run_id=self.run_id,
@@ -352,7 +367,7 @@ class Run:
 
 
 def complete(error: MilepostError, **facts: Any) -> None:
-    """Fill in what the place that raised `error` could not know."""
+    """Set the attributes of `error` that were unknown where it was raised; `visit` and `attempt` are always set."""
     for name, value in facts.items():
         if getattr(error, name, None) is None or name in {"visit", "attempt"}:
             setattr(error, name, value)

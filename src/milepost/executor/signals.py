@@ -1,4 +1,4 @@
-"""What anybody may send to a run: a signal, or the wish that it ends. Neither takes the run."""
+"""Messages that anybody may send to a run: a signal, or a request to end. Neither takes the run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ __all__ = ["cancel", "signal"]
 def signal(
     store: Store, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
 ) -> Routine[Literal["taken", "kept", "duplicate"]]:
-    """Deliver a signal: taken by a visit that waits for it, kept for one that will, or a duplicate of its `signal_id`.
+    """Deliver a signal, and return what happened to it.
 
-    An object of a class with fields is sent as the plain JSON of its fields: a wait with that class as its `payload` type
-    gives it back, any other one a dict.
+    "taken": a visit waits for it. "kept": it is stored for a visit that will. "duplicate": its `signal_id` was sent
+    before. An object of a class with fields is sent as the plain JSON of its fields: a wait with that class as its
+    `payload` type gives an object of it back, any other wait a dict.
     """
     yield from _check_key(store, run_id)
     data = None
@@ -39,10 +40,11 @@ def signal(
 
 
 def cancel(store: Store, run_id: str, reason: str = "") -> Routine[Literal["cancelled", "requested", "ended"]]:
-    """Ask a run to end: cancelled at once where nobody executes it, requested of its owner, or it had ended.
+    """Ask a run to end, and return what happened.
 
-    A workflow with rollbacks that are due is not ended here: the cancel is requested, and whoever takes the run next, a
-    worker or a resume, undoes and ends it.
+    "cancelled": nobody executed it, and it has ended now. "requested": its owner has to end it. "ended": it had ended
+    before. A workflow with rollbacks that are due is not ended here: the cancel is requested, and whoever takes the run
+    next, a worker or a resume, rolls its steps back and ends it.
     """
     yield from _check_key(store, run_id)
     row: RunRow = yield from ask(store, "get_run", run_id)
@@ -55,14 +57,20 @@ def cancel(store: Store, run_id: str, reason: str = "") -> Routine[Literal["canc
 
 
 def _check_key(store: Store, run_id: str) -> Routine[None]:
-    """Refuse to write to a run of which this store has no key: it can't be read here, and who has the key would refuse it."""
+    """Raise an error for a run whose key this store does not have.
+
+    The run cannot be read here, and readers with the key would refuse a record that is written without it.
+    """
     newest: list[Record] = yield from ask(store, "read", run_id, newest=True, limit=1)
     for record in newest:
         store.seals.check_key(run_id, record)
 
 
 def _has_rollbacks(store: Store, run_id: str, live: Ranges) -> Routine[bool]:
-    """Whether a step that succeeded is to be undone. What cannot be read may be one: only a replay can tell."""
+    """Return whether a step that succeeded is to be rolled back.
+
+    True as well for a record that cannot be read: it may be such a step, and only a replay can find out.
+    """
     begun: list[Record] = yield from ask(store, "read", run_id, limit=1, kinds=(START,))
     try:
         if not begun or begun[0].fields().get("front") != "workflow":

@@ -1,7 +1,8 @@
-"""Where a run begins: the routine behind run, and what becomes of a run that exists.
+"""The begin of a run: the routine behind the verb run, and the handling of a run that exists already.
 
-The start record is written before anything runs, and only its own failure is always fatal. `if_exists` then says
-whether a run that is there is refused, gone on with, or waited for; only going on changes anything.
+The start record is written before anything runs; only a failure to write this record is always fatal. If the run
+exists, `if_exists` says whether to refuse it, to go on with it, or to wait for it. Only going on with it changes
+anything.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = ["attach", "enqueue", "start"]
 
 
 def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
-    """Begin a run; what becomes of one that exists is `if_exists`."""
+    """Begin a run; `if_exists` says what to do with a run that exists."""
     if run.store is None:
         return (yield from run.hold(run.begin(state, None), state))
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
@@ -61,14 +62,15 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
 
 
 def _begin(run: Run, data: bytes) -> Routine[Any]:
-    """Begin with a copy of the input, decoded from its record: no node and no step changes the caller's own object."""
+    """Begin with a copy of the input, decoded from its record, so that no node or step changes the caller's object."""
     return (yield from run.begin(run.flow.codec.decode(data, root="input"), data))
 
 
 def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
-    """Record a run for a worker to take up, from `at` (POSIX seconds, 0: at once) on; nothing of it runs here.
+    """Record a run for a worker to take up from `at` (POSIX seconds, 0: at once) on. Nothing of it runs here.
 
-    What becomes of one that exists is `if_exists`, as for `start`; where that would go on with it, it is made ready.
+    `if_exists` says what to do with a run that exists, as for `start`; instead of going on with the run it is made
+    ready.
     """
     assert run.store is not None
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
@@ -84,7 +86,7 @@ def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) ->
 
 
 def _input(run: Run, state: Any) -> tuple[bytes, str]:
-    """The encoded input and its hash."""
+    """Encode the input, and return it with its hash. Raises `SerializeStateError` or `StateTypeError`."""
     try:
         data = run.journal.encode(state, run.flow.codec)
         if isinstance(data, SerializeStateError):
@@ -100,7 +102,7 @@ def _input(run: Run, state: Any) -> tuple[bytes, str]:
 def _create(
     run: Run, data: bytes, inputs_hash: str, nonces: Callable[[], str], state: Any, at: float | None = None
 ) -> Routine[Token]:
-    """Write run row and start record: owned by this call, or with `at` (0: at once) by nobody yet."""
+    """Write the run's row and its start record. This call owns the run, or with `at` (0: at once) nobody does yet."""
     assert run.store is not None
     flow, options, store = run.flow, run.options, run.store
     record = make_record(
@@ -141,7 +143,7 @@ def _create(
 
 
 def _existing(run: Run, exists: RunExistsError, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
-    """What `if_exists` makes of a run that is there."""
+    """Handle a run that exists as `if_exists` says."""
     wish = yield from _wish(run, exists, state)
     if wish is None:
         return (yield from attach(run))
@@ -149,7 +151,10 @@ def _existing(run: Run, exists: RunExistsError, state: Any, nonces: Callable[[],
 
 
 def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[ResumeRequest | None]:
-    """How `if_exists` goes on with a run that is there; None: by waiting for its end. Raises where it refuses."""
+    """Return the request with which `if_exists` goes on with an existing run; None: wait for its end.
+
+    Raises an error if `if_exists` refuses the run.
+    """
     assert run.store is not None
     mode = run.options.if_exists
     if mode == CONTINUE:
@@ -174,7 +179,7 @@ def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[ResumeRequest
 
 
 def attach(run: Run) -> Routine[Any]:
-    """Wait for the end of a run that somebody executes; changes nothing."""
+    """Wait for the end of a run that somebody executes. Nothing is changed."""
     assert run.store is not None
     run.options = without_amendments(run.options)
     is_told = False

@@ -1,4 +1,4 @@
-"""What a whole id means: the node of a graph, of a graph inside it, or an item of a map."""
+"""Whole ids and their meaning: a node of a graph, a node of a graph inside it, or an item of a map."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["codec_at", "find_node", "is_of_item"]
 
 
 def find_node(flow: GraphFlow, node_id: str) -> tuple[GraphFlow, Unit, bool] | None:
-    """The graph and the unit that a whole id names, and whether it is an item of that; None where there is none."""
+    """Find the graph and the unit that a whole id names, and whether it is an item of that unit; None for no such id."""
     name, _, rest = node_id.partition("/")
     unit = flow.units.get(name)
     if unit is None or not rest:
@@ -26,7 +26,7 @@ def find_node(flow: GraphFlow, node_id: str) -> tuple[GraphFlow, Unit, bool] | N
 
 
 def is_of_item(flow: GraphFlow, node_id: str) -> bool:
-    """Whether a whole id is inside an item of a map, which counts its nodes for itself."""
+    """Return whether a whole id is inside an item of a map. An item counts the visits of its own nodes."""
     name, _, rest = node_id.partition("/")
     unit = flow.units.get(name)
     if unit is None or not rest:
@@ -35,7 +35,7 @@ def is_of_item(flow: GraphFlow, node_id: str) -> bool:
 
 
 def codec_at(flow: Flow, node_id: str) -> StateCodec:
-    """The codec of what a checkpoint under that id holds: a state of its graph, or what came of an item."""
+    """Return the codec of a checkpoint under this id, which holds a state of its graph or the result of an item."""
     units = getattr(flow, "units", None)
     known = None if units is None else find_node(flow, node_id)  # type: ignore[arg-type]
     if known is None:

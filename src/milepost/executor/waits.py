@@ -1,8 +1,8 @@
 """Waits and timers: a run that waits is released, and holds no thread, lease or connection.
 
-That a step waits is a record, and so is what it ended with: a signal, or the end of its time. A step that has to wait raises
-`Parked`; steps beside it go on to their ends, and then the run is parked for all that it waits for. If a signal has come
-meanwhile, the store refuses to park it, and the code is played again from the record.
+One record says that a step waits, another one how the wait ended: with a signal, or because its time was over. A step
+that has to wait raises `Parked`; steps beside it go on to their ends, and then the run is parked with all its open
+waits. If a signal has come meanwhile, the store refuses to park the run, and its code is played again from the record.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Waits:
-    """Park the run until a signal comes or a time is over; a timer has no signal."""
+    """A wait that parks the run until a signal comes or a time is over. A timer has no signal."""
 
     __slots__ = ("early", "payload", "prompt", "seconds", "signal", "until")
 
@@ -82,7 +82,7 @@ class Waits:
         self.early = early
 
     def within(self, seconds: float | None) -> Waits:
-        """This wait for a signal, for at most so many seconds; a timer as it is."""
+        """Limit this wait to at most `seconds` (None: no limit). A timer, which has no signal, stays as it is."""
         if seconds is None or self.signal is None:
             return self
         limit = seconds if self.seconds is None else min(self.seconds, seconds)
@@ -90,25 +90,25 @@ class Waits:
 
     @property
     def step_type(self) -> StepType:
-        """wait or timer."""
+        """The type of the step: WAIT, or TIMER if there is no signal."""
         from milepost.model.results import StepType  # a graph, which has no steps, does without it
 
         return StepType.TIMER if self.signal is None else StepType.WAIT
 
 
 class Open(NamedTuple):
-    """A step that waits. `seen` is the number of the newest signal when it began to."""
+    """An open wait of a step. `seen` is the number of the newest signal at the time when the wait began."""
 
     wait: Wait
     sequence: int
     seen: int
     is_early: bool
     refused: str = ""
-    """Why the newest answer was refused."""
+    """The reason for which the newest reply was refused; "" for none."""
 
 
 class Waiting(Protocol):
-    """What waits need of a run: everything that it knows of its record, and a way to write more."""
+    """The run as waits need it: all that it knows of its records, and a way to write more."""
 
     run_id: str
     store: Store | None
@@ -117,36 +117,36 @@ class Waiting(Protocol):
     is_listening: bool
     status: str
     recorded: JournalHistory
-    """What is recorded, as far as waits are in it; the signals that were used are all there."""
+    """The recorded waits, among other records, and all signals that were used."""
     open_waits: dict[str, Open]
-    """The waits that this process opened or took up, by step or node."""
+    """The waits that this process has opened or taken up, by step or node."""
     unsaved: tuple[PendingRecord, ...]
 
     @property
     def flow(self) -> Flow:
-        """What it is a run of."""
+        """The flow that the run executes."""
         ...
 
     def live(self) -> Routine[None]:
-        """Come back when the run is taken: what follows is new."""
+        """Return when the run is taken: everything after that is new."""
         ...
 
     def enter(self, step_id: str) -> None:
-        """Raise what keeps the run from beginning something new."""
+        """Raise an error if the run may not begin a new step."""
         ...
 
     def know_signals(self) -> Routine[None]:
-        """Make sure that `recorded` has all signals that were used."""
+        """Load into `recorded` the numbers of all signals that were used."""
         ...
 
     def known_before(self) -> dict[str, Any]:
-        """What a wait's record tells of the signals that were used before, so that nobody has to look for them again."""
+        """Return the fields for a wait's record that list the signals used before: nobody has to look for them again."""
         ...
 
     def record(
         self, drafts: tuple[PendingRecord, ...], *, is_fatal: bool = False, release: Release | None = None
     ) -> Routine[tuple[int, str]]:
-        """Write records; the number and the time of the last of them."""
+        """Write records, and return the number and the time of the last one."""
         ...
 
     def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
@@ -155,7 +155,7 @@ class Waiting(Protocol):
 
 
 class Parked(Exception):
-    """Steps wait, and nothing in this branch can go on before that."""
+    """The exception of a branch in which steps wait and nothing else can go on before that."""
 
     def __init__(self, waits: tuple[Open, ...]) -> None:
         super().__init__("the run waits")
@@ -169,14 +169,20 @@ class _Reply(msgspec.Struct):
 
 
 def now_of(run: Waiting) -> float:
-    """The time that waits go by: the store's, which decides when a worker may go on with the run."""
+    """Return the time that counts for waits: the store's, which decides when a worker may go on with the run.
+
+    Without a store it is that of the options' clock.
+    """
     return run.options.clock.time() if run.store is None else run.store.clock.time()
 
 
 def wait(
     run: Waiting, work: Waits, step_id: str, visit: int, place: Mapping[str, Any] | None = None
 ) -> Routine[tuple[Any, bytes]]:
-    """What the step waits for, and that as JSON; `Parked` while it is not there. `place` is where it says that it is."""
+    """Return the reply that a step waits for, and its JSON; raise `Parked` while there is none.
+
+    `place` holds further fields for the records: they say where in the run the step is.
+    """
     if run.store is None:
         return (yield from _wait_here(run, work, step_id))
     told = run.recorded.replies.get(step_id)
@@ -216,7 +222,7 @@ def wait(
 
 
 def is_waiting(run: Waiting, step_id: str, visit: int) -> bool:
-    """Whether a visit has begun to wait, or has its reply: what it waits for is decided."""
+    """Return whether a visit has begun to wait or has its reply, so that its wait is settled."""
     if step_id in run.open_waits:
         return True
     known = (run.recorded.waits.get(step_id), run.recorded.replies.get(step_id))
@@ -228,14 +234,14 @@ def _named(run: Waiting, step_id: str) -> str:
 
 
 def _answer(run: Waiting, step_id: str, visit: int, fields: dict[str, Any], reply: bytes) -> Routine[None]:
-    # From here on it is no wait any more that the next signal could be for.
+    # From here on the wait is closed: the next signal cannot be for it.
     run.open_waits.pop(step_id, None)
     run.recorded.waits.pop(step_id, None)
     yield from run.record((PendingRecord(REPLY, step_id, visit, fields, reply),), is_fatal=True)
 
 
 def _wait_here(run: Waiting, work: Waits, step_id: str) -> Routine[tuple[Any, bytes]]:
-    """Without a store nobody can send a signal; a timer is slept out."""
+    """Wait in a run without a store: sleep for a timer. Raise `OptionError` for a signal, which nobody can send."""
     if work.signal is not None:
         raise OptionError(
             f"{_named(run, step_id)} waits for signal {work.signal!r}, which nobody can send to a run without a store: give "
@@ -259,7 +265,7 @@ def _end_of(work: Waits, now: float) -> float | None:
 
 
 def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[Open]:
-    """The wait as it is recorded, which it is now if it was not before."""
+    """Return the recorded wait of a step; record it first if it is not recorded yet."""
     assert run.store is not None
     if not getattr(run.store, "can_park", True):
         raise OptionError(
@@ -308,7 +314,7 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
 
 
 def _recorded_waits(run: Waiting) -> dict[str, Open]:
-    """The waits that are recorded and have not ended, by step."""
+    """Return the recorded waits that have not ended, by step."""
     recorded = run.recorded
     if not recorded.waits:
         return {}
@@ -342,7 +348,7 @@ def _recorded_waits(run: Waiting) -> dict[str, Open]:
 
 
 def _and_above(step_id: str) -> Iterable[str]:
-    """A step's id, and those of what it is part of."""
+    """Yield a step's id, and the ids of the steps around it."""
     while step_id:
         yield step_id
         step_id = parent_of(step_id)
@@ -352,11 +358,11 @@ def _and_above(step_id: str) -> Iterable[str]:
 
 
 def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
-    """Which signal is whose: each for the oldest wait of its name, by wait id."""
+    """Return the signal for each wait that has one, by wait id; see `matched`."""
     assert run.store is not None
     yield from run.know_signals()
     used = run.recorded.used_signals
-    # What came before the first that nobody has used need not be read.
+    # All signals before the first unused one are used: they need not be read.
     first = next(number for number in itertools.count(1) if number not in used)
     signals: list[Signal] = yield from ask(run.store, "signals", run.run_id, after=first - 1)
     opened = {**_recorded_waits(run), **run.open_waits}
@@ -364,7 +370,7 @@ def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
 
 
 def unanswered(run: Waiting) -> Routine[tuple[Wait, ...]]:
-    """What a run waits for still that ends otherwise: its waits stay open, and take signals."""
+    """Return the open waits of a run that ends in another way than by parking. They stay open, and take signals."""
     if run.store is None or not run.open_waits:
         return ()
     try:
@@ -377,9 +383,9 @@ def unanswered(run: Waiting) -> Routine[tuple[Wait, ...]]:
 
 
 def matched(signals: Iterable[Signal], opened: Iterable[Open], used: set[int]) -> dict[str, Signal]:
-    """Give each signal that nobody has used to the oldest wait of its name that may have it; a wait gets one.
+    """Assign each unused signal to the oldest wait of its name that may have it. A wait gets one signal at most.
 
-    A signal that was sent when a wait's time was over is for another one, however late the run goes on.
+    A wait gets no signal that was sent after its time was over, however late the run goes on.
     """
     waiting = sorted(opened, key=lambda wait: wait.sequence)
     found: dict[str, Signal] = {}
@@ -403,13 +409,13 @@ def matched(signals: Iterable[Signal], opened: Iterable[Open], used: set[int]) -
 
 
 def codec_for(value: Any) -> Codec[Any]:
-    """The codec of a value that comes without a declared type: of its own class, where that has fields or names."""
+    """Return the codec for a value without a declared type: that of its class, if the class has fields or names."""
     cls = type(value)
     return Codec(cls if isinstance(value, Enum) or family_of(cls) is not None else Any)
 
 
 def _reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
-    """The reply that a signal makes, as JSON; or None, and why its payload is none for this wait."""
+    """Make the reply of a signal, as JSON; None and the reason if the wait refuses the payload."""
     payload = signal.payload or b"null"
     if work.payload is not None:
         try:
@@ -421,7 +427,7 @@ def _reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
 
 
 def _typed(payload: bytes, type_: Any) -> bytes:
-    """A payload in the form of its type, whether it was sent as such or as the plain JSON of one."""
+    """Encode a payload in the form of its type. It may have been sent as a value of the type, or as its plain JSON."""
     codec: Codec[Any] = Codec(type_)
     if hasattr(type_, "model_validate_json"):
         return codec.encode(_validated(payload, codec, type_), root="payload")
@@ -432,7 +438,7 @@ def _typed(payload: bytes, type_: Any) -> bytes:
 
 
 def _validated(payload: bytes, codec: Codec[Any], model: Any) -> Any:
-    """A pydantic model from a payload, which no validator has seen: a record is trusted, and this is none yet."""
+    """Make a pydantic model of a payload and validate it: records are trusted, but this payload is in no record yet."""
     if not isinstance(msgspec.json.decode(payload), dict):
         return model.model_validate_json(payload)
     try:
@@ -444,7 +450,7 @@ def _validated(payload: bytes, codec: Codec[Any], model: Any) -> Any:
 
 
 def reply_of(work: Waits, data: bytes) -> Reply[Any]:
-    """What a step that waited gives, from its JSON."""
+    """Decode the reply of a step that waited. Raises DeserializeStateError."""
     from milepost.model.results import Reply
 
     try:
@@ -458,7 +464,7 @@ def reply_of(work: Waits, data: bytes) -> Reply[Any]:
 
 
 def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) -> Waits:
-    """The work of a step that waits as a node does; `until` and `prompt` as they were asked for."""
+    """Make the wait of a node. `until` and `prompt` are the values that its functions gave."""
     return Waits(work.signal, work.seconds, until, prompt, work.payload, work.early)
 
 
@@ -466,7 +472,7 @@ def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) 
 
 
 def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
-    """Release the run until something that it waits for comes; False if that has come already."""
+    """Release the run until one of its waits can end. Return False, and release nothing, if one can end already."""
     assert run.store is not None
     token = run.journal.token
     assert token is not None
@@ -525,7 +531,7 @@ def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
 
 
 def _is_parked(run: Waiting) -> Routine[bool]:
-    """Whether a release with an unknown outcome took effect."""
+    """Return whether a release with an unknown outcome took effect."""
     assert run.store is not None
     try:
         row: RunRow = yield from ask(run.store, "get_run", run.run_id)
@@ -535,7 +541,7 @@ def _is_parked(run: Waiting) -> Routine[bool]:
 
 
 def suspended(run: Waiting) -> RunSuspended:
-    """The error of a run that was parked."""
+    """Make the error for a run that was parked."""
     waits = tuple(opened.wait for opened in run.open_waits.values())
     ends = [wait.wake_at for wait in waits if wait.wake_at is not None]
     told = ", ".join(wait.wait_id for wait in waits)
