@@ -1,8 +1,8 @@
-"""How the next state comes from what a node returned: a whole state, or a part that is taken up field by field.
+"""The next state, made of a node's return value: a whole state, or a part whose fields are taken over.
 
-In a graph of whole states a node must return all of the state. In a partial graph it may return a mapping of the
-fields that changed; over dict and TypedDict, where a part cannot be told from a whole, every mapping that user code returns
-is a part. That is decided once, in `Acceptance.read`; from there on a `Whole` and a `Part` are of different types.
+In a graph of whole states a node must return all of the state. In a partial graph it may return a mapping of the fields
+that changed. Over dict and TypedDict a part looks like a whole, so every mapping that user code returns is a part.
+`Acceptance.read` decides this once; from there on a `Whole` and a `Part` are of different types.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Reducer = Callable[[Any, Any], Any]
 
 
 class Acceptance:
-    """What a node of a graph over `state_type` may return.
+    """The rules for return values of nodes of a graph over `state_type`.
 
-    `reducers` (by field) are None in a graph of whole states; `tracked` are fields that only a join has a reducer for. A
-    field that a dict or TypedDict does not have yet is reduced from the empty value of its declared type; where that has
-    none, the field takes the update as it is.
+    `reducers` (by field) are None in a graph of whole states; `tracked` are fields for which only a join has a reducer.
+    A field that a dict or TypedDict does not have yet is reduced from the empty value of its declared type. If the type
+    has no empty value, the field takes the update as it is.
     """
 
     __slots__ = ("_class", "_classes", "_codec", "_is_mapping", "_reducers", "_starts", "tracked")
@@ -50,13 +50,13 @@ class Acceptance:
         self._codec = codec
         self._reducers = None if reducers is None else dict(reducers)
         self.tracked = frozenset({*(reducers or ()), *tracked})
-        """The fields with a reducer."""
+        """All fields with a reducer, those of joins included."""
         self._starts = _starts(kind, reducers) if reducers and is_typeddict(kind) else {}
 
     def read(self, before: Any, returned: Any) -> Whole | Part:
-        """Tell whether user code that was given the state before returned a whole state or a part of one.
+        """Classify what user code returned for the state `before`: a whole state, or a part of one.
 
-        Raises `StateTypeError` where it is neither.
+        Raises `StateTypeError` for anything else.
         """
         if self._is_part(returned):
             return Part(returned)
@@ -67,17 +67,17 @@ class Acceptance:
         return Whole(returned)
 
     def accept(self, before: Any, given: Whole | Part) -> Any:
-        """Make the whole state that follows; what a reducer raises comes through."""
+        """Make the whole next state. Errors of a reducer pass through."""
         return given.state if isinstance(given, Whole) else self._changed(before, given.fields)
 
     @property
     def takes_parts(self) -> bool:
-        """Tell whether a node may return a part of the state."""
+        """True if a node may return a part of the state."""
         return self._reducers is not None
 
     def taken_up(self, before: Any, given: Any) -> Any:
-        """What a state becomes by what is given to go on with: a part is taken up as one that a node returned, all else
-        replaces it.
+        """Make the first state of a new turn: a part is taken over like one that a node returned, all else replaces
+        `before`.
         """
         return self._changed(before, given) if self._is_part(given) else given
 
@@ -89,13 +89,13 @@ class Acceptance:
         return self._codec.replace(before, {name: self.reduced(before, name, part[name]) for name in part})
 
     def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:
-        """What of that which a node gave is for fields with a reducer; None for a whole state."""
+        """Return those values in a node's return value that are for fields with a reducer; None for a whole state."""
         if isinstance(given, Whole):
             return None
         return {name: given.fields[name] for name in given.fields if name in self.tracked}
 
     def reduced(self, state: Any, name: str, update: Any) -> Any:
-        """The value of a field after an update, as its reducer says or as it is."""
+        """Return the value of a field after an update: that of its reducer or, without one, the update itself."""
         assert self._reducers is not None
         reducer = self._reducers.get(name)
         if reducer is None:
@@ -136,7 +136,7 @@ _EMPTY: dict[Any, Callable[[], Any]] = {
 
 
 def _starts(typed_dict: Any, names: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """The empty value of each field's type, for the fields whose type has one."""
+    """Return the empty value of each field's type, for the fields whose type has one."""
     found = {}
     for name, hint in annotations_of(typed_dict, names, ())[0].items():
         kind = reveal(hint, {})

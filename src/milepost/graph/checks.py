@@ -1,6 +1,7 @@
-"""Where a run of a graph goes on: the point, examined together with what was recorded after it, forks and maps included.
+"""Examination of the point where a run of a graph goes on, with all records after it, forks and maps included.
 
-Pure functions of what was read: nothing here is written, and no user code runs but what decodes a state.
+These are pure functions of what was read: they write nothing, and the only user code that they run is that which
+decodes a state.
 """
 
 from __future__ import annotations
@@ -59,20 +60,22 @@ __all__ = ["ExaminedRun", "ResumePoint", "examine", "refusal_of"]
 
 
 class ResumePoint(NamedTuple):
-    """The point of a run's own graph that a verb goes on from, and what counts of that which was recorded after it."""
+    """The point of a run's own graph from which a verb goes on, and the records after it that count."""
 
     point: Record | None
     tail: tuple[Record, ...]
     since: JournalHistory | None = None
-    """All of that by node, where the run stood inside something; None: not looked at yet."""
+    """The records since the point, by node; None: not read yet."""
     live: Ranges | None = None
-    """The live ranges up to the claim, where they are not just those up to the point."""
+    """The live ranges up to the claim; None if they are just those up to the point."""
     at: Record | None = None
-    """The checkpoint inside a branch that the verb goes on after."""
+    """The checkpoint inside a branch after which the verb goes on; None if it goes on after `point`."""
 
 
 class ExaminedRun(msgspec.Struct):
-    """Where a run goes on, as examined: everything before user code, and nothing that needs the store."""
+    """The examined point where a run goes on: all that is known before user code runs, and nothing that needs the
+    store.
+    """
 
     row: RunRow
     newest: int
@@ -84,32 +87,32 @@ class ExaminedRun(msgspec.Struct):
     """None: the router of the point's node is asked first."""
     spent: AttemptBudget
     live: Ranges | None
-    """New live ranges, up to the claim; None: as they were."""
+    """The new live ranges, up to the claim; None: they stay as they were."""
     info: ResumeInfo
     iteration: int
     since: JournalHistory
-    """What is recorded since the point."""
+    """The records since the point, by node."""
     is_split: bool = False
-    """Whether the point is a fork whose branches are open."""
+    """True if the point is a fork whose branches are open."""
     at: Record | None = None
-    """The checkpoint inside a branch that the verb goes on after, to which an override applies."""
+    """The checkpoint inside a branch after which the verb goes on, and to which an override applies; else None."""
     seen: Any = None
-    """The state there, which is asked about; without one, the state of the point."""
+    """The state of the checkpoint `at`, for `revalidate`. Without `at`, the state of the point is used instead."""
     way: str | None = None
-    """Where the records say to go on, whatever the router is to answer now."""
+    """The next node by the records, even if the router is asked again."""
     reroute: bool | None = None
-    """Whether the router is to be asked again from now on; None: as it was."""
+    """True or False: the router is, or is not, asked again from now on; None: as it was."""
     is_turn: bool = False
-    """Whether a turn begins here, or has begun and has no checkpoint yet."""
+    """True if a turn begins here, or has begun and has no checkpoint yet."""
 
     @property
     def data_seen(self) -> bytes:
-        """The state that an override is of, encoded."""
+        """The encoded state to which an override applies."""
         return self.data if self.at is None else self.since.state_of(self.since.entry_at(self.at.sequence))
 
     @property
     def plan(self) -> str:
-        """In one sentence, what going on from here means."""
+        """One sentence that says how the run goes on from here."""
         if self.is_split:
             return f"goes on in the branches after node {self.point.node_id!r} that have not ended, then at {self.next_node!r}"
         if self.next_node is None:
@@ -121,7 +124,7 @@ class ExaminedRun(msgspec.Struct):
 
 
 def refusal_of(run: NodeRun, wish: ResumeRequest, found: ExaminedRun) -> MilepostError | None:
-    """Why the verb does not go on at the point that was found, or None."""
+    """Return the error if the verb cannot go on at the point `found`; else None."""
     info, options = found.row.info, run.options
     status = info.status
     target = found.way if options.reroute is None else found.next_node
@@ -157,7 +160,7 @@ def refusal_of(run: NodeRun, wish: ResumeRequest, found: ExaminedRun) -> Milepos
 
 
 def _used_up(run: NodeRun, since: JournalHistory) -> Iterator[tuple[str, int]]:
-    """The nodes inside something that failed and have no attempts left, with how many they had."""
+    """Yield the nodes inside forks, maps and graphs that failed and have no attempts left, with their limits."""
     for node_id, failures in since.failures.items():
         known = find_node(run.flow, node_id)
         done = since.done.get(node_id)
@@ -185,8 +188,8 @@ def examine(
 ) -> ExaminedRun:
     """Verify and decode a point, and find where it leads in the flow as it is now.
 
-    `begun` is the start record, which is whole; `remarks` what was noticed on the way here. `is_cut`: damaged records were
-    passed over, and count no more.
+    `begun` is the start record, which is verified already; `remarks` are notes about damage found before, and `nodes`
+    the ids of recorded nodes. `is_cut`: damaged records were passed over, and count no more.
     """
     assert run.store is not None
     point, tail = spot.point, spot.tail
@@ -274,7 +277,7 @@ def examine(
     amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
     inside = [record.sequence for record in tail if is_cut]
     cut = max((point.sequence, *amended, *inside))
-    # Where the result itself is damaged there is none that could be given: the run goes on from what is whole.
+    # If the result itself is damaged, there is none to return: the run goes on from the records that are whole.
     finished = latest.row.info.status == "finished" and wish.verb in {"resume", CONTINUE} and not is_cut
     if finished:
         _check_result(run, point, tail)
@@ -309,9 +312,9 @@ def examine(
 
 
 def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | None:
-    """Tell whether the router of a checkpoint is to be asked again from now on; None: as it was.
+    """Return whether to ask the router of a checkpoint again from now on; None: as it was.
 
-    `is_rerouted`: it was to be asked, and has not answered since.
+    `is_rerouted`: an earlier call wanted it to be asked, and it has not answered since.
     """
     wanted = run.options.reroute
     if wanted is None:
@@ -320,7 +323,11 @@ def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | Non
 
 
 def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint, sequence: int) -> bool | None:
-    """`_reroute` for the checkpoint inside a branch that a verb goes on after, which the claim `sequence` tells of."""
+    """Do `_reroute` for the checkpoint inside a branch after which a verb goes on; `sequence` is the number of the
+    claim.
+
+    The answer is noted in `spot.since` too.
+    """
     assert spot.since is not None
     assert spot.at is not None
     node_id = spot.since.renamed(spot.at.node_id, spot.at.sequence)
@@ -334,7 +341,10 @@ def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint, seq
 
 
 def decoded(run: NodeRun, record: Record, data: bytes) -> Any:
-    """The state that a record holds; `DeserializeStateError` that says what to do where it is none of the flow as it is."""
+    """Decode the state in a record.
+
+    Raises a `DeserializeStateError` that says what to do if the flow cannot read it now.
+    """
     try:
         return run.flow.codec.decode(data)
     except DeserializeStateError as exc:
@@ -355,7 +365,10 @@ def check_fork(
     next_node: str | None,
     differences: tuple[str, ...],
 ) -> bool:
-    """Whether the point is a fork with its branches open; `FlowChangedError` where that fork is another one now."""
+    """Return whether the point is a fork with open branches. Raises `FlowChangedError` if that fork has changed since.
+
+    Raises `CheckpointMigrationError` for a checkpoint from outside that is in no place of the run's own graph.
+    """
     recorded = fields.get("fork")
     fork = run.flow.splits.get(node_id) if point.kind == CHECKPOINT else None
     if recorded is None:
@@ -365,7 +378,7 @@ def check_fork(
         if around and point.kind == CHECKPOINT:
             told = differences or (f"node {next_node!r} is inside the fork after {around[0].node_id!r} now",)
             raise _changed(run, f"would go on at node {next_node!r}, which is inside a fork now", next_node, told)
-        # Of one that was saved from outside, no branch is done; nor where a router was to say what a fork says now.
+        # No branch has run if the checkpoint was saved from outside, or if a router has been replaced by this fork since.
         return fork is not None and (next_node is None or (point.is_foreign and next_node == fork.join))
     names = [run.renames.now(name, point.sequence) for name in recorded]
     _check_same_fork(run, fork, node_id, next_node, names, differences)
@@ -373,7 +386,7 @@ def check_fork(
 
 
 def _check_saved_outside(run: NodeRun, node_id: str) -> None:
-    """Raise `CheckpointMigrationError` for a checkpoint saved from outside that is not on the way of the run's own graph."""
+    """Raise `CheckpointMigrationError` for a checkpoint saved from outside at a node inside a branch or another node."""
     around = next((fork for fork in run.flow.splits.values() if node_id in fork.nodes), None)
     if around is not None:
         where = (
@@ -401,7 +414,7 @@ def _check_same_fork(
     names: list[str],
     differences: tuple[str, ...],
 ) -> None:
-    """Raise `FlowChangedError` unless a fork that is open still has the same join, and at least the same branches."""
+    """Raise `FlowChangedError` unless an open fork still has the same join, and at least the same branches."""
     if fork is None or next_node != fork.join:
         told = differences or (f"the fork after {node_id!r} is gone, or joins elsewhere",)
         raise _changed(run, f"is inside the fork after node {node_id!r}, which meets at {next_node!r}", node_id, told)
@@ -420,7 +433,11 @@ def _check_standing(
     leads_to: str | None,
     differences: tuple[str, ...],
 ) -> None:
-    """Check where a branch, or a graph inside, stood: its forks are as they were, and it goes on inside of itself."""
+    """Check the last position in a branch or an inner graph.
+
+    Its fork must be as it was, and its next node must be in the same branch or the join; else raises
+    `FlowChangedError`.
+    """
     assert spot.since is not None
     assert spot.point is not None
     since, after = spot.since, spot.point.sequence
@@ -456,7 +473,9 @@ def _changed(run: NodeRun, what: str, node_id: str | None, told: tuple[str, ...]
 
 
 def check_inside(run: NodeRun, spot: ResumePoint, next_node: str | None, differences: tuple[str, ...]) -> Any:
-    """Check what is recorded since the point against the flow; the state at the checkpoint that was wished for."""
+    """Check the records since the point against the flow, and return the state at the checkpoint `spot.at` (None:
+    none).
+    """
     assert spot.since is not None
     seen: Any = None
     for node_id, entry in spot.since.done.items():
@@ -493,7 +512,7 @@ def check_inside(run: NodeRun, spot: ResumePoint, next_node: str | None, differe
 
 
 def _keep_newest(spot: ResumePoint, entry: StepRecord, node_id: str, state: Any) -> None:
-    """Keep the state with which a branch, or a graph inside, will be gone on with."""
+    """Keep the decoded state from which a branch, or an inner graph, will go on."""
     assert spot.since is not None
     assert spot.point is not None
     prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
@@ -502,7 +521,7 @@ def _keep_newest(spot: ResumePoint, entry: StepRecord, node_id: str, state: Any)
 
 
 def _has_begun(run: NodeRun, spot: ResumePoint, node_id: str | None) -> bool:
-    """Whether something that a node is made of is recorded: the items of a map, or nodes of a graph inside."""
+    """Return whether parts of a node are recorded: the items of a map, or nodes of a graph inside."""
     assert spot.since is not None
     unit = run.flow.units.get(str(node_id))
     if unit is None or not isinstance(unit.work, (MapWork, GraphWork)):
@@ -514,7 +533,7 @@ def _has_begun(run: NodeRun, spot: ResumePoint, node_id: str | None) -> bool:
 
 
 def _is_newest(latest: RunSnapshot, point: Record) -> bool:
-    """Whether the run's own graph has come no further than to a point, however far it is inside what follows."""
+    """Return whether the point is the newest of the run's own graph, even if there are later ones inside other nodes."""
     newest = latest.point
     if newest is point or newest is None or newest.is_foreign:
         return newest is point
@@ -525,7 +544,7 @@ def _is_newest(latest: RunSnapshot, point: Record) -> bool:
 def _repeated(
     run: NodeRun, since: JournalHistory, point: Record, node_id: str, next_node: str | None, is_split: bool
 ) -> tuple[str, ...]:
-    """What a resume runs first: the next node or, with a fork open, that of each branch that has not come to its join."""
+    """Return the nodes that a resume runs first: the next one or, in an open fork, that of each branch before its join."""
     if not is_split:
         return (next_node,) if next_node is not None and next_node != END else ()
     fork = run.flow.splits[node_id]
@@ -533,7 +552,7 @@ def _repeated(
 
 
 def _next_in(flow: GraphFlow, since: JournalHistory, fork: Fork, way: str, label: str, after: int) -> tuple[str, ...]:
-    """The next node of each branch of a fork that is open; () where all have come to its join."""
+    """Return the next node of each branch of an open fork; () if all have come to its join."""
     found: list[str] = []
     for branch in fork.branches:
         inside = f"{label}/{way}/{branch}".lstrip("/")
@@ -567,7 +586,7 @@ def _check_result(run: Run, point: Record, tail: tuple[Record, ...]) -> None:
 
 
 def _recorded_route(run: NodeRun, point: Record, fields: Mapping[str, Any]) -> tuple[str | None, int]:
-    """Where the record says to go on (None: ask the router), and how many nodes had run then."""
+    """Return the next node by a record (None: ask the router), and the number of nodes that had run by then."""
     if point.kind == START:
         return str(fields.get("entry") or run.flow.entry), 0
     next_node = fields.get("next_node")
@@ -577,7 +596,10 @@ def _recorded_route(run: NodeRun, point: Record, fields: Mapping[str, Any]) -> t
 
 
 def _successor(run: NodeRun, point: Record) -> str | None:
-    """Where an old record without `next_node` leads: along the only edge, or, if so asked, where the router says."""
+    """Return the next node of an old record without `next_node`: along the only edge; None: ask the router.
+
+    Raises `CheckpointMigrationError` for a node with a router unless `reroute` is set.
+    """
     unit = run.flow.units.get(run.renames.now(point.node_id, point.sequence))
     if unit is None or unit.next_node is not None:
         return unit.next_node if unit is not None else point.node_id
@@ -600,7 +622,7 @@ def _differences(run: Run, begun: Record | None) -> tuple[str, ...]:
 
 
 def _check_nodes(run: NodeRun, node_id: str, next_node: str | None, differences: tuple[str, ...], state: Any) -> None:
-    """Refuse to go on where the flow has no such node any more."""
+    """Raise `FlowChangedError` if the flow no longer has the node at which the run would go on."""
     gone = node_id if next_node is None else next_node
     if gone == END or gone in run.flow.units:
         return
@@ -616,7 +638,7 @@ def _check_nodes(run: NodeRun, node_id: str, next_node: str | None, differences:
 
 
 def _spent(run: Run, tail: tuple[Record, ...], next_node: str | None, is_continued: bool) -> AttemptBudget:
-    """What the visit that was in flight has used up: failures of the policy's budget, and all attempts."""
+    """Return what the visit in flight has used up: failures that count for the policy, and all attempts."""
     spent = AttemptBudget(visit=0)
     if not is_continued:
         return spent

@@ -1,6 +1,6 @@
 """A graph in the form that runs: checked, complete, and never changed.
 
-It is what the core asks about units, forks and states, and what people and programs look at. `Graph` makes it.
+The core asks it about units, forks and states; people and programs look at it. `Graph` makes it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ StateT = TypeVar("StateT")
 
 
 class CompiledGraph(StateVerbs[StateT]):
-    """A graph that runs: made by `Graph.compile`, never changes, and may run many runs at once."""
+    """A graph that can run. `Graph.compile` makes it; it never changes, and many runs may use it at once."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class CompiledGraph(StateVerbs[StateT]):
 
     @property
     def is_named(self) -> bool:
-        """Whether the name was given, instead of taken from the state's type."""
+        """True if the name was given, instead of taken from the state's type."""
         return self._is_named
 
     @property
     def codec(self) -> Codec[StateT]:
-        """Of the state."""
+        """The codec of the state."""
         return self._codec
 
     @property
@@ -115,75 +115,81 @@ class CompiledGraph(StateVerbs[StateT]):
 
     @property
     def shape(self) -> dict[str, Any]:
-        """What the fingerprint is of, as JSON; the caller's own copy."""
+        """The shape that the fingerprint digests, as JSON; the caller's own copy."""
         return self._topology.shape
 
     def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-        """How this graph differs from a recorded `shape`: a sentence for each change, () for none."""
+        """Describe how this graph differs from a recorded `shape`: a sentence for each change, () for none."""
         return self._topology.differences(recorded)
 
     def inputs_hash(self, state: Any) -> str:
-        """A digest (64 hex digits) that equal initial states have in every process."""
+        """Return a digest of an initial state: 64 hex digits, the same for equal states in every process."""
         return hashlib.sha256(self._codec.canonical(state)).hexdigest()
 
     def digests(self, state: Any) -> Mapping[str, str]:
-        """None: a state is one value."""
+        """Return {}: a state is one value, without named parts."""
         return {}
 
     @property
     def splits(self) -> Mapping[str, Fork]:
-        """All forks by the node that each follows, in the order of declaration; read-only."""
+        """All forks, each by the id of the node before it, in the order of declaration; read-only."""
         return self._forks
 
     @property
     def update_codec(self) -> Codec[Any] | None:
-        """Of what nodes return for fields with a reducer; None where no join asks for that."""
+        """The codec of the values that nodes return for fields with a reducer; None if no join needs them."""
         return self._update_codec
 
     @property
     def has_waits(self) -> bool:
-        """Whether a run may have to wait for a signal."""
+        """True if a run may have to wait for a signal."""
         return any(work.signal is not None for work in _waits(self))
 
     @property
     def has_timers(self) -> bool:
-        """Whether a run may have to wait for a time."""
+        """True if a run may have to wait for a time."""
         return any(work.signal is None for work in _waits(self))
 
     def updates(self, given: Whole | Part) -> Mapping[str, Any] | None:
-        """What of that which a node gave is for fields with a reducer; None for a whole state."""
+        """Return those values in a node's return value that are for fields with a reducer; None for a whole state."""
         return self._acceptance.updates(given)
 
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
-        """The fields with a reducer that have another value in one state than in the other."""
+        """Return the fields with a reducer whose values differ between two states."""
         return changed_fields(self._codec, before, after, self._acceptance.tracked)
 
     def merged(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None) -> Any:
-        """The state where the branches meet, field by field; see `milepost.graph.merge`."""
+        """Make the state at the join of a fork, field by field; see `milepost.graph.merge`."""
         return self._mergings[fork.join].merge(fork, before, ends, data)
 
     def untold(self, fork: Fork, before: Any, after: Any, names: Iterable[str]) -> Iterator[str]:
-        """Name the fields of which the fork's join cannot tell what the value afterwards adds to the one before."""
+        """Give those of `names` for which the join of `fork` cannot derive what the new value adds to the old one."""
         return self._mergings[fork.join].untold(before, after, names)
 
     def read(self, before: Any, returned: Any) -> Whole | Part:
-        """Tell whether user code that was given the state before returned a whole state or a part of one.
+        """Classify what user code returned for the state `before`: a whole state, or a part of one.
 
-        Raises `StateTypeError` where it is neither.
+        Raises `StateTypeError` for anything else.
         """
         return self._acceptance.read(before, returned)
 
     def accept(self, unit: Unit, before: Any, given: Whole | Part) -> Any:
-        """Make the whole state after `unit` of the state before it and what it gave; what a reducer raises comes through."""
+        """Make the state after `unit` of the state before and the value that it gave.
+
+        Errors of a reducer pass through.
+        """
         return self._acceptance.accept(before, given)
 
     @property
     def takes_parts(self) -> bool:
-        """Tell whether a node may return a part of the state."""
+        """True if a node may return a part of the state."""
         return self._acceptance.takes_parts
 
     def taken_up(self, before: Any, given: Any) -> Any:
-        """The state of a new turn: with `partial=True` a mapping is reduced into `before`, all else replaces it."""
+        """Make the first state of a new turn.
+
+        With `partial=True` a mapping is reduced into `before`; any other value replaces it.
+        """
         return self._acceptance.taken_up(before, given)
 
     def walk(self, node_id: str, until: str = END, *, is_split: bool = False) -> Walk:
@@ -191,7 +197,7 @@ class CompiledGraph(StateVerbs[StateT]):
         return walk(self._units, self._forks, node_id, until, is_split)
 
     def only_successor(self, node_id: str) -> str | None:
-        """Where the node's one simple edge leads; None if it has a router, or is not known."""
+        """Return the target of a node's only simple edge; None if it has a router or several edges, or is unknown."""
         return self._topology.only_successor(node_id)
 
     @property
@@ -215,27 +221,27 @@ class CompiledGraph(StateVerbs[StateT]):
         return self._topology.nodes
 
     def has_node(self, node_id: str) -> bool:
-        """Whether there is such a node; END and START are none."""
+        """Return whether the graph has such a node; END and START are none."""
         return node_id in self._units
 
     def successors(self, node_id: str) -> tuple[str, ...]:
-        """Where a run may go on after the node, END included; empty for END and unknown ids.
+        """Return the nodes at which a run may go on after a node, END included; () for END and unknown ids.
 
-        Behind a conditional edge without declared targets that is every node, and END.
+        After a conditional edge without declared targets these are all nodes, and END.
         """
         return self._topology.successors(node_id)
 
     def predecessors(self, node_id: str) -> tuple[str, ...]:
-        """The nodes after which a run may go on at this one; empty for END and unknown ids."""
+        """Return the nodes after which a run may go on at this one; () for END and unknown ids."""
         return self._topology.predecessors(node_id)
 
     def is_conditional(self, node_id: str) -> bool:
-        """Whether a router decides what follows the node."""
+        """Return whether a router decides which node follows this one."""
         return node_id in self._topology.routes
 
     @property
     def has_cycle(self) -> bool:
-        """Whether a run may come to one node twice."""
+        """True if a run may come to one node twice."""
         return self._topology.has_cycle
 
     @property
@@ -245,14 +251,14 @@ class CompiledGraph(StateVerbs[StateT]):
 
     @property
     def warnings(self) -> tuple[GraphProblem, ...]:
-        """What the graph runs with and yet should be looked at for."""
+        """The problems with which the graph runs, and which somebody should look at."""
         return self._warnings
 
     def to_mermaid(self, status: Mapping[str, str] | None = None, notes: Mapping[str, str] | None = None) -> str:
         """Draw a Mermaid flowchart; `status` maps whole ids of nodes to done, running, failed, next or waiting.
 
-        Branches of forks begin and end with thick arrows; a graph inside a node is a frame with its nodes in it. `notes` maps
-        whole ids to a few words that are written on the node. Raises `OptionError` for another status.
+        Branches of forks begin and end with thick arrows; a graph inside a node is a frame with its nodes in it.
+        `notes` maps whole ids to a few words that are written on the node. Raises `OptionError` for another status.
         """
         from milepost.graph.drawing import to_mermaid
 
@@ -265,7 +271,7 @@ class CompiledGraph(StateVerbs[StateT]):
         return to_dot(self._picture(), status, self._name, notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph as JSON: name, fingerprint, and the parts of `shape`, and forks with their joins where there are some."""
+        """Describe the graph as JSON: name, fingerprint, the parts of `shape`, and its forks with their joins, if any."""
         return {"name": self._name, "fingerprint": self._fingerprint, **self._topology.described}
 
     def __repr__(self) -> str:
@@ -280,7 +286,7 @@ class CompiledGraph(StateVerbs[StateT]):
 
 
 def kind_of(work: MapWork | GraphWork | WaitWork) -> dict[str, Any]:
-    """What is compared of a node that is more than a function."""
+    """Return the description of a map, graph, wait or timer that is part of the graph's shape."""
     if isinstance(work, WaitWork):
         return {"kind": "timer"} if work.signal is None else {"kind": "wait", "signal": work.signal}
     graph = work.graph if isinstance(work, GraphWork) else work.each
@@ -291,7 +297,7 @@ def kind_of(work: MapWork | GraphWork | WaitWork) -> dict[str, Any]:
 
 
 def _waits(graph: CompiledGraph[Any]) -> Iterator[WaitWork]:
-    """All waits and timers of a graph, and of those in it."""
+    """Yield all waits and timers of a graph and of the graphs inside it."""
     for unit in graph.units.values():
         work = unit.work
         inner = _graph_in(work)
@@ -302,12 +308,12 @@ def _waits(graph: CompiledGraph[Any]) -> Iterator[WaitWork]:
 
 
 def _graph_in(work: MapWork | GraphWork | WaitWork | None) -> Unit | GraphFlow | None:
-    """What a node with a graph in it walks, or what a map does for each item."""
+    """Return the graph inside a node, or the unit or graph that a map performs for each item; None for other nodes."""
     return work.graph if isinstance(work, GraphWork) else work.each if isinstance(work, MapWork) else None
 
 
 def _async_parts(unit: Unit) -> Iterator[str]:
-    """The names of what is async in a node."""
+    """Yield the names of a node's coroutine functions."""
     if unit.is_async:
         yield unit.id
     work = unit.work

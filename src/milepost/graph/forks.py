@@ -1,9 +1,9 @@
-"""Forks and joins: which nodes run side by side, and where they meet again. Ids and arrows only, like the topology.
+"""Forks and joins: the nodes that run side by side, and those where they meet. Ids and arrows only, like the topology.
 
-A node with several simple edges is a fork, and each edge begins a branch, which is named by its first node. The join is the
-nearest node that every branch reaches. Three things make that safe to run, and are proved here: no branch passes its join or
-ends the run, no node is in two branches of one fork, and nothing outside leads into the middle of one. So a node inside a
-fork is always in the same branch, whatever the routers say, and what is recorded of it can be told by its id.
+A node with several simple edges is a fork, and each edge begins a branch, which is named by its first node. The join is
+the nearest node that every branch reaches. Three things make that safe to run, and are proved here: no branch passes
+its join or ends the run, no node is in two branches of one fork, and nothing outside leads into the middle of one. So a
+node inside a fork is always in the same branch, whatever the routers say, and its id is enough to find its records.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from milepost.executor.flow import END, Fork
 __all__ = ["Forks"]
 
 Targets = Callable[[str], Sequence[str]]
-"""Where a node may go on, END included; "" stands for anywhere."""
+"""A function that returns the nodes that may follow a node, END included; "" stands for anywhere."""
 
 
 class Forks:
-    """The forks of a graph, and what is wrong with them.
+    """The forks of a graph, and their problems.
 
-    `edges` are the simple edges of each node that has no router, `targets` all that leaves one.
+    `edges` are the simple edges of each node that has no router; `targets` gives all targets of a node's edges.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Forks:
             self.problems += self._entered(entry)
 
     def allowed(self, node_id: str) -> frozenset[str]:
-        """The nodes that what follows `node_id` may be, as far as forks decide it: none inside a branch that it is not in."""
+        """Return the nodes that may follow `node_id` as far as forks decide it: none inside a branch that it is not in."""
         around = frozenset(
             (fork.node_id, branch)
             for fork in self.found.values()
@@ -97,7 +97,7 @@ class Forks:
         return None if wrong else Fork(node, branches, join, inside)
 
     def _distances(self, start: str, fork: str) -> dict[str, int]:
-        """How far the nodes are that can be reached from `start` without coming to the fork again."""
+        """Return the distance of each node that can be reached from `start` without coming to the fork again."""
         found = {start: 0}
         waiting = deque([start] if start != fork else [])
         while waiting:
@@ -109,7 +109,7 @@ class Forks:
         return found
 
     def _before(self, start: str, fork: str, join: str) -> set[str]:
-        """The nodes of the branch that begins with `start`; the fork itself is among them if it leads back there."""
+        """Return the nodes of the branch that begins with `start`; the fork itself too if the branch leads back to it."""
         found: set[str] = set()
         waiting = [start]
         while waiting:
@@ -146,7 +146,7 @@ class Forks:
                 seen[node] = branch
 
     def _entered(self, entry: str | None) -> Iterator[GraphProblem]:
-        """Ways into a branch from outside, which would make a run be in it alone."""
+        """Yield a problem for each edge into a branch from outside. Along it a run would be in this branch alone."""
         for fork in self.found.values():
             for branch, nodes in fork.inside.items():
                 for node in self._in_order(nodes):

@@ -1,8 +1,9 @@
 """Nodes that are more than a function: maps, graphs inside a graph, waits and timers.
 
-Each does its work first, recorded piece by piece, and then calls the node's own function on the state and on what came of the
-work: that is the node's attempt, and its answer the node's checkpoint. After a crash the work is gone on with where its
-records end, and what decided about it (the items of a map, a wait's end and prompt) is not asked again.
+Each does its work first, recorded piece by piece, and then calls the node's own function on the state and on the result
+of the work. This call is the node's attempt, and its answer gives the node's checkpoint. After a crash the work goes on
+where its records end. Decisions about the work (the items of a map, a wait's end and prompt) are recorded, and not
+asked for again.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 __all__ = ["perform"]
 
 SYNC_LANES = 32
-"""Items that are open at once where nothing else is said and each call needs a thread."""
+"""The number of items that are open at once if no limit is set and each call needs a thread."""
 
 Done = tuple[Context[Any], "NodeOutcome", float]
 
 
 def perform(walker: Walker, unit: Unit, spent: AttemptBudget, state: Any, commit: Commit) -> Routine[Done]:
-    """Do a node's work, then call its function: the context, what the node made, and its milliseconds.
+    """Do a node's work, then call its function; return the context, the outcome, and the duration in milliseconds.
 
-    `commit` records that where the function has asked for statements; see `Walker.tried`.
+    `commit` records the outcome if the function has asked for statements; see `Walker.tried`.
     """
     work, clock = unit.work, walker.options.clock
     began = clock.monotonic()
@@ -75,9 +76,9 @@ def _asked(
     function: Function,
     check: Callable[[Any], Any] = lambda given: given,
 ) -> Routine[Any]:
-    """What a function of the state gives, which decides about the work; it is tried as the node itself is.
+    """Call a function of the state that decides about the work, with the attempts of the node, and return its value.
 
-    `check` makes of it what is needed; it raises `StateTypeError` where that cannot be.
+    `check` converts the value, and raises `StateTypeError` for a wrong one.
     """
     _, made, _ = yield from walker.tried(unit, spent, walker.fresh(state), (), function, check)
     return made.state
@@ -87,31 +88,31 @@ def _asked(
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """One item of a map as a graph of one node: `results` is the codec of what that gives."""
+    """One item of a map, as a graph of one node. `codec` is that of its result."""
 
     codec: StateCodec
     splits: Mapping[str, Fork]
     update_codec: StateCodec | None = None
 
     def read(self, before: Any, returned: Any) -> Whole:
-        """Whatever a function makes of an item is its result."""
+        """Take any return value of the function as the item's result."""
         return Whole(returned)
 
     def accept(self, unit: Unit, before: Any, given: Whole) -> Any:
-        """Whatever a function makes of an item is its result."""
+        """Return the item's result as it is."""
         return given.state
 
     def updates(self, given: Whole) -> Mapping[str, Any]:
-        """None: it is no state."""
+        """Return {}: a result is no state and has no fields."""
         return {}
 
     def replaced(self, before: Any, after: Any) -> tuple[str, ...]:
-        """None: it is no state."""
+        """Return (): a result is no state and has no fields."""
         return ()
 
 
 def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: AttemptBudget, state: Any) -> Routine[list[Any]]:
-    """Do every item; the results in the order of the items."""
+    """Do every item, and return the results in the order of the items."""
     run, node_id, visit = walker.run, walker.prefix + unit.id, spent.visit
     begun = _begun_with(walker, node_id, visit)
     has_begun = begun is not None
@@ -136,12 +137,12 @@ def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: AttemptBudget, sta
 
 
 def _executor_of(walker: Walker, work: MapWork) -> Any:
-    """What runs the items of a map, if not threads."""
+    """Return the executor for the items of a map; None: threads run them."""
     return (work.each.executor if isinstance(work.each, Unit) else None) or walker.options.executor
 
 
 def _begun_with(walker: Walker, node_id: str, visit: int) -> StepRecord | None:
-    """The record of the items that a visit goes on with; None where it begins."""
+    """Return the record of the items that a visit goes on with; None for a visit that begins."""
     if not walker.is_resuming or walker.since is None:
         return None
     entry = walker.since.items.get(node_id)
@@ -150,7 +151,10 @@ def _begun_with(walker: Walker, node_id: str, visit: int) -> StepRecord | None:
 
 
 def _listing(over: Function) -> Function:
-    """`over`, with what it gives one by one taken as a list where it is called: that is its own code too."""
+    """Wrap `over` so that it returns a list.
+
+    A generator's code then runs inside the call, as the code of `over` does.
+    """
     if over.is_async:
         return over
 
@@ -178,7 +182,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _begun(walker: Walker, unit: Unit, work: MapWork, visit: int, items: list[Any]) -> Routine[list[Any]]:
-    """The items of a visit that begins, which are recorded before the first is done; encoded where there is a store."""
+    """Record the items of a visit that begins, before the first is done, and return them; encoded if there is a store."""
     if walker.store is None:
         return items
     run, node_id = walker.run, walker.prefix + unit.id
@@ -198,7 +202,7 @@ def _begun(walker: Walker, unit: Unit, work: MapWork, visit: int, items: list[An
 
 
 class _ItemUnit:
-    """The unit of one item. There may be very many, so it is plainer than a `Unit`, which it stands for."""
+    """The unit of one item. There may be very many, so it is a plainer object than the `Unit` that it stands for."""
 
     __slots__ = ("executor", "fn", "id", "is_async", "next_node", "retry", "router", "takes_context", "timeout", "work")
 
@@ -232,11 +236,11 @@ class _Mapping:
         self.total = total
         self.done = 0
         self.next_ids: set[str] | None = None
-        """With which items a resume begins, where that counts."""
+        """The items that a resume begins with; None if that does not matter."""
         self.node_id = walker.prefix + unit.id
         self.begun = -1 if begun is None else begun.sequence
-        """The number of the record of the items, after which results of items count."""
-        # What was done of the items is found by the visit that began with them.
+        """The number of the record of the items. Results of items count if they come after it."""
+        # The records of the items are labelled with the visit that began with them.
         self.label = label_of(walker, unit.id, visit if begun is None else begun.record.visit, "")
         self.stop = Stop(is_fast=False)
         self.stops = (*walker.stops, self.stop)
@@ -244,7 +248,7 @@ class _Mapping:
         self.flow = cast("GraphFlow", _Item(work.results, {}))
 
     def do(self, index: int, item: Any) -> Routine[Any]:
-        """The result of one item, recorded or new; and tell how far the map is."""
+        """Return the result of one item, recorded or new, and announce the map's progress."""
         try:
             result = yield from self._item(index, item)
         except BaseException as exc:
@@ -277,7 +281,7 @@ class _Mapping:
         return inner.go(state, item if walker.store is not None else None, each.entry)
 
     def _inner(self, index: int, flow: GraphFlow, prefix: str, tally: RunCounters) -> Walker:
-        """A walker of one item."""
+        """Make a walker of one item."""
         inner = self.walker.inner(flow, prefix, f"{self.label}{index}", tally)
         inner.stops = self.stops
         if self.next_ids is not None:
@@ -289,7 +293,7 @@ class _Mapping:
 
 
 def _nested(walker: Walker, unit: Unit, work: GraphWork, spent: AttemptBudget, state: Any) -> Routine[Any]:
-    """Walk another graph; its final state."""
+    """Walk another graph, and return its final state."""
     graph: GraphFlow = work.graph
     inner = walker.inner(graph, f"{walker.prefix}{unit.id}/", walker.label)
     begins: Any = None
@@ -301,7 +305,7 @@ def _nested(walker: Walker, unit: Unit, work: GraphWork, spent: AttemptBudget, s
             begins = yield from _asked(walker, unit, spent, state, work.into, _state_of(graph))
             data = walker.journal.encode_if_possible(begins, graph.codec)
             if data is not None and walker.store is not None:
-                begins = graph.codec.decode(data)  # what `into` gave may be somebody else's too
+                begins = graph.codec.decode(data)  # other code may hold the object that `into` gave
     return (yield from inner.go(begins, data, graph.entry))
 
 
@@ -321,7 +325,7 @@ def _state_of(graph: GraphFlow) -> Callable[[Any], Any]:
 
 
 def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: AttemptBudget, state: Any) -> Routine[Any]:
-    """Wait; the reply."""
+    """Wait, and return the reply."""
     run, node_id = walker.run, walker.prefix + unit.id
     waiting = cast("parking.Waiting", run)
     prompt, until = work.prompt, None
@@ -335,7 +339,8 @@ def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: AttemptBudget, st
         waiting, parking.waits_of(work, until, prompt), node_id, spent.visit, walker.place()
     )
     if is_woken:
-        # What a run does between two waits has a limit, not how long it lives. What it need not wait for ends no turn.
+        # max_iterations limits the nodes between two waits, not those of a whole run. A wait that had its reply at once does
+        # not begin a new count.
         walker.tally.iteration = 0
     return reply
 

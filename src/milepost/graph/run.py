@@ -1,6 +1,7 @@
 """A run of a graph: the walk over it, from its beginning or from where its records end.
 
-A run that has to wait is parked; where an answer came while it was about to be, it goes on from its records at once.
+A run that has to wait is parked. If an answer comes while it is about to be parked, it goes on from its records at
+once.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ class NodeRun(Run):
         super().__init__(flow, store, run_id, options, is_listening=is_listening)
         self.walker = Walker(self, flow)
         self.recorded = JournalHistory()
-        """What is recorded since the point where the run goes on; () for one that begins."""
+        """The records since the point where the run goes on; none for a run that begins."""
         self.knows_signals = True
-        """Whether all signals that were used are among that."""
+        """True if `recorded` holds all signals that were used."""
         self._known_upto = 0
-        """The number of the newest record when that was asked, and the signals that were used by then, as ranges."""
+        """The number of the newest record when the used signals were read. `_used_before` are these signals, as ranges.
+        """
         self._used_before: list[list[int]] = []
         self.open_waits: dict[str, parking.Open] = {}
         self.unsaved: tuple[PendingRecord, ...] = ()
@@ -71,30 +73,30 @@ class NodeRun(Run):
         return finding.find(self, wish, latest)
 
     def refusal(self, wish: ResumeRequest, found: Any) -> MilepostError | None:
-        """Why the verb does not go on at the point that was found."""
+        """Return the error if the verb cannot go on at the point `found`; else None."""
         return refusal_of(self, wish, found)
 
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
-        """The node that may have been entered last."""
+        """Return the node that may have been entered last, and the number of that visit."""
         return finding.in_flight(self, latest)
 
     def end(self, found: Any, row: RunRow) -> Routine[Any]:
-        """Carry out a cancel that is open."""
+        """Carry out an open cancel."""
         if found is not None:
             self.walker.given = found.data
         return super().end(found, row)
 
     def stored(self, found: Any) -> Routine[Any]:
-        """The result of a run that has finished."""
+        """Return the result of a finished run."""
         self.walker.iteration = found.iteration
         return super().stored(found)
 
     def go_on(self, wish: ResumeRequest, found: Any, amendment: Amendment | None) -> Routine[Any]:
-        """Walk on from the point that was found."""
+        """Walk on from the point `found`."""
         return self._unless_parked(finding.go_on(self, wish, found, amendment))
 
     def _unless_parked(self, walk: Routine[Any]) -> Routine[Any]:
-        """Walk to the end; a run that has to wait is parked, or goes on from its records where an answer came meanwhile."""
+        """Walk to the end. Park a run that has to wait, or go on from its records if an answer came meanwhile."""
         while True:
             try:
                 return (yield from walk)
@@ -112,12 +114,12 @@ class NodeRun(Run):
     # -- what waits need: see `milepost.executor.waits.Waiting` -------------------------------------------------
 
     def enter(self, step_id: str) -> None:
-        """Nothing: the walker has asked whether the run may go on."""
+        """Do nothing: the walker has checked already that the run may go on."""
 
     def record(
         self, drafts: tuple[PendingRecord, ...], *, is_fatal: bool = False, release: Release | None = None
     ) -> Routine[tuple[int, str]]:
-        """Write records of waits; the number and the time of the last of them."""
+        """Write records of waits, and return the number and the time of the last one."""
         now = format_time(self.options.clock.time())
         if self.store is None:
             return self.journal.sequence, now
@@ -130,7 +132,7 @@ class NodeRun(Run):
         return self.journal.encode(value, codec, root)
 
     def know_signals(self) -> Routine[None]:
-        """Learn which signals were used: what the newest wait knew, and what was recorded since that was so."""
+        """Read the numbers of the used signals: from the newest wait's record, and from the records after its list."""
         if self.knows_signals or self.store is None:
             return
         newest, after = self.journal.sequence, -1
@@ -151,21 +153,24 @@ class NodeRun(Run):
         self.knows_signals = True
 
     def known_before(self) -> dict[str, Any]:
-        """What was known of used signals when this process asked; what it used itself may be in flight still."""
+        """Return the used signals that were recorded when this process read them.
+
+        Those that it has used itself are left out: their records may still be in flight.
+        """
         if not self._used_before:
             return {}
         return {"used_before": {"upto": self._known_upto, "numbers": self._used_before}}
 
     def still_waiting(self) -> Routine[tuple[Wait, ...]]:
-        """What it waits for still, though it ends otherwise."""
+        """Return the waits that are still open while the run ends in another way."""
         return parking.unanswered(self)
 
     def last_good(self) -> Any:
-        """The last good state."""
+        """Return the last good state."""
         return self.walker.last_good()
 
     def result(self, value: Any) -> RunResult[Any]:
-        """What a verb gives with `full=True`."""
+        """Make the value that a verb returns with `full=True`."""
         return RunResult(
             state=value,
             run_id=self.run_id,
@@ -201,7 +206,7 @@ class NodeRun(Run):
 
 
 def _ranges(numbers: set[int]) -> list[list[int]]:
-    """Numbers as ranges, first and last of each, in order."""
+    """Turn numbers into ranges: the first and last number of each, in order."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:

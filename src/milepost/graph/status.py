@@ -1,8 +1,8 @@
-"""Where a run of a graph stands, node by node, as its records tell it: nothing of the user's code is needed.
+"""The status of a run of a graph, node by node, by its records alone: the user's code is not needed.
 
-Each way through the graph is followed to where its visits end, which is where the run goes on. What a node does leaves no
-record before it ends, so a node where a way ends is `running` if somebody executes the run, and `next` if nobody does. Pure; a
-picture, a tree and a console can all be made of it.
+Each path through the graph is followed to the end of its visits, which is where the run goes on. A node leaves no
+record before it ends, so the node at the end of a path is `running` if somebody executes the run, and `next` if nobody
+does. The code is pure; a picture, a tree and a console can be made of the status.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ __all__ = ["RunStatus", "Visit", "each", "standing"]
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What the records of a run tell of its nodes."""
+    """The status of a run's nodes, by its records."""
 
     visits: tuple[Visit, ...]
-    """Those of the run's own graph, in order; what each is made of is inside it."""
+    """The visits of the run's own graph, in order. Each contains the visits inside it."""
     superseded: tuple[Record, ...]
     """The checkpoints that do not count any more."""
     damaged: tuple[int, ...]
     """The numbers of records that cannot be read."""
     shape: Mapping[str, Any]
-    """The shape that the graph had when the run began; {} where that is not recorded."""
+    """The shape of the graph at the time when the run began; {} if it is not recorded."""
 
     @property
     def statuses(self) -> dict[str, str]:
-        """Done, running, failed, next or waiting for every node that the run came to, by whole id: as of its newest visit.
+        """The status of each node that the run came to, by whole id: done, running, failed, next or waiting.
 
-        Of what is inside a fork, a map or a graph, only what its newest visit came to.
+        The newest visit of a node counts. Inside a fork, a map or a graph only the nodes count that its newest visit
+        came to.
         """
         return dict(_statuses(self.visits))
 
     @property
     def maps(self) -> dict[str, tuple[int, int, int]]:
-        """Of the newest visit of each map: how many items are done, how many failed, and how many there are."""
+        """The progress of the newest visit of each map: the numbers of done, failed and all items."""
         return {visit.node_id: visit.progress for visit in each(self.visits) if visit.is_counted}
 
     @property
     def waits(self) -> dict[str, Wait]:
-        """What the run waits for, by the whole id of the node."""
+        """The open waits of the run, by the whole id of the node."""
         return {visit.node_id: visit.wait for visit in each(self.visits) if visit.wait is not None}
 
     @property
     def next_nodes(self) -> tuple[str, ...]:
-        """The whole ids of the nodes where the run goes on: one, or one in each branch that is open."""
+        """The whole ids of the nodes where the run goes on: one, or one in each open branch."""
         found = (visit for visit in each(self.visits) if visit.status in _OPEN and _is_leaf(visit))
         return tuple(dict.fromkeys(visit.node_id for visit in found))
 
@@ -63,7 +64,10 @@ _OPEN = frozenset({"running", "failed", "next", "waiting"})
 
 
 def standing(records: Iterable[Record], live: Ranges = (), status: str = "running") -> RunStatus:
-    """Tell where a run of a graph stands. `records` are all of the run, in order, `status` is that of the run."""
+    """Make the status of a run of a graph.
+
+    `records` are all records of the run in order, `status` is that of its row.
+    """
     reader = StatusBuilder()
     for record in records:
         reader.add(record, is_standing=is_live(record.sequence, live))
@@ -74,7 +78,7 @@ def standing(records: Iterable[Record], live: Ranges = (), status: str = "runnin
 
 
 def each(visits: Sequence[Visit]) -> Iterator[Visit]:
-    """All visits, each before what it is made of."""
+    """Yield all visits, each before the visits inside it."""
     for visit in visits:
         yield visit
         yield from each(visit.steps)
@@ -94,7 +98,7 @@ def _statuses(visits: Sequence[Visit]) -> Mapping[str, str]:
         if not visit.steps:
             return
         if visit.kind != "branch":
-            # What an older visit was made of says nothing of this one.
+            # The parts of an older visit say nothing about this one.
             for node_id in inside.pop(visit.node_id, ()):
                 found.pop(node_id, None)
             inside[visit.node_id] = [inner.node_id for inner in each(visit.steps)]
@@ -110,7 +114,7 @@ def _statuses(visits: Sequence[Visit]) -> Mapping[str, str]:
 
 
 class _Settler:
-    """Gives what is open its status, and adds the nodes that are next: `open_as` is what those are."""
+    """A pass that sets the status of open visits and adds visits for the next nodes, with the status `open_as`."""
 
     def __init__(self, reader: StatusBuilder, open_as: str, *, is_over: bool) -> None:
         self.reader = reader
@@ -118,7 +122,7 @@ class _Settler:
         self.is_over = is_over
 
     def lane(self, lane: GraphPath, until: str) -> str:
-        """Follow one way up to `until`: how it stands there, done where it has come to it."""
+        """Follow one path up to `until`, and return its status: done if it has come there."""
         for row in lane.rows[:-1]:
             self._older(row)
         if not lane.rows:
@@ -127,7 +131,7 @@ class _Settler:
         if not last.is_done:
             return self._visit(last)
         if last.next_node is None:
-            # Its work is done, and its router has yet to say where the run goes on.
+            # Its work is done, and its router has not answered yet.
             last.status = self._of_failure(last) or self.open_as
             return last.status
         if last.fork:
@@ -146,14 +150,14 @@ class _Settler:
         return self.open_as
 
     def _older(self, row: Visit) -> None:
-        """What is inside something that the run has left."""
+        """Set the final status of a visit that the run has left, and of the visits inside it."""
         row.wait = None
         for inner in row.steps:
             self._older(inner)
         if row.kind in {"branch", "item"}:
-            # Neither has a record of its own, unless it is an item of a function.
+            # A branch has no checkpoint of its own, nor has an item, unless a function does the item.
             row.is_done = row.is_done or bool(row.steps and row.steps[-1].is_done)
-        # The record of a fork that has branches and is not there was deleted.
+        # A fork with branches was done: if it has no record, the record was deleted.
         row.status = "done" if row.is_done or row.kind == "fork" else "unfinished"
         put_in_order(row)
 
@@ -167,7 +171,7 @@ class _Settler:
         return self._together(found)
 
     def _visit(self, visit: Visit) -> str:
-        """The status of a visit that has not ended."""
+        """Set and return the status of a visit that has not ended."""
         inside: list[str] = []
         if visit.is_counted:
             for item in visit.steps:
@@ -180,7 +184,7 @@ class _Settler:
             inside.append(self.lane(self.reader.inner[id(visit)], END))
         visit.status = self._together(inside)
         if visit.status == "done":
-            # What it is made of is done, and its own function has yet to say what comes of that.
+            # Its parts are done, and its own function has not returned yet.
             visit.status = self._of_failure(visit) or self.open_as
         if visit.wait is not None:
             visit.status = "unfinished" if self.is_over else "waiting"
@@ -196,10 +200,10 @@ class _Settler:
             item.status = self._of_failure(item) or self.open_as
 
     def _of_failure(self, visit: Visit) -> str:
-        """Failed, where a failure for good stands; else nothing."""
+        """Return "failed" if the visit has a final failure that counts; else ""."""
         return "failed" if visit.failed_at > self.reader.renewed else ""
 
     def _together(self, found: Sequence[str]) -> str:
-        """The status of what is made of parts of these statuses."""
+        """Return the status of a visit whose parts have these statuses."""
         order = ("running", "failed", "waiting", "next", "unfinished")
         return next((status for status in order if status in found), "done")

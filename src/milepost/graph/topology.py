@@ -1,7 +1,7 @@
-"""A graph as data: which nodes there are, where each goes on, and whether that can work.
+"""A graph as data: its nodes, their edges, and the problems in them.
 
-A `Topology` knows ids and arrows, no functions: checks, fingerprint and differences need no more than that. Functions
-come in at `walk`, which yields the units of a run.
+A `Topology` knows ids and arrows, no functions: checks, fingerprint and differences need no more than that. Only
+`walk`, which yields the units of a run, has to do with functions.
 
 A conditional edge without declared targets counts as able to reach anything. In the analyses such an edge leads to one
 made-up place, `_ANYWHERE`, which leads to every node; so the work stays linear in nodes and edges.
@@ -22,15 +22,15 @@ from milepost.graph.forks import Forks
 __all__ = ["Targets", "Topology", "walk"]
 
 Targets = Mapping[Any, str] | None
-"""What a router may answer, and the node or END that each answer means. None: any node or END."""
+"""The answers that a router may give, each with the node or END that it means. None: any node or END."""
 
 _ANYWHERE = ""
 
 
 def walk(units: Mapping[str, Unit], forks: Mapping[str, Fork], node_id: str, until: str, is_split: bool) -> Walk:
-    """Yield the units from `node_id` on, and the forks; what is sent back says where to go on after each.
+    """Yield the units and forks from `node_id` on; the caller sends back the node to go on at after each.
 
-    Ends at `until`. Assumes that every id is END or in `units`. `is_split`: the node itself is done.
+    Ends at `until`. Assumes that every id is END or in `units`. `is_split`: the node itself has completed.
     """
     while node_id != until:
         here = node_id
@@ -43,9 +43,9 @@ def walk(units: Mapping[str, Unit], forks: Mapping[str, Fork], node_id: str, unt
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The nodes in the order of their declaration, and what leaves each.
+    """The nodes in the order of their declaration, and the edges that leave each.
 
-    `edges` and `routes` hold sources as keys, and may hold what `problems` refuses: unknown ids, an edge twice,
+    The keys of `edges` and `routes` are sources. Both may contain what `problems` reports: unknown ids, an edge twice,
     several conditional edges of one node.
     """
 
@@ -54,7 +54,7 @@ class Topology:
     routes: Mapping[str, tuple[Targets, ...]]
     entry: str | None
     kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What is to be compared of nodes that are more than a function, as JSON."""
+    """The descriptions of maps, graphs, waits and timers, as JSON; they are compared like the edges."""
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _next: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     _components: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
@@ -62,7 +62,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_known", frozenset(self.nodes))
-        # Ids that are not known stay out, and END too: nothing goes on from there.
+        # Unknown ids are left out, and END too: nothing leaves them.
         inner = {
             node: tuple(t for t in self._targets(node) if t in self._known or t == _ANYWHERE) for node in self.nodes
         }
@@ -75,7 +75,10 @@ class Topology:
 
     @classmethod
     def of(cls, shape: Mapping[str, Any]) -> Topology:
-        """The topology that a recorded `shape` tells of, as far as it goes: its routers answer with the targets' own ids."""
+        """Make the topology of a recorded `shape`.
+
+        A shape lacks the answers of routers: the targets' own ids replace them.
+        """
         routes = shape.get("conditional") or {}
         return cls(
             nodes=tuple(shape.get("nodes") or ()),
@@ -91,37 +94,37 @@ class Topology:
     # -- what leads where ----------------------------------------------------------------------------
 
     def successors(self, node_id: str) -> tuple[str, ...]:
-        """Where a node may go on, END included, each once, in the order of declaration."""
+        """Return the nodes that may follow a node, END included, each once, in the order of declaration."""
         targets = self._targets(node_id) if node_id in self._known else ()
         return (*self.nodes, END) if _ANYWHERE in targets else targets
 
     def predecessors(self, node_id: str) -> tuple[str, ...]:
-        """The nodes that may go on at `node_id`, in the order of declaration."""
+        """Return the nodes that `node_id` may follow, in the order of declaration."""
         if node_id not in self._known:
             return ()
         return tuple(node for node in self.nodes if node_id in self._next[node] or _ANYWHERE in self._next[node])
 
     def only_successor(self, node_id: str) -> str | None:
-        """Where the node's one simple edge leads; None if it has several, none, or a conditional one."""
+        """Return the target of a node's only simple edge; None if it has several, none, or a conditional one."""
         simple = self.edges.get(node_id, ())
         return simple[0] if len(simple) == 1 and node_id not in self.routes else None
 
     @property
     def forks(self) -> Mapping[str, Fork]:
-        """The forks by the node that each follows, in the order of declaration."""
+        """The forks, each by the id of the node before it, in the order of declaration."""
         return self._forks.found
 
     def allowed(self, node_id: str) -> frozenset[str]:
-        """The nodes that a router of `node_id` may answer with: none inside a branch that it is not in itself."""
+        """Return the nodes that a router of `node_id` may answer with: none inside a branch that it is not in itself."""
         return self._forks.allowed(node_id)
 
     @property
     def has_cycle(self) -> bool:
-        """Whether a run can come to one node twice."""
+        """True if a run can come to one node twice."""
         return any(map(self._is_cycle, self._components))
 
     def _targets(self, node_id: str) -> tuple[str, ...]:
-        """Everything that leaves a node, as declared; undeclared targets are `_ANYWHERE`."""
+        """Return all declared targets of a node's edges; `_ANYWHERE` stands for undeclared ones."""
         found = dict.fromkeys(self.edges.get(node_id, ()))
         for targets in self.routes.get(node_id, ()):
             found.update(dict.fromkeys((_ANYWHERE,) if targets is None else targets.values()))
@@ -130,11 +133,11 @@ class Topology:
     # -- what is wrong -------------------------------------------------------------------------------
 
     def problems(self) -> list[GraphProblem]:
-        """Everything that keeps the graph from running; in a fixed order."""
+        """Return all problems that keep the graph from running, in a fixed order."""
         return [*self._wrong_names(), *self._wrong_edges(), *self._forks.problems, *self._wrong_paths()]
 
     def warnings(self) -> list[GraphProblem]:
-        """What a graph without problems should be looked at for."""
+        """Return the problems that do not keep the graph from running, and which somebody should look at."""
         reached = self._reached()
         found = [
             GraphProblem(
@@ -199,10 +202,10 @@ class Topology:
                 yield GraphProblem("several_routers", source, text)
 
     def _wrong_paths(self) -> Iterator[GraphProblem]:
-        """Nodes from which no END is in sight.
+        """Yield a problem for each cause of nodes that cannot reach END.
 
-        Whatever cannot reach END leads to a node without a way out, or into a cycle without one; only those, and the
-        entry, are named, because what merely leads there is right once they are.
+        Such a node leads to a node without an edge out, or into a cycle without one. Only those, and the entry, are
+        reported: the nodes that merely lead there are right once they are mended.
         """
         reached = self._reached()
         if reached and not any(map(self._may_end, reached)):
@@ -229,7 +232,7 @@ class Topology:
         return any(targets is None or not inside.issuperset(targets.values()) for targets in routes)
 
     def _may_end(self, node_id: str) -> bool:
-        # An unknown target is a problem of its own; what lies beyond it is not guessed.
+        # An unknown target is a problem of its own: assume that END may lie beyond it.
         return node_id == _ANYWHERE or any(t not in self._known for t in self._targets(node_id))
 
     def _is_target(self, node_id: str) -> bool:
@@ -243,7 +246,7 @@ class Topology:
         return f"the nodes are {_listed(self.nodes)}" if self.nodes else "add it with add_node"
 
     def _reached(self) -> set[str]:
-        """What a run can come to, `_ANYWHERE` included; empty without a valid entry."""
+        """Return the nodes that a run can come to, `_ANYWHERE` included; none without a valid entry."""
         found: set[str] = set()
         waiting = [self.entry] if self.entry in self._known else []
         while waiting:
@@ -257,7 +260,7 @@ class Topology:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """The topology as JSON; the targets of a conditional edge are sorted, or null where none are declared."""
+        """The topology as JSON; the targets of a conditional edge are sorted, or null if none are declared."""
         shape: dict[str, Any] = {
             "nodes": list(self.nodes),
             "edges": [[source, target] for source, targets in self.edges.items() for target in targets],
@@ -273,7 +276,7 @@ class Topology:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The shape with what can be told from it: the forks, and those of the graphs inside."""
+        """The shape, completed with the forks that follow from it, also in the graphs inside."""
         found = self.shape
         if self.forks:
             found["forks"] = [
@@ -294,9 +297,10 @@ class Topology:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the shape as 64 hex digits; the order in which things were declared does not count.
+        """The SHA-256 of the shape as 64 hex digits. The order of declarations does not count, with one exception.
 
-        Except among the edges of one node: they are the branches of a fork, whose order decides how results merge.
+        The order of the edges of one node counts: they are the branches of a fork, and their order decides how results
+        merge.
         """
         shape = self.shape
         shape["nodes"].sort()
@@ -304,7 +308,7 @@ class Topology:
         return hashlib.sha256(json.dumps(shape, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-        """What has changed since `recorded`, an earlier `shape`: a sentence for each change, () for none."""
+        """Describe the changes since `recorded`, an earlier `shape`: a sentence for each, () for none."""
         return tuple(_differences(recorded, self.shape))
 
 
@@ -317,7 +321,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str
         yield f"the entry is now {new['entry']!r} instead of {old.get('entry')!r}"
     before, after = _by_source(old.get("edges", ())), _by_source(new["edges"])
     for node in new_nodes:
-        # What a node that is gone or new had is told by that alone.
+        # For a node that is gone or new, the sentence about the node itself is enough.
         if node in kept:
             yield from _changed_edges(node, before.get(node, []), after.get(node, []))
     before, after = old.get("conditional", {}), new["conditional"]
@@ -388,14 +392,14 @@ def _arrows(targets: Iterable[str]) -> str:
 
 
 def _listed(ids: Iterable[str]) -> str:
-    """The ids for a message, cut where they are many."""
+    """List ids for a message; after the first eight, give only the number of the others."""
     names = list(ids)
     shown = ", ".join(repr(name) for name in names[:8])
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
 
 def _components(graph: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The strongly connected components, without recursion, so that a long chain of nodes is no trouble.
+    """Yield the strongly connected components. There is no recursion, so that a long chain of nodes is no trouble.
 
     Source: R. Tarjan, "Depth-first search and linear graph algorithms", 1972.
     """

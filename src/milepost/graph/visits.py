@@ -1,7 +1,7 @@
-"""What a walker knows where it is, what it records of a visit there, and what it tells of it.
+"""The visits of a walker: its position, the records of each visit, and the events about it.
 
-What a failed attempt means is decided in `_failed`, what a failed save means in `unsaved`: nowhere else. How a visit comes
-about is a walker's, see `milepost.graph.walker`.
+`_failed` alone decides what follows from a failed attempt, and `unsaved` alone what follows from a failed save.
+`milepost.graph.walker` decides which node is visited.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Commit", "NodeOutcome", "RunCounters", "Visits"]
 
 
 class NodeOutcome(msgspec.Struct, eq=False):
-    """What a node made: the state after it, its bytes (or why there are none), and its updates where those are asked for."""
+    """The outcome of a node: the state after it, its bytes or the error of encoding it, and the updates if needed."""
 
     state: Any
     data: bytes | SerializeStateError | None = None
@@ -53,24 +53,27 @@ Commit = Callable[[Context[Any], NodeOutcome, float, tuple[Statement, ...]], Rou
 
 
 class RunCounters:
-    """What all walkers of a run count together; those of an item of a map for themselves."""
+    """The counters that all walkers of a run share. The walkers of an item of a map have counters of their own."""
 
     __slots__ = ("is_of_item", "iteration", "knows_visits", "open", "visits")
 
     def __init__(self, *, is_of_item: bool = False) -> None:
         self.iteration = 0
-        """Nodes that were executed."""
+        """The number of nodes that were executed."""
         self.open = 0
-        """Nodes that are being executed."""
+        """The number of nodes that are being executed."""
         self.is_of_item = is_of_item
         self.visits: dict[str, int] = {}
-        """The last visit of each node, by its whole id, that is known to this process."""
+        """The number of the last visit of each node that this process knows, by whole id."""
         self.knows_visits = True
-        """Whether a node that is not in `visits` was never visited."""
+        """True if a node that is not in `visits` was never visited."""
 
 
 class Visits:
-    """The visits of one graph's nodes. `prefix` is "" for the graph that the run is of; `label` for what is not in a branch."""
+    """The visits of one graph's nodes.
+
+    `prefix` is "" for the run's own graph, and `label` is "" for nodes that are in no branch.
+    """
 
     __slots__ = (
         "at",
@@ -114,43 +117,43 @@ class Visits:
         self.followed_at = run.followed_at
         self.encoder = flow.codec.in_succession()
         self.digests = Digests()
-        """Of the states that this walker records."""
+        """The digests of the states that this walker records."""
         self.sequence = 0
-        """The number of the newest record that this walker follows."""
+        """The number of the newest record on this walker's path."""
         self.trunk: int | None = None
-        """Of what is inside something else of a run of a graph: the record that the run's own graph had come to."""
+        """For a walker inside a fork, map or graph: the number of the record that the run's own graph had come to."""
         self.at: tuple[str, int] = ("", 0)
-        """The node that was completed last, and its visit."""
+        """The node that completed last, and the number of its visit."""
         self.given: bytes | None = None
-        """The encoded state that the next node is given, where there is one."""
+        """The encoded state for the next node; None if there is none."""
         self.state: Any = None
         """That state itself, for errors of a run without a store."""
         self.spent: AttemptBudget | None = None
-        """What the first node has used up, where that is known."""
+        """The attempts that the first node has used up; None if they are not known."""
         self.since: JournalHistory | None = None
-        """What is recorded of that which the run was in when it stopped."""
+        """The records since the point where the run goes on; None for a run that begins."""
         self.is_resuming = False
-        """Whether the next node may have been entered before."""
+        """True if the next node may have been entered before."""
         self.is_next = True
-        """Whether that node is one that the resume begins with."""
+        """True if the resume begins with the next node."""
         self.item_codec: StateCodec | None = None
-        """Of what an item is given, which is no state."""
+        """The codec of a map's item, which is no state; None for a walker of nodes."""
         self.stops: tuple[Stop, ...] = ()
         self.updates: list[Mapping[str, Any]] | None = None
-        """What the nodes of a branch returned for fields with a reducer, where its join will ask for that."""
+        """The values that a branch's nodes returned for fields with a reducer; None if no join will need them."""
         self.is_open = False
-        """Whether a node of its own is being executed."""
+        """True while a node of this walker is being executed."""
         self.is_untold = False
-        """Whether the next record has to tell all of that anew, because those before do not tell it."""
+        """True if the next record has to hold all updates again, because earlier records do not hold them."""
 
     @property
     def is_root(self) -> bool:
-        """Whether the run ends with this walk."""
+        """True if the run ends with this walk."""
         return not self.prefix and not self.label
 
     @property
     def iteration(self) -> int:
-        """How many nodes the run has executed."""
+        """The number of nodes that the run has executed."""
         return self.tally.iteration
 
     @iteration.setter
@@ -158,31 +161,37 @@ class Visits:
         self.tally.iteration = count
 
     def encode(self, state: Any) -> bytes | SerializeStateError:
-        """Encode a state of the graph, or what an item gave; see `Journal.encode`."""
+        """Encode a state of the graph, or the result of an item; see `Journal.encode`."""
         return self.journal.encode(state, self.encoder, "state" if self.item_codec is None else "output")
 
     def forget(self) -> None:
-        """Let go of what the states that follow might have in common with the newest one: none follows."""
+        """Forget the encoder's and the digests' memory of the last state.
+
+        The walk has ended: no later state shares parts with it.
+        """
         self.encoder.forget()
         self.digests.forget()
 
     @property
     def _given_codec(self) -> StateCodec:
-        """Of what a node is given."""
+        """The codec of the value that a node is given."""
         return self.flow.codec if self.item_codec is None else self.item_codec
 
     def keep(self, state: Any) -> Any:
-        """Keep what is needed to have the state again: its bytes or, where it has none, a copy."""
+        """Keep the bytes of a state, or a copy if it cannot be encoded, so that `fresh` can give it again.
+
+        Returns the state, or the copy.
+        """
         if self.given is None:
             self.given = self.journal.encode_if_possible(state, self._given_codec)
         return state if self.given is not None else copy.deepcopy(state)
 
     def fresh(self, state: Any) -> Any:
-        """A state that shares nothing with `state`, nor with what anybody did to it since it was kept."""
+        """Return a new state equal to the one that was kept: it shares nothing with `state`, and has no later changes."""
         return self._given_codec.decode(self.given) if self.given is not None else copy.deepcopy(state)
 
     def last_good(self) -> Any:
-        """The state that the newest node was given, as far as it is known."""
+        """Return the state that the newest node was given, as far as it is known."""
         return self._given_codec.decode(self.given) if self.given is not None else self.state
 
     # -- attempts that failed ------------------------------------------------------------------------
@@ -198,7 +207,7 @@ class Visits:
         *,
         is_ours: bool,
     ) -> Routine[None]:
-        """Record a failed attempt; raise the node's error where the policy allows no other one."""
+        """Record a failed attempt. Raise the node's error if the policy allows no further attempt."""
         policy = unit.retry or self.options.retry
         op = "timeout" if isinstance(exc, AttemptTimedOut) else "execute"
         if isinstance(exc, StatementError):
@@ -228,7 +237,7 @@ class Visits:
     def record_failure(
         self, context: Context[Any], op: str, exc: Exception, error: MilepostError | None, pause: float | None
     ) -> Routine[None]:
-        """Record a failed attempt; the last one and the end of the run are one append."""
+        """Record a failed attempt. The last one and the end of the run are one append."""
         journal = self.journal
         retry_at = None if pause is None else format_time(self.options.clock.time() + pause)
         last = {} if error is None else self._for_good()
@@ -274,7 +283,7 @@ class Visits:
         return error
 
     def _no_state(self, context: Context[Any], exc: StateTypeError, spent: AttemptBudget, state: Any) -> StateTypeError:
-        """`exc`, which tells why what a node returned is no state of its graph, with where and what to do."""
+        """Complete `exc`, the error of a node that returned no state of its graph, with the place and an advice."""
         complete(exc, **self._facts(context, state))
         act = "return a state of the declared type" if exc.path.startswith("state") else "give that"
         act += "" if self.store is None else ", then resume"
@@ -303,7 +312,7 @@ class Visits:
         duration: float,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Record a completed node; the last one and the end of the run are one append."""
+        """Record a completed node. The last one and the end of the run are one append."""
         try:
             checkpoint = self._checkpoint(context, data, updates, next_node, duration)
             if next_node == END and self.is_root:
@@ -372,15 +381,15 @@ class Visits:
         )
 
     def place(self) -> dict[str, Any]:
-        """What a record of something inside says of where that is."""
+        """Return the fields that say in which branch a record of this walker is; {} outside branches."""
         return {} if not self.label else {"branch": self.label}
 
     def _failure(self, op: str, context: Context[Any], exc: BaseException, **fields: Any) -> Record:
-        """A failure record of one of this walker's nodes."""
+        """Make a failure record of one of this walker's nodes."""
         return self.journal.failure(op, context.node_id, context.visit, context.attempt, exc, **self.place(), **fields)
 
     def _for_good(self) -> dict[str, bool]:
-        """What a record of the last failure says: that the run ends with it or, inside a workflow, that a step does."""
+        """Return the field for the record of a last failure: the run ends with it, or only something inside it does."""
         return {"final": True} if self.is_root else {"given_up": True}
 
     def _end_failed(
@@ -390,14 +399,17 @@ class Visits:
         original: BaseException | None = None,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Record a failure for good, and that the run failed with it where this is the run's graph."""
+        """Write the records of a final failure. In the run's own graph they include the failure of the run."""
         if self.is_root:
             yield from self.journal.finish_failed(records, error, original, statements)
         else:
             yield from self.journal.write(records, None, None, statements)
 
     def unsaved(self, context: Context[Any], op: str, exc: MilepostError, *, is_fatal: bool = False) -> Routine[None]:
-        """What a checkpoint that could not be saved means: the end, or a degraded run unless it `is_fatal`."""
+        """Handle a checkpoint that could not be saved: end the run, or go on degraded.
+
+        The run goes on only if `checkpoint_failure_fatal` is off and `is_fatal` is False.
+        """
         node_id, journal = context.node_id, self.journal
         complete(exc, run_id=self.run.run_id, node_id=node_id, state=self.last_good())
         if op == "encode":

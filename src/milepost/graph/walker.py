@@ -1,12 +1,13 @@
-"""The way of a state through a graph: each visit reads as a sentence.
+"""The walk of a state through a graph, visit by visit.
 
-Enter, run attempts until one succeeds or the policy gives up, route, record, tell, go on. A `Walker` walks one graph: that of
-a run, or, below a prefix of its own, one that is part of something else; or a branch of a fork, up to its join. What it records
-and tells on the way is in `milepost.graph.visits`.
+A visit enters a node, runs attempts until one succeeds or the policy gives up, asks the router, records, announces, and
+goes on. A `Walker` walks one graph: that of a run, or, below a prefix of its own, a graph inside another node; or a
+branch of a fork, up to its join. Its records and events are in `milepost.graph.visits`.
 
-What a walker of a branch, a sub-graph or an item records says so: `branch` is the way to it, as `fork#visit/branch`, the
-outermost first, and `trunk` the number of the record that the run's own graph had come to. So the newest record of a run
-leads to the point where it can be gone on with, however deep it was inside, and each walker finds where it stood.
+The records of a branch, a sub-graph or an item have two more fields: `branch` is the path of the branch, as
+`fork#visit/branch`, the outermost first, and `trunk` the number of the record that the run's own graph had come to. So
+the newest record of a run leads to the point where the run can go on, at any depth, and each walker finds its last
+position.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ __all__ = ["Walker"]
 
 
 class Walker(Visits):
-    """Walks one graph in a run, or a part of it."""
+    """A walker of one graph in a run, or of a part of it."""
 
     __slots__ = ()
 
     def inner(self, flow: GraphFlow, prefix: str, label: str, tally: RunCounters | None = None) -> Walker:
-        """A walker of something inside what this one is at."""
+        """Make a walker for a branch, graph or item inside the node that this one is at."""
         walker = Walker(self.run, flow, prefix, self.tally if tally is None else tally)
         walker.label = label
         walker.followed_at, walker.sequence = self.followed_at, self.sequence
@@ -59,15 +60,16 @@ class Walker(Visits):
         return walker
 
     def item_tally(self) -> RunCounters:
-        """For items of a map, which count their nodes for themselves."""
+        """Make counters for items of a map, which count their own nodes."""
         tally = RunCounters(is_of_item=True)
         tally.visits, tally.knows_visits = self.tally.visits, self.tally.knows_visits
         return tally
 
     def do_item(self, unit: Unit, visit: int, item: Any, codec: StateCodec, begun: int) -> Routine[Any]:
-        """What a function makes of an item, which is given encoded with `codec` where there is a store.
+        """Call a function on an item of a map and return its result, or the recorded result.
 
-        `begun` is the number of the record that has the items: a result after that is one of this item.
+        With a store the item is given encoded with `codec`. `begun` is the number of the record that holds the items: a
+        result counts if its number is higher.
         """
         self.item_codec = codec
         node_id = self.prefix + unit.id
@@ -87,13 +89,13 @@ class Walker(Visits):
         return result
 
     def has_begun(self) -> bool:
-        """Whether records tell that this was begun before."""
+        """Return whether this walk has begun already, by the records."""
         return self.is_resuming and self._newest() is not None
 
     # -- where it begins -------------------------------------------------------------------------------
 
     def go(self, state: Any, data: bytes | None, node_id: str, until: str = END) -> Routine[Any]:
-        """Walk from `node_id` on or, where records tell that this was begun before, from where they end."""
+        """Walk from `node_id` on; if the walk has begun already, by the records, from their end."""
         entry = self._newest() if self.is_resuming else None
         if entry is None:
             self.given = data
@@ -115,12 +117,12 @@ class Walker(Visits):
         return (yield from self.walk(state, at, until, is_split=is_split))
 
     def _newest(self) -> StepRecord | None:
-        """The newest checkpoint of this walker's own nodes since it began."""
+        """Return the newest checkpoint of this walker's own nodes since it began; None if there is none."""
         assert self.since is not None
         return self.since.newest_in(self.prefix, self.label, self.sequence)
 
     def _stand_at(self, entry: StepRecord) -> tuple[Any, str | None]:
-        """Stand where a checkpoint was recorded; the state there, and the node to go on at (None: ask the router)."""
+        """Take the position after a checkpoint; return its state, and the node to go on at (None: ask the router)."""
         assert self.since is not None
         data, next_node = self.since.content(entry)
         self.given, self.sequence = data, entry.sequence
@@ -136,23 +138,23 @@ class Walker(Visits):
         return self.since.take(entry.sequence, lambda: self.flow.codec.decode(data)), next_node
 
     def _replaced(self, before: bytes, after: bytes) -> tuple[str, ...]:
-        """The fields with a reducer in which two encoded states differ."""
+        """Return the fields with a reducer in which two encoded states differ."""
         return self.flow.replaced(self.flow.codec.decode(before), self.flow.codec.decode(after))
 
     def _is_split_at(self, node_id: str, next_node: str | None) -> bool:
-        """Whether a node that is recorded is a fork whose branches are open."""
+        """Return whether a recorded node has a fork whose branches are open."""
         fork = self.flow.splits.get(node_id)
         return fork is not None and next_node in {fork.join, None}
 
     def _raise_standing(self, node_id: str) -> None:
-        """Raise the failure with which this ended for good, where what is around it has not ended yet."""
+        """Raise the recorded failure with which this node ended for good, if the nodes around it have not ended yet."""
         assert self.since is not None
         failure = self.since.standing_failure(node_id)
         if failure is not None:
             raise recorded_error(self.run.run_id, failure.fields, node_id)
 
     def ask_again(self, state: Any) -> Routine[str]:
-        """Ask the router of a node whose work is recorded, and record its late answer."""
+        """Ask the router of a node whose work is recorded; record its late answer and return it."""
         node_id, visit = self.at
         unit = self.flow.units[node_id]
         if unit.router is None:
@@ -174,7 +176,10 @@ class Walker(Visits):
     # -- walking ---------------------------------------------------------------------------------------
 
     def walk(self, state: Any, node_id: str, until: str = END, *, is_split: bool = False) -> Routine[Any]:
-        """Execute the graph from `node_id` on, up to `until`; the state there. `is_split`: that node is done already."""
+        """Execute the graph from `node_id` on up to `until`, and return the state there.
+
+        `is_split`: node `node_id` has completed already, and its fork is open.
+        """
         state = self.fresh(state) if self.options.isolate else state
         walk = self.flow.walk(node_id, until, is_split=is_split)
         is_first = self.is_next and (self.is_resuming or self.run.stood_at(self.prefix[:-1]))
@@ -193,7 +198,7 @@ class Walker(Visits):
                     is_first = is_first and before == self.iteration
                     continue
                 self._may_enter(what.id, is_first)
-                # What a node is made of counts for itself.
+                # The nodes inside a node are counted on their own.
                 self.is_open = what.work is None
                 self.tally.open += self.is_open
                 try:
@@ -206,7 +211,10 @@ class Walker(Visits):
             self.forget()
 
     def _may_enter(self, node_id: str, is_first: bool) -> None:
-        """Raise what keeps the run from entering `node_id`; the one that a resume begins with is no news."""
+        """Raise an error if the run may not enter `node_id`.
+
+        `stop_before` does not apply to the first node of a resume.
+        """
         options = self.options
         for stop in self.stops:
             if stop.is_set:
@@ -223,7 +231,7 @@ class Walker(Visits):
             raise self._stopped("before", self.prefix + node_id)
 
     def check_limit(self, node_id: str, iteration: int, last_node_id: str) -> None:
-        """Raise `MaxIterationsError` where a run that executed `iteration` nodes may not enter another one."""
+        """Raise `MaxIterationsError` if a run that executed `iteration` nodes may not enter another one."""
         limit = self.options.max_iterations
         if limit is not None and iteration >= limit:
             raise MaxIterationsError(
@@ -237,7 +245,7 @@ class Walker(Visits):
             )
 
     def _visit(self, unit: Unit, state: Any) -> Routine[tuple[Any, str]]:
-        """Enter a node, do it, route, record, tell: the state after it, and the node to go on at (or END)."""
+        """Enter a node, execute, route, record and announce it; return the state after it, and the next node (or END)."""
         node_id, options = unit.id, self.options
         if self.spent is None and not self.is_resuming and self.tally.knows_visits:
             spent = AttemptBudget(self.tally.visits.get(self.prefix + node_id, 0) + 1)
@@ -274,7 +282,7 @@ class Walker(Visits):
         duration: float,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[tuple[bytes | None, str]]:
-        """Route and save: the state as it was encoded, and where to go on."""
+        """Ask the router and save the checkpoint; return the encoded state (None: not recorded) and the next node."""
         data = made.data
         if isinstance(data, SerializeStateError):
             yield from self.unsaved(context, "encode", data, is_fatal=bool(statements))
@@ -299,12 +307,12 @@ class Walker(Visits):
     def _commit(
         self, unit: Unit, context: Context[Any], made: NodeOutcome, duration: float, statements: tuple[Statement, ...]
     ) -> Routine[tuple[bytes | None, str]]:
-        """`_record` within an attempt, which fails where the statements that are to count with the checkpoint do."""
+        """Do `_record` inside an attempt. If the statements that count with the checkpoint fail, the attempt fails."""
         at, followed_at = self.at, self.followed_at
         try:
             return (yield from self._record(unit, context, made, duration, statements))
         except StatementError:
-            # It was done while it was alone: nobody has counted on since.
+            # The branch was alone meanwhile, so no other branch has counted on from these numbers.
             self.at, self.followed_at = at, followed_at
             self.tally.iteration -= 1
             if self.updates is not None and made.updates:
@@ -322,28 +330,28 @@ class Walker(Visits):
             self.take_up(made.updates)
 
     def _close(self) -> None:
-        """Count the node that is being executed no longer among those."""
+        """Count the current node as executed no longer."""
         self.tally.open -= 1
         self.is_open = False
 
     def take_up(self, updates: Mapping[str, Any]) -> None:
-        """Keep what a node of a branch returned for fields with a reducer."""
+        """Keep the values that a node of a branch returned for fields with a reducer, if a join needs them."""
         if self.updates is not None and updates:
             self.updates.append(updates)
 
     def updates_of(
         self, before: Any, after: Any, given: Whole | Part
     ) -> tuple[Mapping[str, Any], SerializeStateError | None]:
-        """What is kept of an answer for the join, and why that cannot be recorded if it cannot.
+        """Return the part of a node's return value that the join needs, and the error if it cannot be recorded.
 
-        It is a copy, for what was returned may be changed in place later.
+        The part is a copy, because the user's code may change the returned value in place later.
         """
         codec = self.flow.update_codec
         if self.updates is None or codec is None:
             return {}, None
         updates = self.flow.updates(given)
         if updates is None:
-            # What the node was given it may have changed in place.
+            # The node may have changed its input in place.
             replaced = self.flow.replaced(self.fresh(before), after)
             return ({REPLACED: list(replaced)} if replaced else {}), None
         if not updates:
@@ -354,7 +362,7 @@ class Walker(Visits):
         return codec.decode(data, root="updates"), None
 
     def _enter(self, node_id: str) -> Routine[AttemptBudget]:
-        """What a visit has used up, of which other processes may know more; waits out what is left of a back-off."""
+        """Wait for the rest of a back-off, and return the attempts that a visit has used up, in all processes."""
         spent, self.spent = self.spent, None
         if spent is None and self.is_resuming and self.since is not None:
             spent = self.since.spent(self.prefix + node_id, self.sequence, self.options.clock.time())
@@ -368,20 +376,20 @@ class Walker(Visits):
         return spent
 
     def begun_visit(self, node_id: str) -> Routine[int]:
-        """The number of the visit of a node that begins next, or has begun with what failed before it."""
+        """Return the number of a node's next visit, or of one that has begun, with the failures recorded so far."""
         if self.is_resuming and self.since is not None and self.since.knows(self.prefix + node_id):
             return self.since.spent(self.prefix + node_id, self.sequence, self.options.clock.time()).visit
         return (yield from self.next_visit(node_id))
 
     def next_visit(self, node_id: str) -> Routine[int]:
-        """The number of the visit of a node that begins next."""
+        """Return the number of a node's next visit."""
         last = self.tally.visits.get(self.prefix + node_id)
         if last is None and not self.tally.knows_visits:
             last = yield from self.last_visit(node_id)
         return (last or 0) + 1
 
     def last_visit(self, node_id: str) -> Routine[int]:
-        """The number of the last visit of a node that any record tells of; 0 for none."""
+        """Return the number of the last recorded visit of a node; 0 if there is none."""
         assert self.store is not None
         kinds = (CHECKPOINT, FAILURE, OWNER)
         found: list[Record] = yield from ask(
@@ -401,21 +409,22 @@ class Walker(Visits):
         check: Callable[[Any], Any] | None = None,
         commit: Commit | None = None,
     ) -> Routine[tuple[Context[Any], NodeOutcome, float]]:
-        """Call a node's function on its state, and on what `more` there is, until it succeeds.
+        """Call a node's function on its state, and on the arguments in `more`, until it succeeds.
 
-        With `function` that is called instead, and what `check` makes of its answer is nothing but that. `commit` records
-        what an attempt made that has asked for statements, see `attempts`; None: none may ask.
+        `function`, if given, is called instead, with the state alone. If `check` is given, the outcome's state is the
+        value that it makes of the answer. `commit` records the outcome of an attempt that has asked for statements, see
+        `attempts`; None: no attempt may ask.
         """
         is_kept = unit.retry is not None or self.options.retry is not None or self.updates is not None
         backup = self.keep(state) if is_kept else state
 
         def prepare(context: Context[Any], limit: float | None) -> Call:
-            # What a node that is more than a function calls is told of as a whole.
+            # A map, graph or wait is announced once as a whole, not for each call.
             announce = self.announced(context) if self.run.is_listening and unit.work is None else None
             if function is not None:
                 return Call(function.fn, (state,), context, function.is_async, limit, announce)
             args = (context, state, *more) if unit.takes_context else (state, *more)
-            # What a node that is more than a function calls decides something, and runs here.
+            # The functions of a map, graph or wait only decide something, and run here.
             executor = unit.executor or self.options.executor if unit.work is None else None
             return Call(unit.fn, args, context, unit.is_async, limit, announce, False, executor)
 
@@ -424,7 +433,7 @@ class Walker(Visits):
 
         def failed(context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
             nonlocal state
-            # A StateTypeError that user code raises, a nested run's say, is an error like any other.
+            # A StateTypeError that user code raises, such as one of a nested run, is an error like any other.
             is_ours = is_judging and isinstance(exc, StateTypeError)
             yield from self._failed(unit, context, spent, exc, seconds, backup, is_ours=is_ours)
             state = self.fresh(backup)
@@ -443,9 +452,10 @@ class Walker(Visits):
         )
 
     def judged(self, unit: Unit, before: Any, returned: Any) -> NodeOutcome:
-        """What a node makes of the state before it by what its function returned; raises where that is no state.
+        """Make a node's outcome of the state before it and the return value of its function.
 
-        What user code returned is read first. What this library itself returned says that it is a `Whole` state.
+        Raises `StateTypeError` if the value is no state. A value of user code is read first; a `Whole` comes from this
+        library itself.
         """
         given = returned if isinstance(returned, Whole) else self.flow.read(before, returned)
         after = self.flow.accept(unit, before, given)
@@ -487,7 +497,7 @@ class Walker(Visits):
             end.state = made.state
 
     def ask_router(self, router: Router, context: Context[Any], state: Any) -> Routine[str]:
-        """The node that `router` answers with; `RouterError` where it fails or answers with something else."""
+        """Ask a router for the next node and return it. Raises `RouterError` if it fails or answers anything else."""
         args = (context, state) if router.takes_context else (state,)
         try:
             answer = yield Call(router.fn, args, context, router.is_async, None, None, True)
@@ -518,7 +528,7 @@ class Walker(Visits):
 
 
 def _copy_of(updates: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A copy of what a node returned, or that itself where it has none: that is the user's code."""
+    """Copy a node's updates; return them uncopied if copying fails, which runs the user's code."""
     try:
         return copy.deepcopy(updates)
     except Exception:
