@@ -1,1 +1,1 @@
-"""Graphs: nodes over one typed state, and the way of a state through them."""
+"""Graphs: nodes over one typed state, and the walk of a state through them."""

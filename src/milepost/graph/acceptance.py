@@ -76,9 +76,7 @@ class Acceptance:
         return self._reducers is not None
 
     def taken_up(self, before: Any, given: Any) -> Any:
-        """Make the first state of a new turn: a part is taken over like one that a node returned, all else replaces
-        `before`.
-        """
+        """Make the first state of a new turn: a part is applied as if a node returned it, all else replaces `before`."""
         return self._changed(before, given) if self._is_part(given) else given
 
     def _is_part(self, returned: Any) -> bool:

@@ -1,7 +1,7 @@
 """Graphs: nodes over one typed state, written with `Graph`, run as a `CompiledGraph`.
 
-The builder collects and refuses at once what one call alone shows to be wrong; `compile` checks the whole. What comes
-out never changes and is all that the core needs: see `milepost.graph.compiled`.
+The builder collects nodes and edges, and refuses at once what is wrong with a single call; `compile` checks the whole.
+The compiled graph never changes and is all that the core needs: see `milepost.graph.compiled`.
 """
 
 from __future__ import annotations
@@ -60,22 +60,23 @@ ResultT = TypeVar("ResultT")
 PayloadT = TypeVar("PayloadT")
 
 Merge = Callable[[StateT, dict[str, StateT]], object] | Mapping[str, Reducer]
-"""What becomes of branches that meet: `(state before the fork, {branch: state}) -> state`, or reducers for some fields."""
+"""The merge of branches that meet: `(state before the fork, {branch: state}) -> state`, or reducers for some fields."""
 
 _logger = logging.getLogger("milepost")
 
 
 class Graph(Generic[StateT]):
-    """Build a graph over `state_type`: dataclass, TypedDict, NamedTuple, pydantic model, struct, attrs class or dict.
+    """A builder of a graph over `state_type`: dataclass, TypedDict, NamedTuple, pydantic model, struct, attrs class or
+    dict.
 
     A node returns the whole new state. With `partial=True` it may return a mapping of the changed fields only; a field
     with a reducer then becomes `reducer(value, update)`, any other is replaced, and a TypedDict's keys may be missing.
     `reducers` maps field names to `(value, update) -> value` and beats those that the state's type names, as in
-    `Annotated[list, operator.add]`. `types`, `upgrade` and `unknown_fields` are the codec's: further types that it
-    carries, a function that lifts older recorded states, and what becomes of recorded fields that the type no longer
-    has.
+    `Annotated[list, operator.add]`. `types`, `upgrade` and `unknown_fields` are options of the codec: further types
+    that it carries, a function that lifts older recorded states, and whether to refuse or drop recorded fields that the
+    type no longer has.
 
-    Raises `GraphError` where `state_type` is no class or a reducer cannot be called.
+    Raises `GraphError` if `state_type` is no class or a reducer cannot be called.
     """
 
     def __init__(
@@ -177,13 +178,13 @@ class Graph(Generic[StateT]):
     ) -> Self:
         """Add a node that runs `fn`, a sync or async function of `(ctx, state)` or `(state)`.
 
-        `retry` is the policy for its failed attempts, None: the run's. `timeout` (seconds) ends an attempt. `executor`
-        is where a sync function runs, or a factory of that; None: the run's.
+        `retry` is the policy for its failed attempts, None: the run's. `timeout` (seconds) ends an attempt. A sync
+        function runs in `executor`, which may be a factory of an executor; None: the run's.
 
-        Of a node where the branches of a fork meet, `merge` says what becomes of their states: a function of the state before
-        the fork and `{branch: state}`, or a mapping of fields to reducers. Of a node after which a run forks, `max_parallel`
-        is how many calls of user functions run at once in its branches (never how many branches are open), and with
-        `fail_fast` the other branches stop at their next boundary when one has failed.
+        At a node where the branches of a fork meet, `merge` merges their states: a function of the state before the
+        fork and `{branch: state}`, or a mapping of fields to reducers. At a node after which a run forks,
+        `max_parallel` limits how many calls of user functions run at once in its branches (never how many branches are
+        open), and with `fail_fast` the other branches stop at their next boundary when one has failed.
 
         Raises `GraphError` for an id that is bad, reserved or taken and for a function that cannot be called so;
         `OptionError` for a wrong policy, timeout, limit or executor, and for an executor of a coroutine function.
@@ -276,20 +277,21 @@ class Graph(Generic[StateT]):
         timeout: float | timedelta | None = None,
         merge_branches: Any = None,
     ) -> Self:
-        """Add a node that does `fn` for every item that `over(state)` gives, at once, and merges what came of them.
+        """Add a node that does `fn` for every item that `over(state)` gives, at once, and merges the results.
 
-        `fn` is a sync or async function of `(ctx, item)` or `(item)`, or a compiled graph whose state is the item and whose
-        final state is the result. `merge(state, results)` gives the new state; the results are in the order of the items.
-        The items are recorded before the first is begun, and each result when it is there, under `id/0`, `id/1` and so on:
-        after a crash only those that are missing are done. `max_parallel` bounds how many are open at once. `executor` is
-        where a sync function runs, or a factory of that; None: the run's. `retry` is the policy for the failed attempts of
-        an item, None: the run's, and `timeout` (seconds) ends an attempt of one; a graph has those of its own nodes. When an
-        item fails for good the others go on, and then `BranchError` has all errors.
+        `fn` is a sync or async function of `(ctx, item)` or `(item)`, or a compiled graph whose state is the item and
+        whose final state is the result. `merge(state, results)` gives the new state; the results are in the order of
+        the items. The items are recorded before the first is begun, and each result when it is there, under `id/0`,
+        `id/1` and so on: after a crash only items without a result are done. `max_parallel` limits how many are open at
+        once. A sync function runs in `executor`, which may be a factory of an executor; None: the run's. `retry` is the
+        policy for the failed attempts of an item, None: the run's, and `timeout` (seconds) ends an attempt of one; a
+        graph has those of its own nodes. When an item fails for good the others go on, and then `BranchError` has all
+        errors.
 
-        `merge_branches` is what `merge` of `add_node` is, for a map where the branches of a fork meet.
+        `merge_branches` is like `merge` of `add_node`, for a map where the branches of a fork meet.
 
-        Raises `GraphError` for an id that is bad or taken and for functions that cannot be called so; `OptionError` for a
-        wrong limit, policy or timeout, and for what a graph is to say of its own nodes.
+        Raises `GraphError` for an id that is bad or taken and for functions that cannot be called so; `OptionError` for
+        a wrong limit, policy or timeout, and for an `executor`, `retry` or `timeout` given with a graph.
         """
         node_id = self._new_id(id)
         codecs = FunctionCodecs((self._state_type, *self._types), self._types)
@@ -333,11 +335,12 @@ class Graph(Generic[StateT]):
     ) -> Self:
         """Add a node that walks another graph, whose nodes are recorded in the same journal as `id/node`.
 
-        Where that has another state, `into(state)` makes it and `out(state, substate)` gives the state after the node; both
-        or neither. `merge` as in `add_node`, where the branches of a fork meet.
+        If the other graph has another type of state, `into(state)` makes its first state and `out(state, substate)`
+        gives the state after the node; give both or neither. `merge` as in `add_node`, where the branches of a fork
+        meet.
 
-        Raises `GraphError` for an id that is bad or taken, for what is no compiled graph, and for one of the two functions
-        without the other, or where the states are of different types and they are missing.
+        Raises `GraphError` for an id that is bad or taken, for a value that is no compiled graph, for one of the two
+        functions without the other, and without both if the types of the states differ.
         """
         node_id = self._new_id(id)
         if not isinstance(compiled, CompiledGraph):
@@ -398,12 +401,13 @@ class Graph(Generic[StateT]):
     ) -> Self:
         """Add a node that parks the run until `signal` arrives, or `timeout` seconds have passed.
 
-        Then `apply(state, reply)` gives the new state; the `Reply` has the payload, or says that the time was over. `prompt`,
-        a value or a function of the state, is recorded with the wait for whoever answers. `payload` is the type of the
-        answer: one that is no such thing is refused, and the run waits on. With `early=False` a signal that was sent before
-        the run waited here does not count. `merge` as in `add_node`, where the branches of a fork meet.
+        Then `apply(state, reply)` gives the new state; the `Reply` has the payload, or says that the time was over.
+        `prompt`, a value or a function of the state, is recorded with the wait for whoever answers. `payload` is the
+        type of the answer: an answer of another type is refused, and the run waits on. With `early=False` a signal that
+        was sent before the run waited here does not count. `merge` as in `add_node`, where the branches of a fork meet.
 
-        Raises `GraphError` for an id that is bad or taken, a signal without a name and a function that cannot be called so.
+        Raises `GraphError` for an id that is bad or taken, a signal without a name and a function that cannot be called
+        so.
         """
         node_id = self._new_id(id)
         if not isinstance(signal, str) or not signal:
@@ -424,8 +428,9 @@ class Graph(Generic[StateT]):
     ) -> Self:
         """Add a node that parks the run for `duration` (seconds), or until the time that `until(state)` gives.
 
-        The time is an aware datetime, and recorded: a resume does not ask again. `merge` as in `add_node`, where the branches
-        of a fork meet. Raises `GraphError` for an id that is bad or taken, and unless just one of the two is given.
+        The time is an aware datetime, and recorded: a resume does not ask again. `merge` as in `add_node`, where the
+        branches of a fork meet. Raises `GraphError` for an id that is bad or taken, and unless exactly one of
+        `duration` and `until` is given.
         """
         node_id = self._new_id(id)
         if (duration is None) == (until is None):
@@ -435,7 +440,7 @@ class Graph(Generic[StateT]):
         return self._add(Unit(node_id, _before, False, False, work=WaitWork(None, seconds, function)), merge)
 
     def _add(self, unit: Unit, merge: Any) -> Self:
-        """Add a node; `merge` is what becomes of branches that meet there, None where it says nothing of that."""
+        """Add a node; `merge` merges the branches that meet there, None if it is not given."""
         if merge is not None:
             self._merges[unit.id] = read_merge(merge, f"{unit.merge_option} of node {unit.id!r}", unit.id)
         self._units[unit.id] = unit
@@ -478,10 +483,10 @@ class Graph(Generic[StateT]):
     def add_conditional_edge(
         self, source: str, router: Any, targets: Collection[str] | Mapping[Any, str] | None = None
     ) -> Self:
-        """Let `router`, a sync or async function of `(ctx, state)` or `(state)`, decide where `source` goes on.
+        """Let `router`, a sync or async function of `(ctx, state)` or `(state)`, choose the node after `source`.
 
-        It answers with a node id or END, or, where `targets` is a mapping, with one of its keys. `targets` declares
-        what it may answer; None: anything, which `compile` warns of because it cannot be checked. A router must not
+        It answers with a node id or END, or, if `targets` is a mapping, with one of its keys. `targets` declares
+        its possible answers; None: anything, which `compile` warns of because it cannot be checked. A router must not
         change the state. Raises `GraphError` for a router that cannot be called so and for bad targets.
         """
         source = exact_id(source)
@@ -497,11 +502,11 @@ class Graph(Generic[StateT]):
         return self
 
     def compile(self, name: str | None = None) -> CompiledGraph[StateT]:
-        """Check the graph and give it in a form that runs; later calls of the builder do not change that.
+        """Check the graph and return a compiled graph, which can run. Later calls of the builder do not change it.
 
-        `name` is the flow's name in a store; None: the name of the state's type. Raises `GraphError` with all
-        problems that there are, and `OptionError` for a name that no store accepts. What is only suspicious is
-        logged and kept as `warnings`.
+        `name` is the flow's name in a store; None: the name of the state's type. Raises `GraphError` with all problems,
+        and `OptionError` for a name that no store accepts. Problems that do not keep the graph from running are logged
+        and kept as `warnings`.
         """
         topology = Topology(
             nodes=tuple(self._units),
@@ -551,7 +556,7 @@ class Graph(Generic[StateT]):
         return Acceptance(self._state_type, self._codec, reducers, tracked)
 
     def _reducers_at(self, join: str) -> dict[str, Reducer]:
-        """The reducers that count where branches meet."""
+        """Return the reducers for the branches that meet at a join."""
         merge = self._merges.get(join)
         return {**self._codec.reducers, **self._reducers, **(merge if isinstance(merge, Mapping) else {})}
 
@@ -612,7 +617,7 @@ class Graph(Generic[StateT]):
         return Codec(dict[str, Any], types=classes((self._state_type, *self._types)))
 
     def _finished_units(self, topology: Topology) -> dict[str, Unit]:
-        """The units with the way on from each, which only the whole graph knows."""
+        """Return the units, completed with their next nodes and routers, which only the whole graph knows."""
         finished = {}
         for unit in self._units.values():
             routers = self._routes.get(unit.id)

@@ -73,9 +73,7 @@ class ResumePoint(NamedTuple):
 
 
 class ExaminedRun(msgspec.Struct):
-    """The examined point where a run goes on: all that is known before user code runs, and nothing that needs the
-    store.
-    """
+    """The examined point where a run goes on: all that is known before user code runs, without use of the store."""
 
     row: RunRow
     newest: int
@@ -323,10 +321,9 @@ def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | Non
 
 
 def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint, sequence: int) -> bool | None:
-    """Do `_reroute` for the checkpoint inside a branch after which a verb goes on; `sequence` is the number of the
-    claim.
+    """Do `_reroute` for the checkpoint inside a branch after which a verb goes on, and note it in `spot.since` too.
 
-    The answer is noted in `spot.since` too.
+    `sequence` is the number of the claim that will record it.
     """
     assert spot.since is not None
     assert spot.at is not None
@@ -473,9 +470,7 @@ def _changed(run: NodeRun, what: str, node_id: str | None, told: tuple[str, ...]
 
 
 def check_inside(run: NodeRun, spot: ResumePoint, next_node: str | None, differences: tuple[str, ...]) -> Any:
-    """Check the records since the point against the flow, and return the state at the checkpoint `spot.at` (None:
-    none).
-    """
+    """Check the records since the point against the flow, and return the state at the checkpoint `spot.at`, if any."""
     assert spot.since is not None
     seen: Any = None
     for node_id, entry in spot.since.done.items():

@@ -1,7 +1,7 @@
-"""What a builder is told, checked where it is told: node ids, functions, the targets of a router.
+"""Checks of the arguments of a builder's calls: node ids, functions, the targets of a router.
 
-Whatever is wrong raises `GraphError` at that call, so that the traceback ends at the line to change; and what is read
-here once costs a run no second look.
+A wrong argument raises `GraphError` at that call, so that the traceback ends at the line to change. What is read here
+once need not be read again by a run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 if sys.version_info >= (3, 14):
     from annotationlib import Format
 
-    # Annotations are evaluated when they are asked for; a name that only type checkers know must not fail here.
+    # Annotations are evaluated on access; a name that only type checkers know must not fail here.
     _signature = functools.partial(inspect.signature, annotation_format=Format.FORWARDREF)
 else:
     _signature = inspect.signature
@@ -48,14 +48,14 @@ def refuse(code: str, where: str, text: str) -> NoReturn:
 
 
 def exact_id(value: Any) -> str:
-    """An id as a plain str, which a member of a StrEnum becomes too; `GraphError` unless it is a str."""
+    """Return an id as a plain str, also for a member of a StrEnum. Raises `GraphError` unless it is a str."""
     if not isinstance(value, str):
         refuse("bad_id", "", f"{value!r} is no node id: give a str")
     return str.__str__(value)
 
 
 def new_node_id(value: Any) -> str:
-    """The id of a node to be added, as a plain str; `GraphError` for one that no node can have."""
+    """Return the id of a new node as a plain str. Raises `GraphError` for an id that no node can have."""
     node_id = exact_id(value)
     if node_id.lower() in _RESERVED:
         refuse("reserved_id", node_id, f"the node id {node_id!r} is reserved: choose another id")
@@ -69,7 +69,7 @@ def new_node_id(value: Any) -> str:
 
 
 def read_targets(source: str, targets: Any) -> Mapping[Any, str] | None:
-    """What a router may answer, with the id that each answer means; None where nothing is declared.
+    """Return the answers that a router may give, each with the id that it means; None if none are declared.
 
     Raises `GraphError` unless `targets` is None, a mapping of answers to ids, or a collection of ids, and not empty.
     """
@@ -86,17 +86,17 @@ def read_targets(source: str, targets: Any) -> Mapping[Any, str] | None:
 
 
 class Signature(NamedTuple):
-    """How a node or router is called."""
+    """The way to call a node or router: with or without the context, awaited or not."""
 
     takes_context: bool
     is_async: bool
 
 
 def read_function(fn: Callable[..., Any], what: str, where: str, state_type: Any) -> Signature:
-    """Tell how `fn` is to be called: with context and state or with the state alone, awaited or not.
+    """Return how to call `fn`: with context and state or with the state alone, awaited or not.
 
-    `what` names it in messages, as in `node 'a'`. `GraphError` at `where` if it cannot be called, is a generator
-    function, or requires another number of positional arguments than one or two.
+    `what` names it in messages, as in `node 'a'`. Raises `GraphError` at `where` if it cannot be called, is a generator
+    function, requires another number of positional arguments than one or two, or requires keyword arguments.
     """
     if not callable(fn):
         refuse("not_callable", where, f"{what} is {fn!r}, which cannot be called: give a function")
@@ -108,7 +108,7 @@ def read_function(fn: Callable[..., Any], what: str, where: str, state_type: Any
 
 
 def read_callable(fn: Any, what: str, where: str, count: int) -> bool:
-    """Whether `fn`, which is called with `count` arguments, is awaited; `GraphError` where it cannot be called so."""
+    """Return whether to await `fn`. Raises `GraphError` if it cannot be called with `count` arguments."""
     if not callable(fn):
         refuse("not_callable", where, f"{what} is {fn!r}, which cannot be called: give a function")
     body = _body(fn)
@@ -119,12 +119,12 @@ def read_callable(fn: Any, what: str, where: str, count: int) -> bool:
     except TypeError:
         refuse("wrong_signature", where, f"{what} cannot be called with {count} argument{'s' if count > 1 else ''}")
     except ValueError:
-        return False  # some functions written in C do not tell their signature
+        return False  # some functions written in C have no readable signature
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(body)
 
 
 def read_merge(merge: Any, what: str, node_id: str) -> Function | Mapping[str, Any]:
-    """What is to become of the states of branches: a function, or a reducer for each of some fields."""
+    """Return the checked `merge` for the states of branches: a function, or a mapping of fields to reducers."""
     if not isinstance(merge, Mapping):
         return Function(merge, read_callable(merge, what, node_id, 2))
     for name, reducer in merge.items():
@@ -135,7 +135,7 @@ def read_merge(merge: Any, what: str, node_id: str) -> Function | Mapping[str, A
 
 
 def read_tries(retry: Any, timeout: float | timedelta | None, what: str) -> tuple[Retry | None, float | None]:
-    """How often a function is tried, and for how many seconds each time; `OptionError` for what says neither."""
+    """Return the retry policy, and the timeout of an attempt in seconds. Raises `OptionError` for wrong values."""
     if retry is not None and not isinstance(retry, Retry):
         raise OptionError(f"retry of {what} must be a Retry or None, not {retry!r}", option="retry")
     seconds = None if timeout is None else as_seconds(timeout, "timeout")
@@ -146,14 +146,14 @@ def read_tries(retry: Any, timeout: float | timedelta | None, what: str) -> tupl
 
 
 def positive(value: Any, name: str) -> int | None:
-    """A limit that is None or a whole number, 1 or more; else `OptionError`."""
+    """Return a limit: None, or a whole number of 1 or more. Raises `OptionError` for anything else."""
     if value is not None and (type(value) is not int or value < 1):
         raise OptionError(f"{name} must be a whole number, 1 or more, or None, not {value!r}", option=name)
     return value
 
 
 def _body(fn: Any) -> Any:
-    """The function that runs when `fn` is called, below partials and callable objects."""
+    """Return the function that runs when `fn` is called, inside partials and callable objects."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     if inspect.isroutine(fn) or isinstance(fn, type):
@@ -167,7 +167,7 @@ def _takes_context(fn: Callable[..., Any], what: str, where: str, state_type: An
     try:
         parameters = _signature(fn).parameters.values()
     except (TypeError, ValueError):
-        # Some functions written in C do not tell their signature; they know nothing of contexts.
+        # Some functions written in C have no readable signature; they know nothing of contexts.
         return False
     missing = [p for p in parameters if p.default is p.empty]
     required = [p for p in missing if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
@@ -190,6 +190,6 @@ def _takes_context(fn: Callable[..., Any], what: str, where: str, state_type: An
 def _is_annotated(parameter: inspect.Parameter, state_type: Any) -> bool:
     found = parameter.annotation
     if isinstance(found, str):
-        # Not evaluated: the last name of the annotation is enough to tell the state's class.
+        # The text is not evaluated: the last name of the annotation is enough to recognise the state's class.
         return found.strip("\"'").rpartition(".")[2] == getattr(state_type, "__name__", None)
     return found is not parameter.empty and (found == state_type or get_origin(found) == state_type)

@@ -1,8 +1,8 @@
 """A graph as text for Mermaid and Graphviz.
 
 Only ids and arrows come in. The same graph always gives the same text; every name is escaped, and nodes are numbered,
-so that no id can break the drawing. A graph inside a node is a frame with the nodes of that in it, under their whole ids; of a
-map, `m/*/x` stands for node `x` of every item.
+so that no id can break the drawing. A graph inside a node is a frame with its nodes in it, under their whole ids; in a
+map `m`, `m/*/x` stands for node `x` of every item.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "next": ("#fdf3cf", "#a37c0c"),
     "waiting": ("#e9def7", "#6b3fa0"),
 }
-"""What a node's status looks like: the colour of its face and of its border."""
+"""The colours of a node with each status: that of its face and that of its border."""
 
 _LONGEST_LABEL = 40
 _LONGEST_NOTE = 60
 _FIRST = ("running", "failed", "waiting", "next", "done")
-"""Which status stands for the same node of many items: the first that one of them has."""
+"""The order of statuses for the same node of many items: the first that one of them has is shown."""
 
 
 class Arrow(NamedTuple):
-    """An edge. `target` None: anywhere. `label` is the router's answer where that is not the target's own id."""
+    """An edge. `target` None: anywhere. `label` is the router's answer if it differs from the target's id."""
 
     source: str
     target: str | None
     label: str = ""
     is_conditional: bool = False
     is_branch: bool = False
-    """Whether a branch of a fork begins with it, or ends with it at the join."""
+    """True if a branch of a fork begins with it, or ends with it at the join."""
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """What is drawn of one graph: `inner` are the graphs that nodes of it are made of."""
+    """The drawing of one graph, as data: `inner` are the drawings of graphs inside its nodes."""
 
     nodes: tuple[str, ...]
     arrows: tuple[Arrow, ...]
@@ -54,7 +54,7 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 def picture_of(topology: Topology, inner: Mapping[str, Picture] | None = None) -> Picture:
-    """What is to be drawn of a graph, and of the graphs in it."""
+    """Make the picture of a graph, and of the graphs inside it."""
     branches = _branch_arrows(topology)
     arrows = [] if topology.entry is None else [Arrow(START, topology.entry)]
     for node in topology.nodes:
@@ -70,14 +70,14 @@ def picture_of(topology: Topology, inner: Mapping[str, Picture] | None = None) -
 
 
 def recorded_picture(shape: Mapping[str, Any]) -> Picture:
-    """What is to be drawn of a graph whose `shape` a run has recorded; what its routers answer is not in that."""
+    """Make the picture of a graph from a `shape` that a run has recorded. It lacks the answers of routers."""
     topology = Topology.of(shape)
     inner = {node: recorded_picture(kind["shape"]) for node, kind in topology.kinds.items() if kind.get("shape")}
     return picture_of(topology, inner)
 
 
 def _branch_arrows(topology: Topology) -> set[tuple[str, str]]:
-    """The arrows with which branches begin, and those with which they may end."""
+    """Return the arrows with which branches begin, and those with which they may end."""
     found: set[tuple[str, str]] = set()
     for fork in topology.forks.values():
         found.update((fork.node_id, branch) for branch in fork.branches)
@@ -95,8 +95,8 @@ def to_mermaid(
 ) -> str:
     """Draw a Mermaid flowchart; conditional edges are dotted, those that begin or end a branch of a fork are thick.
 
-    `status` maps whole ids of nodes to done, running, failed, next or waiting, and colours them; `notes` maps them to what is
-    written below their names. Ids that the graph does not have are left out. Raises `OptionError` for another status.
+    `status` maps whole ids of nodes to done, running, failed, next or waiting, and colours them; `notes` maps them to
+    the text below their names. Ids that the graph does not have are left out. Raises `OptionError` for another status.
     """
     lines = ["flowchart TD", *_mermaid_lines(picture, "", "", "    ", notes or {})]
     for kind, names in _by_status(picture, status).items():
@@ -107,7 +107,7 @@ def to_mermaid(
 
 
 def _mermaid_lines(picture: Picture, before: str, prefix: str, margin: str, notes: Mapping[str, str]) -> Iterator[str]:
-    """The lines of one graph; `before` begins the names of its nodes, `prefix` their whole ids."""
+    """Yield the lines of one graph; `before` begins the names of its nodes, `prefix` their whole ids."""
     yield f"{margin}{before}start{'(( ))' if before else '([start])'}"
     for number, node in enumerate(picture.nodes):
         name, label = f"{before}n{number}", "<br/>".join(map(_mermaid_text, _label(picture, node, prefix, notes)))
@@ -163,7 +163,7 @@ def _dot_lines(
             continue
         yield f"{margin}subgraph cluster_{name} {{"
         yield f"{margin}    label={label};"
-        # Its face would be that of the nodes in it, whose status is their own.
+        # The frame has no face colour: it would be behind the nodes inside, which have a status of their own.
         yield f"{margin}    style=rounded;" + (f' color="{border}"; penwidth=2;' if border else "")
         yield from _dot_lines(inner, f"{name}_", _inside(picture, node, prefix), f"{margin}    ", kinds, notes)
         yield f"{margin}}}"
@@ -183,7 +183,7 @@ def _dot_lines(
 
 
 def _ends(picture: Picture, before: str) -> tuple[dict[str | None, str], dict[str | None, str]]:
-    """Where arrows leave from and lead to: of a node with a graph in it, that graph's end and its start."""
+    """Return the names from which arrows leave and to which they lead: for an inner graph, those of its end and start."""
     sources: dict[str | None, str] = {START: f"{before}start", None: f"{before}anywhere"}
     targets: dict[str | None, str] = {END: f"{before}finish", None: f"{before}anywhere"}
     for number, node in enumerate(picture.nodes):
@@ -198,12 +198,12 @@ def _kind(picture: Picture, node: str) -> str:
 
 
 def _inside(picture: Picture, node: str, prefix: str) -> str:
-    """What the whole ids of the nodes inside a node begin with."""
+    """Return the prefix of the whole ids of the nodes inside a node."""
     return f"{prefix}{node}/*/" if _kind(picture, node) == "map" else f"{prefix}{node}/"
 
 
 def _label(picture: Picture, node: str, prefix: str, notes: Mapping[str, str]) -> Iterator[str]:
-    """The lines that are written on a node."""
+    """Yield the lines of text on a node."""
     yield prefix + node
     kind = picture.kinds.get(node, {})
     match kind.get("kind"):
@@ -218,7 +218,10 @@ def _label(picture: Picture, node: str, prefix: str, notes: Mapping[str, str]) -
 
 
 def _by_status(picture: Picture, status: Mapping[str, str] | None) -> dict[str, list[str]]:
-    """The names of the nodes that have each status, in the order in which they are drawn."""
+    """Return for each status the names of its nodes, in the order of drawing.
+
+    Raises `OptionError` for another status.
+    """
     known: dict[str, str] = {}
     for node, kind in (status or {}).items():
         if kind not in COLOURS:
@@ -245,7 +248,7 @@ def _all_nodes(picture: Picture, before: str, prefix: str) -> Iterator[tuple[str
 
 
 def _drawn(picture: Picture, node_id: str) -> str | None:
-    """The whole id under which a node is drawn: that of an item's node is the same for all items; None: it is not drawn."""
+    """Return the whole id under which a node is drawn: one for the same node of all items; None: it is not drawn."""
     node, slash, rest = node_id.partition("/")
     if not slash:
         return node_id
@@ -266,7 +269,7 @@ def _short(label: str, limit: int = _LONGEST_LABEL) -> str:
 
 
 def _mermaid_text(text: str) -> str:
-    # Mermaid reads #35; as a character; everything that it might take for syntax is written so.
+    # Mermaid reads #35; as a character. All characters that it might take for syntax are written in this form.
     return "".join(c if c.isalnum() or c in " _-.:,/…" else f"#{ord(c)};" for c in text)
 
 

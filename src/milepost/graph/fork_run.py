@@ -1,8 +1,8 @@
-"""Forking a run: its records up to one of them become a run of their own, in this store or in another.
+"""Forking a run: its records up to one of them are copied into a new run, in this store or in another.
 
-The run that is forked is only read: it may have any status, and may be executed meanwhile. What is copied is whole: the
-journal up to the point, superseded records and all, under the same numbers, so that no visit is used again. Everything is
-checked before anything is written.
+The run that is forked is only read: it may have any status, and may be executed meanwhile. The copy is complete: it has
+the journal up to the point, superseded records included, under the same numbers, so that no number of a visit is used
+again. Everything is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def fork(
     visit: int | None = None,
     run: Run | None = None,
 ) -> Routine[str]:
-    """Copy a run up to a visit of `node_id` (None: its newest point to resume from) into a new run; its id.
+    """Copy a run up to a visit of `node_id` (None: its newest point to resume from) into a new run; return its id.
 
-    `run` is the run as its flow sees it, whose options amend the state there; without one the flow is not checked, and
+    The options of `run`, the run with its flow, amend the state there. Without `run` the flow is not checked, and
     nothing is amended.
     """
     _check(store, into, node_id, visit, run)
@@ -84,7 +84,7 @@ def _check(
     visit: int | None,
     run: Run | None,
 ) -> None:
-    """Raise `OptionError` for what cannot be forked so."""
+    """Raise `OptionError` for stores and options with which a run cannot be forked."""
     for given in (store, into):
         if not getattr(given, "can_fork", True):
             raise OptionError(
@@ -106,7 +106,7 @@ def _check(
 def _end(
     store: Store, run_id: str, latest: RunSnapshot, node_id: str | None, visit: int | None, run: Run | None
 ) -> Routine[tuple[int, Record]]:
-    """The number of the last record that is copied, and the point that the fork goes on from."""
+    """Return the number of the last record to copy, and the point from which the fork goes on."""
     if node_id is not None:
         point = yield from _visit(store, run_id, node_id, visit, latest.row.live)
         if point is None:
@@ -115,15 +115,15 @@ def _end(
     point = latest.point
     if point is None:
         raise NoCheckpointFoundError(run_id, None, "the run has neither a start record nor a checkpoint")
-    # What was decided since is kept, as a resume would keep it; what failed or was begun since is the fork's to do, and
-    # what was decided about a state that is amended now.
+    # Decisions since the point are copied, as a resume would keep them, unless they are about a state that is amended now.
+    # Work that failed or was begun since is left to the fork.
     decided = {ROUTE} if run is not None and run.options.amends else {ROUTE, ITEMS, REPLY}
     amended = [r.sequence for r in latest.tail if r.kind in decided or (r.kind == OWNER and r.payload is not None)]
     return max((point.sequence, *amended)), point
 
 
 def _visit(store: Store, run_id: str, node_id: str, visit: int | None, live: Ranges) -> Routine[Record | None]:
-    """The checkpoint of a node's newest visit that counts, or of `visit`, whether that counts still or not."""
+    """Return the checkpoint of a node's newest visit that counts, or that of `visit` even if it is superseded."""
     before: int | None = None
     while True:
         found: list[Record] = yield from ask(
@@ -150,7 +150,9 @@ def _unknown(run_id: str, node_id: str, visit: int | None, run: Run | None) -> E
 
 
 def _late_route(store: Store, run_id: str, point: Record) -> Routine[int]:
-    """The number of the late answer of a checkpoint's router, where it gave one about the same state; else the point's."""
+    """Return the number of a late answer of a checkpoint's router about the same state; without one, the point's
+    number.
+    """
     if point.is_foreign or "step_type" in point.fields() or point.fields().get("next_node") is not None:
         return point.sequence
     found: list[Record] = yield from ask(
@@ -170,7 +172,7 @@ def _late_route(store: Store, run_id: str, point: Record) -> Routine[int]:
 
 
 def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Routine[Prefix]:
-    """The records up to `sequence`, each of them proven."""
+    """Read the records up to `sequence` and verify each."""
     records: list[Record] = yield from ask(store, "read", run_id, before=sequence + 1)
     for record in records:
         store.seals.check(run_id, record)
@@ -187,7 +189,7 @@ def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Ro
         moments = {info.sequence: info.timestamp.timestamp() for info in history if info.sequence in saved}
     prefix = Prefix(latest.row, tuple(records), tuple(signals), moments)
     if unexplained_gaps(prefix):
-        # Only the store knows how many it has pruned.
+        # Only the store knows how many records it has pruned.
         report: VerifyReport = yield from ask(store, "verify", run_id)
         missing = [problem for problem in report.problems if "missing" in problem]
         if missing:
@@ -207,7 +209,7 @@ def _cut_short(run_id: str, sequence: int, what: str) -> CheckpointCorruptError:
 def _amendment(
     run: Run, prefix: Prefix, point: Record, node_id: str | None
 ) -> Routine[tuple[dict[str, Any], bytes | None] | None]:
-    """What an owner record says of how the point is amended, and the state that it is amended with; None for nothing."""
+    """Return the fields of the owner record that amends the point, and the amended state; None if nothing is amended."""
     flow, where = cast("GraphFlow", run.flow), f"a fork of run {run.run_id!r}"
     fields, data = content_of(point)
     trunk = fields.get("trunk") if not point.is_foreign else None
@@ -250,7 +252,7 @@ def _amendment(
 
 
 def _newest_override(prefix: Prefix, point: Record) -> bytes | None:
-    """The state with which a point of the run's own graph was amended last; None where it was not."""
+    """Return the newest state that replaces that of a point of the run's own graph; None if it was never amended."""
     owners = (record for record in prefix.records if record.sequence > point.sequence and record.kind == OWNER)
     found = [record for record in owners if record.payload is not None and record.fields().get("overrides") is None]
     return found[-1].state() if found else None

@@ -1,10 +1,10 @@
-"""How the states of branches become one at their join, field by field.
+"""Merging of the states of branches at their join, field by field.
 
-A field that no branch changed keeps its value, one that a single branch changed takes that branch's, and one that several
-changed needs a reducer. What a reducer is given is, in a partial graph, each update that the branch's nodes returned for the
-field; in a graph of whole states, and where a node of a partial one returned a whole state, what the branch's value adds to
-the value before the fork, which can be told for the ready-made reducers only. The order is that of the edges, never that of
-completion.
+A field that no branch changed keeps its value. A field that a single branch changed takes the value of that branch, and
+one that several changed needs a reducer. In a partial graph the reducer is given each update that the branch's nodes
+returned for the field. In a graph of whole states, and if a node of a partial one returned a whole state, it is given
+the difference: what the branch's value adds to the value before the fork. Only for the ready-made reducers the
+difference can be derived. The order is that of the edges, never that of completion.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _READY_MADE: Mapping[Callable[[Any, Any], Any], Callable[[Any, Any], Any]] = {
     reducers.smallest: lambda before, after: after,
     reducers.last: lambda before, after: after,
 }
-"""What a value adds to another one, by the reducer that would add it again."""
+"""For each ready-made reducer, the function that derives what a value adds to the one before."""
 
 
 def _summed(before: Any, after: Any) -> Any:
@@ -56,19 +56,22 @@ def _summed(before: Any, after: Any) -> Any:
 
 
 def _difference(reducer: Reducer) -> Callable[[Any, Any], Any] | None:
-    """What tells what a value adds to another one, so that the reducer would add it again; None where nothing does."""
+    """Return the function that derives the difference of two values for a reducer; None if there is none.
+
+    The reducer makes the second value of the first one and the difference.
+    """
     if reducer is operator.add:
-        return _summed  # of use where a part of a graph of parts gave a whole state
+        return _summed  # used if a node of a partial graph returned a whole state
     return next((tell for known, tell in _READY_MADE.items() if known is reducer), None)
 
 
 def is_ready_made(reducer: Reducer) -> bool:
-    """Whether what a value adds can be told for a reducer, whatever the value is."""
+    """Return whether the difference of two values can be derived for a reducer, for all values."""
     return any(known is reducer for known in _READY_MADE)
 
 
 def changed_fields(codec: Codec[Any], before: Any, after: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """Which of these fields of a state have another value afterwards."""
+    """Return those of these fields whose values differ between two states."""
     bare, fields = _fields(codec, before), _fields(codec, after)
     return tuple(
         name
@@ -78,7 +81,10 @@ def changed_fields(codec: Codec[Any], before: Any, after: Any, names: Iterable[s
 
 
 class Merging:
-    """Merges states of one type. `reduced` are the fields with a reducer; `acceptance` is of a partial graph, else None."""
+    """A merger of states of one type.
+
+    `reduced` are the reducers by field; `acceptance` is that of a partial graph, None in a graph of whole states.
+    """
 
     __slots__ = ("_acceptance", "_codec", "_is_mapping", "_reducers")
 
@@ -92,9 +98,10 @@ class Merging:
         self._acceptance = acceptance
 
     def merge(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd], data: bytes | None = None) -> Any:
-        """The state at the join; `MergeConflictError` where branches disagree and no reducer says what to make of it.
+        """Make the state at the join.
 
-        `data` is the state before as it was encoded, where it was.
+        `data` is the encoded state before; None if it was not encoded. Raises `MergeConflictError` if branches changed
+        the same field and no reducer can merge their values.
         """
         bare = _fields(self._codec, before, data)
         fields = {branch: _fields(self._codec, end.state, end.data) for branch, end in ends.items()}
@@ -119,7 +126,7 @@ class Merging:
         return merged
 
     def untold(self, before: Any, after: Any, names: Iterable[str]) -> Iterator[str]:
-        """Name the fields of which nothing tells what the value afterwards adds to the one before."""
+        """Yield those of `names` for which the difference between the states before and after cannot be derived."""
         for name in names:
             reducer = self._reducers.get(name)
             old, new = _get(self._codec, before, name), _get(self._codec, after, name)
@@ -133,7 +140,7 @@ class Merging:
     def _several(
         self, fork: Fork, name: str, before: Any, old: Any, changed: Mapping[str, Any], ends: Mapping[str, BranchEnd]
     ) -> Any:
-        """The value of a field that several branches changed."""
+        """Merge the values of a field that several branches changed."""
         reducer = self._reducers.get(name)
         if reducer is None:
             raise self._conflict(fork, name, [*changed])
@@ -141,19 +148,19 @@ class Merging:
             return self._updated(self._acceptance, reducer, fork, name, before, old, changed, ends)
         value = old
         for branch, new in changed.items():
-            # Where there was nothing before, all that a branch has is what it adds.
+            # If the field was not there before, the whole value of a branch is its difference.
             value = new if value is _NOTHING else self._added(reducer, fork, name, branch, value, old, new)
         return value
 
     def _added(self, reducer: Reducer, fork: Fork, name: str, branch: str, value: Any, old: Any, new: Any) -> Any:
-        """`value` with that which a branch added to the old value."""
+        """Reduce into `value` what a branch added to the old value."""
         try:
             return reducer(value, self._told(reducer, old, new))
         except (ValueError, TypeError) as exc:
             raise self._conflict(fork, name, [branch], f": {exc}") from exc
 
     def _told(self, reducer: Reducer, old: Any, new: Any) -> Any:
-        """What a branch added to the old value; ValueError where that cannot be told."""
+        """Return what a branch added to the old value; raise ValueError if that cannot be derived."""
         if old is _NOTHING:
             return new
         difference = _difference(reducer)
@@ -175,7 +182,7 @@ class Merging:
         changed: Mapping[str, Any],
         ends: Mapping[str, BranchEnd],
     ) -> Any:
-        """The value of a field with all that the nodes of the branches returned for it taken up."""
+        """Reduce into a field all updates that the nodes of the branches returned for it, and return its value."""
         state = before
         for branch, end in ends.items():
             updates = [update[name] for update in end.updates if name in update]
@@ -211,14 +218,14 @@ class Merging:
 
 
 def _get(codec: Codec[Any], state: Any, name: str) -> Any:
-    """The value of a field, or `_NOTHING` where a dict does not have it."""
+    """Return the value of a field, or `_NOTHING` if a dict does not have it."""
     return _NOTHING if isinstance(state, dict) and name not in state else codec.get(state, name)
 
 
 def _fields(codec: Codec[Any], state: Any, data: bytes | None = None) -> Mapping[str, bytes] | None:
-    """The fields as they would be recorded, which tells exactly what is the same; None where that cannot be had.
+    """Return the encoded fields, which can be compared exactly; None if the state cannot be encoded.
 
-    `data` is the state as it was encoded, where it was.
+    `data` is the encoded state; None if it was not encoded.
     """
     try:
         found = msgspec.json.decode(codec.encode(state) if data is None else data, type=dict[str, msgspec.Raw])
@@ -230,7 +237,7 @@ def _fields(codec: Codec[Any], state: Any, data: bytes | None = None) -> Mapping
 def _is_same(
     before: Mapping[str, bytes] | None, after: Mapping[str, bytes] | None, name: str, old: Any, new: Any
 ) -> bool:
-    """Whether a field was left alone; what cannot be compared counts as changed."""
+    """Return whether a field is unchanged. Values that cannot be compared count as changed."""
     if before is not None and after is not None and name in before and name in after:
         return before[name] == after[name]
     try:

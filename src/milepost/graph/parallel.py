@@ -1,10 +1,11 @@
-"""Forks: all branches walked at once, and what becomes of their ends at the join.
+"""Forks: the walk of all branches at once, and the handling of their ends at the join.
 
-Each branch has a walker of its own and a copy of the state; only calls of user code go to threads or tasks. What a branch
-ends with is decided here in one order for all kinds of ends: an interruption goes before an error of the store or of the
-owner, that before failures, and those before a wait. A failure does not stop the branches beside it, unless the fork is to
-fail fast: they run on to the join and are recorded, and then all failures are one `BranchError`. What ends the run at once (a
-save that failed, a lease that was lost, a cancel, an interruption) does stop them: they begin no further node.
+Each branch has a walker of its own and a copy of the state; only calls of user code go to threads or tasks. If branches
+end in different ways, this module decides which end counts: an interruption comes before an error of the store or of
+the owner, that before failures, and those before a wait. A failure does not stop the branches beside it, unless the
+fork is to fail fast: they run on to the join and are recorded, and then all failures are one `BranchError`. An end of
+the whole run (a save that failed, a lease that was lost, a cancel, an interruption) does stop them: they begin no
+further node.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["Stop", "label_of", "raise_of", "split", "stopping"]
 
 
 class Stop:
-    """Tells the branches of a fork to stop at their next boundary."""
+    """A flag that makes the branches of a fork stop at their next boundary."""
 
     __slots__ = ("is_fast", "is_set")
 
@@ -51,7 +52,7 @@ class Stop:
         self.is_set = False
 
     def hear(self, error: BaseException) -> None:
-        """Stop the others for what ends the run at once, and for a failure where that is wanted."""
+        """Stop the other branches if `error` ends the run at once, or is a failure and the fork is to fail fast."""
         if isinstance(error, (Parked, Halted, GeneratorExit)):
             return
         if self.is_fast or not isinstance(error, (NodeError, RunStopped, MaxIterationsError)):
@@ -59,7 +60,7 @@ class Stop:
 
 
 def split(walker: Walker, fork: Fork, state: Any) -> Routine[Any]:
-    """Walk all branches of a fork, each on its own copy of a state; the merged state, at the join."""
+    """Walk all branches of a fork, each on its own copy of a state; return the merged state at the join."""
     run, stop = walker.run, Stop(is_fast=fork.fail_fast)
     walker.state = state = walker.keep(state)
     data = walker.given
@@ -88,12 +89,12 @@ def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | N
 
 
 def label_of(walker: Walker, node_id: str, visit: int, branch: str) -> str:
-    """The way to a branch, or to an item: `fork#visit/branch` after that to the fork."""
+    """Return the path of a branch, or of an item: that of the fork, and then `fork#visit/branch`."""
     return way_to(walker.label, walker.prefix + node_id, visit, branch)
 
 
 def stopping(stop: Stop, routine: Routine[Any]) -> Routine[Any]:
-    """Do what `routine` does, and tell those beside it to stop where its end is a reason to."""
+    """Perform a routine. If it ends with an error, let `stop` decide whether the branches beside it stop."""
     try:
         return (yield from routine)
     except BaseException as exc:
@@ -112,9 +113,9 @@ def raise_of(
     where: str,
     outcomes: Mapping[str, Outcome],
 ) -> None:
-    """Raise what the branches of a fork, or the items of a map, ended with, if not all came to their ends.
+    """Raise the error that counts if not all branches of a fork, or items of a map, came to their ends.
 
-    `words` is what one of them is called, and several.
+    `words` are the noun for one of them and that for several.
     """
     errors = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
     if not errors:
@@ -136,7 +137,7 @@ def _is_ordinary(error: BaseException) -> bool:
 
 
 def _rank(error: BaseException) -> int:
-    """What goes before what: the lower, the sooner."""
+    """Return the rank of an error: the lowest one is raised."""
     if isinstance(error, OutOfTime):
         return 1
     if not isinstance(error, Exception):
@@ -179,7 +180,7 @@ def _first_few(texts: Iterable[str]) -> str:
 
 
 def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routine[Any]:
-    """The state that the join is given."""
+    """Merge the states of the branches, and return the state for the join."""
     run, node_id = walker.run, walker.prefix + fork.join
     before = walker.fresh(walker.state)
     visit = yield from walker.begun_visit(fork.join)
@@ -210,14 +211,14 @@ def _asked(
     given = walker.flow.read(base, returned)
     merged = contained(walker.flow.accept, walker.flow.units[fork.join], base, given)
     if walker.updates is not None:
-        # What the function made of the branches counts for the fork around this one, not what their nodes returned.
+        # For the fork around this one the function's return value counts, not the updates of the nodes in the branches.
         walker.take_up(walker.updates_of(walker.state, merged, given)[0])
         walker.is_untold = True
     return merged
 
 
 def _merge_failed(walker: Walker, fork: Fork, context: Context[Any], exc: Exception) -> Routine[None]:
-    """Record that a merge failed, and raise the error of that; what the branches did is kept."""
+    """Record that a merge failed, and raise its error. The checkpoints of the branches stay."""
     run, node_id = walker.run, context.node_id
     advice = "; what the branches did is kept: mend the merge, then resume" if walker.store is not None else ""
     error: NodeError

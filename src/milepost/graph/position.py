@@ -1,8 +1,8 @@
-"""The records of a run of a graph, put in order as visits: nothing of the user's code is needed.
+"""The records of a run of a graph, arranged as visits: the user's code is not needed.
 
-Those of a branch stand below the visit of the fork that it is of, items below their map, the nodes of a graph inside another
-one below the node that walks it. What a record is of is told by its id, and by its `branch`, the way to it. Records may be
-missing, because they were deleted or cannot be read; then what they were around is made up.
+The visits of a branch stand below that of its fork, items below their map, and the nodes of a graph inside another one
+below the node that walks it. A record's id, and its `branch`, the path to it, say where it belongs. Records may be
+missing, because they were deleted or cannot be read; then visits are made up for them if others stand below.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ __all__ = ["GraphPath", "StatusBuilder", "Visit", "kind_in", "put_in_order"]
 
 @dataclass(slots=True)
 class Visit:
-    """One visit of a node, an item of a map, or a branch of a fork, and what it is made of.
+    """One visit of a node, an item of a map, or a branch of a fork, with the visits inside it.
 
-    `status` is done, failed, waiting, running, next, or unfinished (begun, and the run went another way). `kind` is node,
-    fork, map, subgraph, wait, timer, item or branch. `visit` is None of a branch, and where no record tells it yet.
+    `status` is done, failed, waiting, running, next, or unfinished (begun, and the run went another way). `kind` is
+    node, fork, map, subgraph, wait, timer, item or branch. `visit` is None for a branch, and while no record has its
+    number.
     """
 
     node_id: str
-    """The whole id; of a branch that of its first node."""
+    """The whole id; for a branch that of its first node."""
     kind: str = "node"
     status: str = "running"
     visit: int | None = None
@@ -53,24 +54,24 @@ class Visit:
     duration_ms: float | None = None
     last_at: datetime | None = None
     sequence: int | None = None
-    """Of the newest record."""
+    """The number of its newest record."""
     next_node: str | None = None
-    """As it is recorded, without what is before it in whole ids."""
+    """The recorded id of the next node, without the prefix of whole ids."""
     error: str = ""
-    """What its newest attempt failed with, where it has not succeeded since."""
+    """The error of its newest attempt, if it has not succeeded since; else ""."""
     retry_at: datetime | None = None
     wait: Wait | None = None
     reason: str = ""
-    """Why the newest answer to its wait was refused."""
+    """The reason for which the newest reply to its wait was refused; "" for none."""
     total: int | None = None
-    """Of a map: how many items there are."""
+    """For a map: the number of its items; else None."""
     steps: list[Visit] = field(default_factory=list)
     is_done: bool = False
-    """Whether its checkpoint is recorded; of a branch, whether it has come to its join."""
+    """True if its checkpoint is recorded; for a branch, if it has come to its join."""
     failed_at: int = -1
-    """The number of the record of a failure that was for good."""
+    """The number of the record of its final failure; -1 if there is none."""
     fork: tuple[str, ...] = ()
-    """The branches that follow it, by their first nodes."""
+    """The branches after it, by their first nodes."""
 
     @property
     def name(self) -> str:
@@ -79,42 +80,42 @@ class Visit:
 
     @property
     def is_counted(self) -> bool:
-        """Whether its parts are items."""
+        """True if its parts are items."""
         return self.total is not None
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Of a map: how many items are done, how many have failed, and how many there are."""
+        """For a map: the numbers of done, failed and all items."""
         done = sum(item.status == "done" for item in self.steps)
         return done, sum(item.status == "failed" for item in self.steps), max(self.total or 0, len(self.steps))
 
 
 @dataclass(slots=True)
 class GraphPath:
-    """The visits of one way through one graph, one after the other; `shape` is the graph's, as far as it is known."""
+    """The visits on one path through one graph, in order; `shape` is the graph's, as far as it is known."""
 
     shape: Mapping[str, Any]
     prefix: str
-    """What is before its nodes in whole ids, with the slash."""
+    """The prefix of its nodes in whole ids, with the slash."""
     rows: list[Visit]
     label: str = ""
     entry: str = ""
 
 
 class StatusBuilder:
-    """Puts records in order."""
+    """A builder that arranges records as visits."""
 
     def __init__(self) -> None:
         self.root = GraphPath({}, "", [])
         self.lanes: dict[tuple[str, str], GraphPath] = {("", ""): self.root}
         self.inner: dict[int, GraphPath] = {}
-        """The way that is inside a visit, or inside a branch, by the identity of that."""
+        """The path inside each visit or branch, by the `id()` of the visit."""
         self.visits: dict[tuple[str, int], Visit] = {}
         self.superseded: list[Record] = []
         self.damaged: list[int] = []
         self.finish: Mapping[str, Any] | None = None
         self.renewed = -1
-        """The number of the newest claim after which failures before it do not stand."""
+        """The number of the newest claim that made the failures before it void; -1 if there is none."""
 
     def add(self, record: Record, *, is_standing: bool) -> None:
         """Take in the next record."""
@@ -148,7 +149,7 @@ class StatusBuilder:
         self.root.entry = str(fields.get("entry") or self.root.shape.get("entry") or "")
 
     def _reroute(self, sequence: Any) -> None:
-        """Have the visit that was recorded under a number wait for its router's answer."""
+        """Remove the next node of the visit with this record number: its router is asked again."""
         for visit in self.visits.values():
             if visit.is_done and visit.sequence == sequence:
                 visit.next_node = None
@@ -156,7 +157,7 @@ class StatusBuilder:
     # -- where a record belongs ----------------------------------------------------------------------
 
     def lane(self, label: str, prefix: str) -> GraphPath:
-        """The way that nodes right below `prefix` in the branch `label` are on."""
+        """Return the path of the nodes right below `prefix` in the branch `label`."""
         found = self.lanes.get((label, prefix))
         if found is None:
             found = self.lanes[label, prefix] = self._new_lane(label, prefix)
@@ -168,7 +169,7 @@ class StatusBuilder:
             holder_id, number, branch, outer = turning
             if f"{prefix}/".startswith(f"{holder_id}/"):
                 if prefix == holder_id:
-                    # A function's item: it is alone on its way, and stands beside the other items.
+                    # An item that a function does has no path of its own: it is one of the steps of its map.
                     return GraphPath({}, f"{prefix}/", self._map(outer, holder_id, number).steps, label)
                 if prefix == f"{holder_id}/{branch}":
                     return self._inside(self._item(outer, holder_id, number, branch), outer, label)
@@ -177,7 +178,7 @@ class StatusBuilder:
         return self._inside(self._open(label, prefix, None), label, label)
 
     def _inside(self, visit: Visit, around: str, label: str) -> GraphPath:
-        """The way through the graph that a node walks, or an item of one."""
+        """Return the path through the graph inside a node, or inside an item of a map."""
         known = self.inner.get(id(visit))
         if known is not None:
             return known
@@ -192,7 +193,7 @@ class StatusBuilder:
         return made
 
     def _branch(self, fork: Visit, branch: str, around: str, label: str) -> GraphPath:
-        """The way of one branch of a fork."""
+        """Return the path of one branch of a fork."""
         outer = self.lane(around, parent_of(fork.node_id))
         row = next((row for row in fork.steps if row.name == branch), None)
         if row is None:
@@ -221,12 +222,15 @@ class StatusBuilder:
         return found
 
     def _visit(self, label: str, node_id: str, number: int) -> Visit:
-        """A visit that other records speak of; it is made up where its own record was deleted."""
+        """Return the visit that other records refer to; make it up if its own record was deleted."""
         found = self.visits.get((node_id, number))
         return self._open(label, node_id, number) if found is None else found
 
     def _open(self, label: str, node_id: str, number: int | None) -> Visit:
-        """The visit of a node that is open, which begins now if there is none."""
+        """Return the open visit of a node, or begin one.
+
+        A visit with this number, if there is one, is returned instead.
+        """
         if number is not None:
             found = self.visits.get((node_id, number))
             if found is not None:
@@ -251,7 +255,7 @@ class StatusBuilder:
             self.visits[visit.node_id, visit.visit] = visit
 
     def _at(self, record: Record, fields: Mapping[str, Any]) -> Visit:
-        """The visit that a record is of."""
+        """Return the visit of a record, with its newest record and time set."""
         visit = self._open(str(fields.get("branch") or ""), record.node_id, record.visit)
         visit.sequence, visit.last_at = record.sequence, _time(fields.get("timestamp"))
         return visit
@@ -294,7 +298,7 @@ class StatusBuilder:
     def _waits(self, record: Record, fields: Mapping[str, Any]) -> None:
         visit = self._at(record, fields)
         shape = self.lane(str(fields.get("branch") or ""), parent_of(record.node_id)).shape
-        # Without the key that a record was encrypted with, only the shape tells of its signal.
+        # Without the key of an encrypted record, only the shape has its signal.
         signal = fields.get("signal") or kind_in(shape, record.node_id).get("signal")
         wait_id = fields.get("wait_id") or f"{record.node_id}#{record.visit}"
         visit.kind = "timer" if signal is None else "wait"
@@ -319,20 +323,20 @@ _TAKERS = {
 
 
 def put_in_order(visit: Visit) -> None:
-    """Items are recorded as they end."""
+    """Sort the items of a map by index: they are recorded in the order in which they end."""
     if visit.is_counted:
         visit.steps.sort(key=lambda item: int(item.name) if item.name.isdecimal() else 0)
 
 
 def kind_in(shape: Mapping[str, Any], node_id: str) -> Mapping[str, Any]:
-    """What a recorded shape says of a node that is more than a function."""
+    """Return the description that a recorded shape has of a map, graph, wait or timer; {} for other nodes."""
     kinds = shape.get("kinds")
     found = kinds.get(node_id.rpartition("/")[2]) if isinstance(kinds, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def _last_turning(label: str) -> Segment | None:
-    """Where a way turned last; None of a way without turnings."""
+    """Return the last segment of a branch's path; None for an empty path."""
     found = turnings(label)
     return found[-1] if found else None
 

@@ -1,4 +1,4 @@
-"""Where a run of a graph goes on: the point, read and examined, and the way on from it."""
+"""Resuming a run of a graph: the point where it goes on is read and examined, and the walk goes on from there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = ["check_live", "cut_short", "find", "go_on", "in_flight", "newest_live
 
 
 def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
-    """Examine the point that the verb goes on from: the newest, the wished one, or the newest that is whole."""
+    """Find and examine the point from which a verb goes on: the newest, the requested one, or the newest undamaged one."""
     assert run.store is not None
     check_flow(run, latest.row)
     yield from _know_renames(run, latest)
@@ -88,7 +88,7 @@ def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
                 raise
             kept = tuple(record for record in spot.tail if exc.sequence is not None and record.sequence < exc.sequence)
             if len(kept) < len(spot.tail) and exc.sequence != newest.sequence:
-                # The point itself is good; what was recorded since, and led on from it, is not.
+                # The point itself is good; a record after it is damaged.
                 passed_over.append(f"record {exc.sequence} is damaged and was passed over, with what followed it")
                 spot = ResumePoint(newest, kept)
                 continue
@@ -101,9 +101,9 @@ def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
 
 
 def _know_renames(run: NodeRun, latest: RunSnapshot) -> Routine[None]:
-    """Learn what recorded ids are called now: the newest owner record that tells of it tells all.
+    """Read the renames from the newest owner record that holds some: it holds all.
 
-    What is damaged tells nothing here; it is refused, or passed over, when the point is examined.
+    Damaged records are ignored here: they are refused, or passed over, when the point is examined.
     """
     assert run.store is not None
     told = [record for record in latest.tail if record.kind == OWNER and _fields_of(record).get("renames")]
@@ -129,7 +129,7 @@ def _fields_of(record: Record) -> Mapping[str, Any]:
 
 
 def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut: bool) -> Routine[ResumePoint]:
-    """What a run that stood inside something goes on from: the point of its own graph, and all that is recorded since."""
+    """Return the point of the run's own graph and all records since, also if the newest point is inside a fork or map."""
     point = spot.point
     if point is None or spot.since is not None:
         return spot
@@ -141,7 +141,7 @@ def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut:
 
 
 def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> Routine[ResumePoint]:
-    """The record that a run's own graph had come to, and what is recorded since; only what is `live` counts."""
+    """Read the record number `trunk`, that the run's own graph had come to, and all since; only `live` ones count."""
     assert run.store is not None
     records: list[Record] = yield from ask(run.store, "read", run.run_id, after=trunk - 1, before=upto)
     if not records or records[0].sequence != trunk or not is_live(trunk, live):
@@ -166,7 +166,10 @@ def cut_short(run: Run, latest: RunSnapshot) -> CheckpointCorruptError:
 
 
 def check_live(run: Run, latest: RunSnapshot) -> Routine[None]:
-    """Compare what the row says of superseded records with the owner record that said so, which is sealed."""
+    """Compare the row's live ranges with those in the owner record that set them, which is sealed.
+
+    Raises `CheckpointCorruptError` if they differ.
+    """
     assert run.store is not None
     opened = [first for _, first, last in latest.row.live if last is None]
     if not opened:
@@ -185,14 +188,14 @@ def check_live(run: Run, latest: RunSnapshot) -> Routine[None]:
 
 
 def _beginning(run: Run) -> Routine[Record | None]:
-    """The start record, or None."""
+    """Return the start record, or None."""
     assert run.store is not None
     records: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
     return records[0] if records else None
 
 
 def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
-    """The start record, which tells the shape that the flow had; None where it is damaged and that is passed over."""
+    """Verify the start record, which holds the flow's shape, and return it; None if it is damaged and passed over."""
     try:
         check_seal(run, begun)
     except CheckpointCorruptError:
@@ -204,7 +207,7 @@ def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
 
 
 def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ResumePoint]:
-    """The checkpoint that `resume_from` goes on after; with `rerun`, the point before it and what amended that."""
+    """Return the checkpoint after which `resume_from` goes on; with `rerun` the point before it, and its amendments."""
     assert run.store is not None
     node_id = wish.node_id
     if node_id is None or node_id not in run.flow.units:
@@ -233,7 +236,7 @@ def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[R
     before = older.point
     around = None if before is None or before.is_foreign else before.fields().get("trunk")
     if around is not None:
-        # It followed a join, or is made of more itself: what is recorded around it is kept, and comes to it again.
+        # The visit followed a join, or has parts of its own: the records around it stay, and lead to it again.
         spot = yield from _since(run, int(around), latest.row.live, record.sequence)
         is_redone = _redone(record, spot)
         return (yield from _narrowed(run, latest, spot, lambda other: not is_redone(other)))
@@ -245,7 +248,10 @@ def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[R
 
 
 def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, latest: RunSnapshot) -> Routine[ResumePoint]:
-    """Go on inside a branch: what came after the record in it, and after its fork, is superseded; its siblings stay."""
+    """Go on inside a branch.
+
+    Records after this one in the branch, and after its fork, are superseded; siblings stay.
+    """
     spot = yield from _since(run, trunk, latest.row.live)
     mine = str(record.fields().get("branch") or "")
     last = record.sequence - 1 if wish.rerun else record.sequence
@@ -261,7 +267,7 @@ def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, lates
         if other.kind == OWNER:
             amends = _overridden(other)
             return amends in beside or (amends is None and other.payload is None)
-        # What its router answered later, about the same state.
+        # A late answer of its router counts if it is about the same state.
         is_late = other.kind == ROUTE and (other.node_id, other.visit) == (record.node_id, record.visit)
         return is_late and not wish.rerun and not any(number < other.sequence for number in changed)
 
@@ -287,7 +293,10 @@ def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, lates
 def _narrowed(
     run: NodeRun, latest: RunSnapshot, spot: ResumePoint, stays: Callable[[Record], bool]
 ) -> Routine[ResumePoint]:
-    """A spot of which just the records that stay count; all others only tell of visits, which are not counted again."""
+    """Make a point with only the records that `stays` accepts.
+
+    The others only count visits: no number is used again.
+    """
     assert run.store is not None
     assert spot.point is not None
     tail = tuple(other for other in spot.tail if stays(other))
@@ -297,7 +306,7 @@ def _narrowed(
 
 
 def _followed(record: Record, spot: ResumePoint) -> Record | None:
-    """The checkpoint that a visit followed on its way; None where it is the first there."""
+    """Return the checkpoint before a visit on its path; None if the visit is the first there."""
     place = record.fields().get("branch"), parent_of(record.node_id)
     before = [
         other
@@ -310,7 +319,7 @@ def _followed(record: Record, spot: ResumePoint) -> Record | None:
 
 
 def _redone(record: Record, spot: ResumePoint) -> Callable[[Record], bool]:
-    """Tells what was recorded of a visit, and of all that its node is made of, since the record that it followed."""
+    """Make a function that tells whether a record belongs to this visit, or to a part of it, and is done again."""
     before = _followed(record, spot)
     followed = -1 if before is None else before.sequence
 
@@ -322,13 +331,13 @@ def _redone(record: Record, spot: ResumePoint) -> Callable[[Record], bool]:
 
 
 def _overridden(record: Record) -> int | None:
-    """The number of the checkpoint inside a branch that an owner record amends; None for none."""
+    """Return the number of the checkpoint inside a branch that an owner record amends; None if it amends none."""
     number = record.fields().get("overrides") if record.kind == OWNER else None
     return number if isinstance(number, int) else None
 
 
 def _is_beside(mine: str, other: str) -> bool:
-    """Whether something with the label `other` is in another branch of a fork that `mine` is in a branch of."""
+    """Return whether the labels `mine` and `other` are in different branches of the same fork."""
     for ours, theirs in zip(turnings(mine), turnings(other), strict=False):
         if ours != theirs:
             return (ours.fork, ours.visit) == (theirs.fork, theirs.visit)
@@ -336,7 +345,7 @@ def _is_beside(mine: str, other: str) -> bool:
 
 
 def _with_gaps(live: Ranges, spot: ResumePoint) -> Ranges:
-    """The live ranges up to a point, and of what came after it just the records that stay."""
+    """Return the live ranges up to a point, and after it those of the records in its tail alone."""
     assert spot.point is not None
     ranges = list(ranges_upto(live, spot.point.sequence))
     for record in spot.tail:
@@ -349,20 +358,23 @@ def _with_gaps(live: Ranges, spot: ResumePoint) -> Ranges:
 
 
 def _led_to(point: Record, tail: tuple[Record, ...], record: Record) -> bool:
-    """Whether no node ran between a point and a checkpoint, as far as they tell: else it is not what that was given."""
+    """Return whether the point leads straight to the checkpoint `record`, as far as their node counts say.
+
+    If a node ran in between, the point does not hold the state that the checkpoint's node was given.
+    """
     try:
         count, before = record.fields().get("iteration"), point.fields().get("iteration") or 0
         if newest_turn(tail)[0] is not None:
             before = 0
-    except CheckpointCorruptError:  # whoever runs the node again has no need of the record
+    except CheckpointCorruptError:  # running the node again does not need the record
         return True
-    return count is None or point.is_foreign or count in {1, before + 1}  # it begins anew after a wait
+    return count is None or point.is_foreign or count in {1, before + 1}  # the count begins anew after a wait
 
 
 def newest_live(
     run: Run, kind: str, node_id: str, visit: int | None, live: Ranges, after: int = -1, before: int | None = None
 ) -> Routine[Record | None]:
-    """The newest record of that kind, node and visit (None: any) within the ranges `live` (none: all that there are)."""
+    """Return the newest record of this kind, node and visit (None: any) in the ranges `live` (empty: all); None: none."""
     assert run.store is not None
     while True:
         found: list[Record] = yield from ask(
@@ -382,7 +394,7 @@ def newest_live(
 
 
 def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot) -> Routine[tuple[Record, ...]]:
-    """What the router of a checkpoint answered when it was asked again, about the same state; () for nothing."""
+    """Return the record of a late answer of a checkpoint's router about the same state; () if there is none."""
     assert run.store is not None
     if record.is_foreign or record.fields().get("next_node") is not None:
         return ()
@@ -399,13 +411,13 @@ def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot
 
 
 def in_flight(run: NodeRun, latest: RunSnapshot) -> Routine[tuple[str, int]]:
-    """The node that may have been entered last, and the number of that visit; "" where it is not known."""
+    """Return the node that may have been entered last, and the number of that visit; "" if it is not known."""
     assert latest.point is not None
     try:
         fields = latest.point.fields()
         turn, tail = newest_turn(latest.tail)
     except CheckpointCorruptError:
-        # It was passed over; where it led is not known.
+        # The damaged record was passed over: the node after it is not known.
         return "", 1
     if turn is None and "trunk" in fields and fields.get("next_node") not in run.flow.units:
         return "", 1
@@ -421,7 +433,7 @@ def in_flight(run: NodeRun, latest: RunSnapshot) -> Routine[tuple[str, int]]:
 
 
 def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
-    """The number of a node's last visit, those under an id that it was renamed from included; 0 for none."""
+    """Return the number of a node's last visit, also under ids that it was renamed from; 0 if there is none."""
     last = 0
     for recorded in {node_id, *recorded_ids(run, node_id)}:
         last = max(last, (yield from run.walker.last_visit(recorded)))
@@ -432,7 +444,7 @@ def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
 
 
 def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amendment | None) -> Routine[Any]:
-    """Go on from the point, with its state or what the override made of it; the final state."""
+    """Go on from the point, with its state or the amended one, and return the final state."""
     state, data = found.state, found.data
     walker, recorded = run.walker, found.since
     run.recorded, run.knows_signals = recorded, False
@@ -444,18 +456,18 @@ def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amen
         updates = None if amendment.updates is None else msgspec.json.decode(amendment.updates)
         recorded.override(found.at.sequence, amendment.data, updates)
     elif amendment is not None:
-        # What was given stays the caller's own.
+        # A decoded copy is used, so that the object that was given stays the caller's own.
         data = amendment.data
         state = run.flow.codec.decode(data)
     walker.given = data
-    # A turn that begins goes on with nothing that is recorded.
+    # A turn that begins uses no recorded outcome.
     walker.since, walker.is_resuming = recorded, wish.verb != CONTINUE
     walker.sequence = found.point.sequence
     walker.iteration = found.iteration
     walker.prev_node_id = "" if found.is_turn else found.point.node_id
     walker.at = (recorded.renamed(found.point.node_id, found.point.sequence), found.point.visit)
     walker.followed_at = str(found.fields.get("timestamp") or run.followed_at)
-    # Where all that follows the start is claims, no node was ever entered, and nobody has to be asked about one.
+    # If only claims follow the start, no node was ever entered, and the store need not be asked about visits.
     walker.tally.knows_visits = found.point.sequence == 0 and found.newest == run.claims
     run.journal.missed = tuple(found.fields.get("missed", ()))
     run.journal.degraded = bool(run.journal.missed)
