@@ -54,7 +54,7 @@ def amended(
                 updates = _encoded(run, flow.updates(given) or {}, flow.update_codec)
         encoded = _encoded(run, state, codec)
     except (StateTypeError, SerializeStateError) as exc:
-        # The override may have changed what it was given.
+        # The override may have changed its argument in place, so the state is decoded anew.
         exc.run_id, exc.node_id, exc.state = run.run_id, node_id, codec.decode(data)
         if isinstance(exc, StateTypeError):
             exc.op = "override"

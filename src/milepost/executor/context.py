@@ -335,7 +335,7 @@ class _RunLogger(logging.LoggerAdapter[Any]):
     """A logger adapter that adds to the caller's extra. That of the standard library replaces it."""
 
     def __init__(self, parent: logging.Logger | logging.LoggerAdapter[Any], extra: dict[str, Any]) -> None:
-        # An adapter given as `logger=` would replace our extra in turn: we call its `process`, and log to its parent.
+        # An adapter given as `logger=` would replace our extra in turn: we call its `process`, but log to its parent.
         self._adapters: list[logging.LoggerAdapter[Any]] = []
         while isinstance(parent, logging.LoggerAdapter):
             self._adapters.append(parent)

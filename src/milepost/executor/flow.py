@@ -59,7 +59,7 @@ class Whole(NamedTuple):
 
 
 class Part(NamedTuple):
-    """New values of some fields, to be reduced into the values of the state before."""
+    """A part of a state: new values of some fields, to be reduced into the values of the state before."""
 
     fields: Mapping[str, Any]
 
@@ -209,7 +209,7 @@ class StateCodec(Encoder, Protocol):
 
 
 class Flow(Protocol):
-    """What the core needs of a graph or a workflow. Immutable; many runs may use it at once."""
+    """A graph or a workflow, as the core needs it. It is immutable; many runs may use it at once."""
 
     @property
     def front(self) -> Literal["graph", "workflow"]:
@@ -275,7 +275,7 @@ class Flow(Protocol):
 
 
 class GraphFlow(Flow, Protocol):
-    """What the core needs of a graph, beyond what it needs of every flow."""
+    """A graph, with all that the core needs of it besides the attributes of every flow."""
 
     @property
     def units(self) -> Mapping[str, Unit]:
@@ -347,7 +347,7 @@ class GraphFlow(Flow, Protocol):
 
 
 class StepFlow(Flow, Protocol):
-    """What the core needs of a workflow, beyond what it needs of every flow.
+    """A workflow, with all that the core needs of it besides the attributes of every flow.
 
     A body is a generator or coroutine that asks for steps.
     """

@@ -345,7 +345,7 @@ class JournalHistory:
         if fields.get("verb") == "retry":
             self.retry(sequence)
         if self.finish is not None:
-            # A run that had failed goes on: it is not on its way to an end any more.
+            # A run that had ended goes on: it has no end any more.
             self.finish = self.final = None
             self._renewed = sequence
 

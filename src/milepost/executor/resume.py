@@ -87,7 +87,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
     """
     assert run.store is not None
     run.journal.token, run.journal.epoch = token, token.epoch
-    # An engine's override is for its verbs: a worker goes on with a run many times.
+    # An engine's override is for its verbs only: a worker goes on with a run many times, and would apply it each time.
     run.options = without_amendments(run.options)
     latest: RunSnapshot | None = None
     try:
@@ -166,7 +166,7 @@ def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[Non
     was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
     release = Release("interrupted" if was == "running" else was) if latest is None else as_before(latest.row.info, was)
     if release.status == "waiting" and not release.waiting_for:
-        # A worker takes such a run when its time is over: it is due for other code still.
+        # A worker takes a run without open waits when its time is over: for other code it is still due.
         release = release._replace(wake_at=run.options.clock.time())
     yield from run.journal.give_up(release._replace(reason=reason))
 

@@ -225,7 +225,7 @@ class Run:
                 yield Emit(self._started(began_with))
             state = yield from body
         except GeneratorExit:
-            # Nobody performs effects any more: the same as if the process had died here.
+            # Nobody performs effects any more: it is as if the process had died here.
             raise
         except BaseException as exc:
             if isinstance(exc, MilepostInterrupt):
@@ -316,7 +316,7 @@ class Run:
         if (yield from journal.give_up(release, records)) == "lost":
             if isinstance(exc, Exception):
                 return journal.lost()
-            # What interrupted the verb still reaches the caller; that the run was lost is its context.
+            # The exception that interrupted the verb still reaches the caller; that the run was lost is its context.
             exc.__context__ = journal.lost()
         return exc
 

@@ -199,7 +199,7 @@ def attach(run: Run) -> Routine[Any]:
         if info.status == "failed":
             error = yield from _recorded_end(run, latest)
             with contextlib.suppress(MilepostError):
-                # A last good state that cannot be had must not hide why the run failed.
+                # If the last good state cannot be read, the error must still say why the run failed.
                 error.state = (yield from run.find(ResumeRequest(), latest)).state
             raise error
         if info.status == "cancelled":
@@ -223,7 +223,7 @@ def _recorded_end(run: Run, latest: RunSnapshot) -> Routine[MilepostError]:
         return recorded_step_error(run.run_id, failure.fields(), failure.node_id)
     end = told[-1].fields()
     if end.get("error_type") == type_name(BranchError()):
-        # One branch may have failed before others were recorded, and what an earlier owner met does not count.
+        # Failures of several branches may be recorded one after another. Those of an earlier owner do not count.
         assert run.store is not None
         read: Sequence[Record] = yield from ask(run.store, "read", run.run_id, kinds=(FAILURE,))
         failures = [record for record in read if record.fields().get("epoch") == end.get("epoch")]

@@ -91,7 +91,7 @@ class Waits:
     @property
     def step_type(self) -> StepType:
         """The type of the step: WAIT, or TIMER if there is no signal."""
-        from milepost.model.results import StepType  # a graph, which has no steps, does without it
+        from milepost.model.results import StepType  # imported here: graphs, which have no steps, do not need it
 
         return StepType.TIMER if self.signal is None else StepType.WAIT
 

@@ -66,7 +66,7 @@ _logger = logging.getLogger("milepost")
 
 
 class Graph(Generic[StateT]):
-    """A builder of a graph over `state_type`: dataclass, TypedDict, NamedTuple, pydantic model, struct, attrs class or
+    """A builder of graphs over `state_type`: dataclass, TypedDict, NamedTuple, pydantic model, struct, attrs class,
     dict.
 
     A node returns the whole new state. With `partial=True` it may return a mapping of the changed fields only; a field
@@ -381,7 +381,7 @@ class Graph(Generic[StateT]):
         signal: str,
         *,
         apply: Callable[[StateT, Reply[Any]], object],
-        payload: UnionType | _SpecialForm | None = None,  # no Any, which would let a wrong type of payload through
+        payload: UnionType | _SpecialForm | None = None,  # not Any, which would accept a wrong type of payload
         timeout: float | timedelta | None = None,
         prompt: object = "",
         early: bool = True,

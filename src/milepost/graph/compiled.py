@@ -79,7 +79,7 @@ class CompiledGraph(StateVerbs[StateT]):
 
     def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> Run:
         """Make a run of this graph."""
-        from milepost.graph.run import NodeRun  # a program that only builds graphs does without
+        from milepost.graph.run import NodeRun  # imported here: a program that only builds graphs does not need it
 
         return NodeRun(self, store, run_id, options, is_listening=is_listening)
 

@@ -150,9 +150,7 @@ def _unknown(run_id: str, node_id: str, visit: int | None, run: Run | None) -> E
 
 
 def _late_route(store: Store, run_id: str, point: Record) -> Routine[int]:
-    """Return the number of a late answer of a checkpoint's router about the same state; without one, the point's
-    number.
-    """
+    """Return the number of a late answer of the point's router about the same state; without one, the point's own."""
     if point.is_foreign or "step_type" in point.fields() or point.fields().get("next_node") is not None:
         return point.sequence
     found: list[Record] = yield from ask(

@@ -71,7 +71,7 @@ class Forks:
         distances = [self._distances(branch, node) for branch in branches]
         common = set(distances[0]).intersection(*distances[1:])
         if not common:
-            # Where routers may answer anything, nobody can tell where their branches meet.
+            # If routers may answer anything, the node where their branches meet cannot be determined.
             undeclared = [
                 other
                 for other in self._order

@@ -61,7 +61,7 @@ class NodeRun(Run):
 
     def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
         """Copy the run up to a visit into a new one."""
-        from milepost.graph.fork_run import fork  # what most programs never need
+        from milepost.graph.fork_run import fork  # imported here: most programs never need it
 
         assert self.store is not None
         return fork(
@@ -105,7 +105,7 @@ class NodeRun(Run):
                     raise parking.suspended(self) from None
             assert self.store is not None
             latest: RunSnapshot = yield from ask(self.store, "latest", self.run_id)
-            # The call's amendment is recorded, and a new run has none.
+            # The call's amendment is recorded by now, and must not be applied again.
             self.options = without_amendments(self.options)
             found = yield from finding.find(self, ResumeRequest(), latest)
             self.walker, self.open_waits = Walker(self, self.flow), {}

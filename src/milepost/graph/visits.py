@@ -127,7 +127,7 @@ class Visits:
         self.given: bytes | None = None
         """The encoded state for the next node; None if there is none."""
         self.state: Any = None
-        """That state itself, for errors of a run without a store."""
+        """The state for the next node, for errors of a run without a store."""
         self.spent: AttemptBudget | None = None
         """The attempts that the first node has used up; None if they are not known."""
         self.since: JournalHistory | None = None
@@ -423,7 +423,7 @@ class Visits:
             journal.missed = (*journal.missed, f"{node_id}#{context.visit}")
             return
         if op == "encode":
-            last = self._for_good() if self.is_root else {}  # the run ends with it, and it records that
+            last = self._for_good() if self.is_root else {}  # in its own graph the run ends with this failure
             failure = self._failure("save", context, exc, **last)
             try:
                 yield from self._end_failed((failure,), exc)

@@ -158,7 +158,7 @@ class Walker(Visits):
         node_id, visit = self.at
         unit = self.flow.units[node_id]
         if unit.router is None:
-            target = str(unit.next_node)  # the code has an edge there now
+            target = str(unit.next_node)  # the router is gone: the node has a simple edge now
         else:
             context: Context[Any] = Context(self.run.scope, self.prefix + node_id, visit, 1, self.followed_at)
             context._source = source_of(self.run.origins, self.sequence)
