@@ -1,5 +1,4 @@
-"""Early decoding of all recorded values inside maps, forks and graphs that a run goes on with, before anybody takes the
-run.
+"""Early decoding of the recorded values inside maps, forks and graphs, before anybody takes the run.
 
 A plan, and a resume before its first write, decode all values that the resume will need. A value that cannot be decoded
 is thus refused while the run is unchanged, and the refusal names the node or the item and the field. The decoded values
@@ -27,8 +26,8 @@ __all__ = ["decode_inside", "recorded_items"]
 def decode_inside(run: Run, flow: GraphFlow, since: JournalHistory, prefix: str = "") -> None:
     """Decode what a walk of `flow` below `prefix` needs: results and items of maps, replies, updates, states.
 
-    The states of a run's own graph and of its branches are left out: `milepost.executor.checks` compares them with the
-    flow as well. Raises DeserializeStateError.
+    The states of a run's own graph and of its branches are left out: `milepost.graph.checks` decodes them, and
+    compares them with the flow as well. Raises DeserializeStateError.
     """
     for node_id, entry in since.done.items():
         known = _unit_below(flow, node_id, prefix)

@@ -489,7 +489,7 @@ class JournalHistory:
         return sequence in self._reroutes
 
     def reroute(self, sequence: int, after: int | None) -> None:
-        """Ask the router of a checkpoint again, unless it answered after record `after`; None: do not ask it again."""
+        """Ask the router of a checkpoint again, unless it answered after record `after`; None: take its old answer."""
         if after is None:
             self._reroutes.pop(sequence, None)
         else:
@@ -582,7 +582,7 @@ class JournalHistory:
         begun = [entry for entry in (*failures, *held) if entry.sequence > after]
         visit = max((entry.record.visit for entry in begun), default=next_visit)
         if begun and self.was_completed(step_id, visit):
-            # The visit succeeded, but its end is superseded. The next visit takes up the records of its beginning, which count.
+            # The visit succeeded, but its end is superseded. The records of its beginning count: the next visit uses them.
             visit = last + 1
         spent = AttemptBudget(visit, 0, tried if visit == last else 0)
         over = max(self.retried, self._tried_again_at(step_id))

@@ -329,7 +329,7 @@ class Run:
         """Count as a crash of the run an exception `end` that would have ended its worker, and return the release.
 
         As after the death of a process, the run is taken again at once, up to `max_crashes` times without a checkpoint
-        in between. After the first few crashes the pauses before that grow.
+        in between. After the first few crashes it is taken again only after pauses, which grow.
         """
         count = (0 if self.journal.has_saved else self.crashes) + 1
         limit, told = self.options.max_crashes, describe(end)

@@ -66,8 +66,9 @@ _logger = logging.getLogger("milepost")
 
 
 class Graph(Generic[StateT]):
-    """A builder of graphs over `state_type`: dataclass, TypedDict, NamedTuple, pydantic model, struct, attrs class,
-    dict.
+    """A builder of graphs over states of `state_type`.
+
+    The type is a dataclass, TypedDict, NamedTuple, pydantic model, struct, attrs class or dict.
 
     A node returns the whole new state. With `partial=True` it may return a mapping of the changed fields only; a field
     with a reducer then becomes `reducer(value, update)`, any other is replaced, and a TypedDict's keys may be missing.

@@ -115,8 +115,8 @@ def _end(
     point = latest.point
     if point is None:
         raise NoCheckpointFoundError(run_id, None, "the run has neither a start record nor a checkpoint")
-    # Decisions since the point are copied, as a resume would keep them, unless they are about a state that is amended now.
-    # Work that failed or was begun since is left to the fork.
+    # Decisions since the point are copied, as a resume would keep them, unless they are about a state that is amended
+    # now. Work that failed or was begun since is left to the fork.
     decided = {ROUTE} if run is not None and run.options.amends else {ROUTE, ITEMS, REPLY}
     amended = [r.sequence for r in latest.tail if r.kind in decided or (r.kind == OWNER and r.payload is not None)]
     return max((point.sequence, *amended)), point

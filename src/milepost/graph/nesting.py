@@ -339,8 +339,8 @@ def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: AttemptBudget, st
         waiting, parking.waits_of(work, until, prompt), node_id, spent.visit, walker.place()
     )
     if is_woken:
-        # max_iterations limits the nodes between two waits, not those of a whole run. A wait that had its reply at once does
-        # not begin a new count.
+        # max_iterations limits the nodes between two waits, not those of a whole run. A wait that had its
+        # reply at once does not begin a new count.
         walker.tally.iteration = 0
     return reply
 
