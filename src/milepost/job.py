@@ -40,7 +40,10 @@ T = TypeVar("T")
 
 
 def store_of(given: object) -> Store:
-    """What was given as a store: one of ours as it is, a user's behind a journal; `OptionError` for anything else."""
+    """Return the argument as a store: one of ours as it is, a user's behind a journal.
+
+    Raises `OptionError` for anything else.
+    """
     if isinstance(given, Store):
         return given
     from milepost.adapters.user_stores import adapted  # what most programs never need
@@ -64,7 +67,7 @@ class Job:
     ) -> None:
         self.flow = flow
         self.active: set[str] | None = None
-        """The ids of the runs that an engine executes, where one does this."""
+        """The ids of the runs that the engine of this call executes; None without an engine."""
         self.options: Options = merge_options(bound, given)
         self.wish = wish
         known = None if store is None and wish is None else store_of(store)
@@ -96,11 +99,11 @@ class Job:
         return self.flow.new_run(store, run_id, self.options, is_listening=is_listening)
 
     def expect(self, inputs: Mapping[str, Any] | None) -> None:
-        """Have a resume compare these inputs with those that the run began with; None: it takes them from the record."""
+        """Have a resume compare these inputs with those that the run began with. None: it takes the recorded ones."""
         self.run.expect(inputs)
 
     def routine(self, state: Any, *, full: bool = False) -> Routine[Any]:
-        """The core's routine for this call. With `full` a breakpoint gives a result, like any other end."""
+        """Return the core's routine for this call. With `full` a breakpoint gives a result, like any other end."""
         if full:
             self.run.want_results()
         routine = self._unless_waiting(self._begun(state))
@@ -116,7 +119,7 @@ class Job:
             return self.run.so_far(waiting)
 
     def _unless_waiting(self, routine: Routine[Any]) -> Routine[Any]:
-        """With on_wait='block': go on with a run that was parked, once it is due."""
+        """Go on with a run that was parked, once it is due, if on_wait='block'."""
         while True:
             try:
                 return (yield from routine)
@@ -137,7 +140,7 @@ class Job:
         return start(self.run, state, new_nonce)
 
     def refuse_coroutines(self) -> None:
-        """Raise `AsyncNodeError` where a sync verb would have to await something."""
+        """Raise `AsyncNodeError` if a sync verb would have to await something."""
         names = [*self.flow.async_names]
         names += [
             option for option in ("state_override", "revalidate") if iscoroutinefunction(getattr(self.options, option))
@@ -152,29 +155,29 @@ class Job:
             )
 
     def do(self, state: Any = None, *, full: bool = False) -> Any:
-        """Run it here, to its end; with `full` a breakpoint is an end too."""
+        """Run the call here, to its end; with `full` a breakpoint is an end too."""
         self.refuse_coroutines()
         self.run.is_awaited = False
         return self._drive(self.routine(state, full=full))
 
     async def ado(self, state: Any = None, *, full: bool = False) -> Any:
-        """Run it in this task, to its end; with `full` a breakpoint is an end too."""
+        """Run the call in this task, to its end; with `full` a breakpoint is an end too."""
         return await self._adrive(self.routine(state, full=full))
 
     async def ago_on(self, token: Token) -> Any:
-        """Go on, in this task, with the run that `token` was claimed with."""
+        """Go on, in this task, with the run that `token` claimed."""
         return await self._adrive(resume_claimed(self.run, token))
 
     async def agive_back(self, token: Token, reason: str) -> None:
-        """Give the run that `token` was claimed with back, before any of its code runs."""
+        """Give back the run that `token` claimed, before any of its code runs."""
         await self._adrive(give_back(self.run, token, reason))
 
     def enqueue(self, state: Any, at: float) -> None:
-        """Leave it to a worker, from `at` (POSIX seconds, 0: at once) on."""
+        """Leave the run to a worker, from `at` (POSIX seconds, 0: at once) on."""
         self._drive(self._queued(state, at))
 
     async def aenqueue(self, state: Any, at: float) -> None:
-        """Leave it to a worker, from `at` (POSIX seconds, 0: at once) on."""
+        """Leave the run to a worker, from `at` (POSIX seconds, 0: at once) on."""
         await self._adrive(self._queued(state, at))
 
     def _queued(self, state: Any, at: float) -> Routine[None]:
@@ -199,7 +202,7 @@ class Job:
         return AsyncDriver(self.options.clock, self.options.hooks)
 
     def stream(self, state: Any = None) -> Iterator[Event]:
-        """Run it here while its events are iterated."""
+        """Run the call here while its events are iterated."""
         self.refuse_coroutines()
         return self._streamed(self.routine(state))
 
@@ -211,7 +214,7 @@ class Job:
             yield from driver.stream(routine)
 
     async def astream(self, state: Any = None) -> AsyncIterator[Event]:
-        """Run it in this task while its events are iterated."""
+        """Run the call in this task while its events are iterated."""
         driver = self._awaiting()
         self._listen_as_stream(driver.live)
         events = driver.stream(self.routine(state))
@@ -223,7 +226,7 @@ class Job:
             await events.aclose()  # type: ignore[attr-defined]
 
     def fork(self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None) -> str:
-        """Copy the run, up to a visit, into a new one; its id."""
+        """Copy the run, up to a visit, into a new one, and return the new id."""
         if iscoroutinefunction(self.options.state_override):
             raise AsyncNodeError(
                 "'state_override' is a coroutine function: await afork_run(...) instead", names=("state_override",)
@@ -231,7 +234,7 @@ class Job:
         return self._drive(self._forked(node_id, visit, new_id, into))
 
     async def afork(self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None) -> str:
-        """Copy the run, up to a visit, into a new one; its id."""
+        """Copy the run, up to a visit, into a new one, and return the new id."""
         return await self._adrive(self._forked(node_id, visit, new_id, into))
 
     def _forked(
@@ -241,21 +244,21 @@ class Job:
         return self.run.fork(new_id, None if into is None else store_of(into), node_id, visit)
 
     def plan(self) -> ResumePlan:
-        """Tell what it would do."""
+        """Return what the call would do."""
         assert self.wish is not None
         self.run.is_awaited = False
         with self._named():
             return SyncDriver(self.options.clock).run(plan(self.run, self.wish))
 
     async def aplan(self) -> ResumePlan:
-        """Tell what it would do."""
+        """Return what the call would do."""
         assert self.wish is not None
         with self._named():
             return await self._awaiting().run(plan(self.run, self.wish))
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Let every error of the library say of which run it speaks, those of a store included."""
+        """Name the run in every error of the library, those of a store included."""
         if self.active is not None:
             self.active.add(self.run.run_id)
         try:
@@ -266,7 +269,7 @@ class Job:
                 self.active.discard(self.run.run_id)
 
     def _listen_as_stream(self, live: Callable[[Event], None]) -> None:
-        """Begin now, where somebody iterates: a stream that is kept for later has used up none of its time."""
+        """Begin the run's time now, when somebody iterates: a stream that is kept for later has used up none of its time."""
         self.run.started_at = self.options.clock.monotonic()
         self.run.followed_at = format_time(self.options.clock.time())
         self.run.is_listening = True

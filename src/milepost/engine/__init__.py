@@ -1,1 +1,1 @@
-"""What a service uses: engine, handles, workers and schedules."""
+"""The tools of a service: engine, handles, workers and schedules."""

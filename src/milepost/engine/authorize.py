@@ -1,4 +1,4 @@
-"""Who may do what to a run: the question that an engine asks of its `authorize` before it acts."""
+"""Permission to act on a run: an engine asks its `authorize` before it acts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from milepost.errors import NotAuthorizedError, OptionError
 __all__ = ["Authorize", "Gate"]
 
 Authorize = Callable[[str, str, str], Any]
-"""Asked with (action, run_id, flow name) before a resume, override, signal, cancel or delete; False or an exception refuses.
+"""The type of `authorize`, which gets (action, run_id, flow name) before a resume, override, signal, cancel or delete.
 
-A plain function: one that gives something to await has not said yes, and is refused.
+False or an exception refuses. It must be a plain function: an awaitable answer is no yes, and is refused.
 """
 
 
 class Gate:
-    """An engine's `authorize`, or None, which lets everything pass. `OptionError` for what cannot be asked."""
+    """An engine's `authorize`, or None, which lets everything pass.
+
+    Raises `OptionError` for a value that cannot be asked.
+    """
 
     __slots__ = ("_authorize",)
 
@@ -30,7 +33,7 @@ class Gate:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether anybody is asked."""
+        """True if there is an `authorize` to ask."""
         return self._authorize is not None
 
     def ask(self, action: str, run_id: str, flow: str) -> None:

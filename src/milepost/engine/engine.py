@@ -1,6 +1,6 @@
-"""An engine binds once what a service would otherwise give with every call: store, dependencies, hooks and options.
+"""The engine: it binds once what a service would otherwise give with every call: store, dependencies, hooks and options.
 
-Its verbs are those of a flow (`milepost.verbs`), with the flow as the first argument and the store left out.
+Its verbs are those of a flow (`milepost.verbs`), with the flow as the first argument and without the store.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ FullT = TypeVar("FullT")
 
 
 class Engine:
-    """Runs flows over one store. A context manager, sync and async; usable from any thread and event loop.
+    """An engine that runs flows over one store. A context manager, sync and async; usable from any thread and event loop.
 
-    `store` is a store, which stays the caller's, or a URL, whose store is closed with the engine. `flows` are those
-    that may be found by their name; each needs a name of its own. `deps` is what nodes get as `ctx.deps`, `hooks` are
-    called with every event, `authorize(action, run_id, flow)` is asked before resume, override, signal, cancel and
-    delete. `executor` is where sync functions run that have none of their own: an executor, which stays the caller's,
-    or a factory of one, whose pool is shut down with the engine. Other options are defaults for each call: the call's
-    own win, hooks add up, tags merge.
+    `store` is a store, which stays the caller's, or a URL, whose store is closed with the engine. `flows` are the flows
+    that can be found by their name; each needs a name of its own. `deps` is `ctx.deps` of nodes, `hooks` are called
+    with every event, and `authorize(action, run_id, flow)` is asked before resume, override, signal, cancel and delete.
+    `executor` runs the sync functions that have none of their own: an executor, which stays the caller's, or a factory
+    of one, whose pool is shut down with the engine. Other options are defaults for each call: the call's own win, hooks
+    add up, tags merge.
 
     Raises `OptionError` for an option out of its range, a flow without a name, or two of one name.
     """
@@ -74,7 +74,7 @@ class Engine:
         bound = {**options, "deps": deps, "hooks": hooks, "logger": logger, "clock": SYSTEM if clock is None else clock}
         self._bound: dict[str, Any] = {**bound, "hooks": merge_options(bound, {}).hooks}
         self._active: set[str] = set()
-        """The runs that this engine executes."""
+        """The ids of the runs that this engine executes."""
         self._is_owner = isinstance(store, str)
         self._executor = self.options.executor
         if self._executor is not None:
@@ -124,7 +124,7 @@ class Engine:
     ) -> Any:
         """Run a flow: a graph on `state`, a workflow with inputs by name (or `inputs={...}`), or a bound one.
 
-        The final state, or what the workflow returned; with `full` the `RunResult` or `WorkflowResult`.
+        Returns the final state or the workflow's output; with `full` the `RunResult` or `WorkflowResult`.
         """
         job, given = self._start(flow, state, run_id, options)
         return _answer(job.do(given, full=full), full)
@@ -166,7 +166,7 @@ class Engine:
         full: bool = False,
         **options: Any,
     ) -> Any:
-        """`run`, awaited."""
+        """Await the run: the async form of `run`."""
         job, given = self._start(flow, state, run_id, options)
         return _answer(await job.ado(given, full=full), full)
 
@@ -191,7 +191,7 @@ class Engine:
         run_id: str | None = None,
         **options: Any,
     ) -> Iterator[Event]:
-        """`run` as its events; breaking off leaves the run interrupted."""
+        """Run a flow and iterate over its events. Breaking off leaves the run interrupted."""
         job, given = self._start(flow, state, run_id, options)
         return job.stream(given)
 
@@ -216,7 +216,7 @@ class Engine:
         run_id: str | None = None,
         **options: Any,
     ) -> AsyncIterator[Event]:
-        """`stream`, for `async for`."""
+        """Run a flow and iterate over its events with `async for`."""
         job, given = self._start(flow, state, run_id, options)
         return job.astream(given)
 
@@ -249,7 +249,7 @@ class Engine:
     async def aresume(
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> Any:
-        """`resume`, awaited."""
+        """Await the run: the async form of `resume`."""
         return _answer(await self._job(flow, run_id, options, ResumeRequest()).ado(full=full), full)
 
     @overload
@@ -299,7 +299,7 @@ class Engine:
         full: bool = False,
         **options: Unpack[RunOptions],
     ) -> Any:
-        """`resume_from`, awaited."""
+        """Await the run: the async form of `resume_from`."""
         return _answer(
             await self._job(flow, run_id, options, ResumeRequest("resume_from", node_id, visit, rerun)).ado(full=full),
             full,
@@ -317,7 +317,7 @@ class Engine:
     def retry(
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> Any:
-        """Run again what failed; see `Verbs.retry`."""
+        """Run the failed part again; see `Verbs.retry`."""
         return _answer(self._job(flow, run_id, options, ResumeRequest("retry")).do(full=full), full)
 
     @overload
@@ -332,17 +332,17 @@ class Engine:
     async def aretry(
         self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
     ) -> Any:
-        """`retry`, awaited."""
+        """Await the run: the async form of `retry`."""
         return _answer(await self._job(flow, run_id, options, ResumeRequest("retry")).ado(full=full), full)
 
     def resume_stream(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
-        """`resume` as its events."""
+        """Resume a run and iterate over its events."""
         return self._job(flow, run_id, options, ResumeRequest()).stream()
 
     def aresume_stream(
         self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]
     ) -> AsyncIterator[Event]:
-        """`resume_stream`, for `async for`."""
+        """Resume a run and iterate over its events with `async for`."""
         return self._job(flow, run_id, options, ResumeRequest()).astream()
 
     def plan_resume(
@@ -355,7 +355,7 @@ class Engine:
         rerun: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
-        """Tell what a resume would do; see `Verbs.plan_resume`."""
+        """Return what a resume would do; see `Verbs.plan_resume`."""
         return self._job(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).plan()
 
     async def aplan_resume(
@@ -368,7 +368,7 @@ class Engine:
         rerun: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
-        """`plan_resume`, awaited."""
+        """Await the plan: the async form of `plan_resume`."""
         return await self._job(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).aplan()
 
     def fork_run(
@@ -401,7 +401,7 @@ class Engine:
         reroute: bool | None = None,
         into: AnyStore | None = None,
     ) -> str:
-        """`fork_run`, awaited."""
+        """Await the copy: the async form of `fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
         return await self._fork(flow, run_id, amends).afork(node_id, visit, new_run_id, into)
 
@@ -430,10 +430,11 @@ class Engine:
         at: datetime | None = None,
         **options: Any,
     ) -> RunHandle[Any]:
-        """Record a run for a worker to take up, at once or from `at` (aware) on, and return its handle.
+        """Record a run for a worker to claim, at once or from `at` (aware) on, and return its handle.
 
-        Nothing runs here. `if_exists`: error; resume, retry: a run that those verbs would go on with is made ready;
-        continue: so is a new turn of one that has finished; return: its handle.
+        Nothing runs here. `if_exists` decides about a run that exists. error: it is refused. resume, retry: it is made
+        ready if those verbs would go on with it. continue: a finished run is made ready for a new turn. return: its
+        handle is returned.
         """
         job, given, seconds = self._queued(flow, state, run_id, at, options)
         job.enqueue(given, seconds)
@@ -463,7 +464,7 @@ class Engine:
         at: datetime | None = None,
         **options: Any,
     ) -> RunHandle[Any]:
-        """`start`, awaited."""
+        """Await the record: the async form of `start`."""
         job, given, seconds = self._queued(flow, state, run_id, at, options)
         await job.aenqueue(given, seconds)
         wake(self.store)
@@ -474,9 +475,9 @@ class Engine:
     @overload
     def handle(self, run_id: str, flow: None = None) -> RunHandle[Any]: ...
     def handle(self, run_id: str, flow: Verbs[T] | Bound[T] | None = None) -> RunHandle[T] | RunHandle[Any]:
-        """A run by its id: to look at, to wait for, to signal and to cancel. Nothing is asked of the store yet.
+        """Return the handle of a run, to look at it, wait for it, signal it and cancel it. The store is not asked yet.
 
-        `flow` None: found by its name in the engine's flows, where something has to be decoded.
+        `flow` None: it is looked up by its name in the engine's flows when something has to be decoded.
         """
         known = flow.flow if isinstance(flow, Bound) else flow
         return self._handle(run_id, None if known is None else _flow(known))
@@ -490,10 +491,11 @@ class Engine:
         poll: float | timedelta = 1.0,
         grace: float | timedelta = 30.0,
     ) -> Worker:
-        """A worker for runs of `flows` (None: the engine's): its `run()` works here, `with` in the background.
+        """Return a worker for runs of `flows` (None: the engine's). Its `run()` works here, `with` in the background.
 
-        `concurrency` runs at once, of which `limits={"ingest": 2}` bounds those of one flow; `poll` seconds between two
-        looks for work; `grace` seconds for what runs when the worker is stopped.
+        It executes `concurrency` runs at once, and `limits={"ingest": 2}` bounds those of one flow. `poll` is the
+        number of seconds between two looks for work, `grace` the seconds that runs have left when the worker is
+        stopped.
         """
         from milepost.engine.worker import Worker
 
@@ -510,7 +512,7 @@ class Engine:
     async def asignal(
         self, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
     ) -> Literal["taken", "kept", "duplicate"]:
-        """`signal`, awaited."""
+        """Await the sending: the async form of `signal`."""
         return await self._handle(run_id).asignal(name, payload, signal_id=signal_id, to=to)
 
     def cancel(self, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
@@ -518,11 +520,11 @@ class Engine:
         return self._handle(run_id).cancel(reason)
 
     async def acancel(self, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
-        """`cancel`, awaited."""
+        """Await the request: the async form of `cancel`."""
         return await self._handle(run_id).acancel(reason)
 
     def cancel_all(self, reason: str = "") -> list[str]:
-        """Ask every run that this engine executes now to end; their ids."""
+        """Ask every run that this engine executes now to end, and return their ids."""
         asked = []
         for run_id in sorted(self._active):
             with _others_go_on(run_id):
@@ -531,7 +533,7 @@ class Engine:
         return asked
 
     async def acancel_all(self, reason: str = "") -> list[str]:
-        """`cancel_all`, awaited."""
+        """Await the requests: the async form of `cancel_all`."""
         asked = []
         for run_id in sorted(self._active):
             with _others_go_on(run_id):
@@ -552,7 +554,7 @@ class Engine:
         limit: int = 100,
         after: str | None = None,
     ) -> list[RunInfo]:
-        """A page of the store's runs; see `Store.list_runs`."""
+        """Return a page of the store's runs; see `Store.list_runs`."""
         return self.store.list_runs(
             flow=flow,
             status=status,
@@ -564,24 +566,24 @@ class Engine:
         )
 
     async def alist_runs(self, **filters: Any) -> list[RunInfo]:
-        """`list_runs`, awaited; the same arguments."""
+        """Await the page: the async form of `list_runs`, with the same arguments."""
         return cast("list[RunInfo]", await self._ask("list_runs", **filters))
 
     def history(self, run_id: str) -> list[CheckpointInfo]:
-        """Every visit of a run, superseded ones marked."""
+        """Return every visit of a run, with superseded ones marked."""
         return self.store.history(run_id)
 
     async def ahistory(self, run_id: str) -> list[CheckpointInfo]:
-        """`history`, awaited."""
+        """Await the visits: the async form of `history`."""
         return cast("list[CheckpointInfo]", await self._ask("history", run_id))
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
-        """Delete everything of a run; `RunLockedError` while somebody executes it, unless `force`."""
+        """Delete all data of a run. Raises `RunLockedError` while somebody executes it, unless `force`."""
         with naming(run_id):
             SyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
 
     async def adelete_run(self, run_id: str, *, force: bool = False) -> None:
-        """`delete_run`, awaited."""
+        """Await the deletion: the async form of `delete_run`."""
         from milepost.drivers import AsyncDriver
 
         with naming(run_id):
@@ -590,7 +592,7 @@ class Engine:
     def close(self) -> None:
         """Close the store if the engine opened it, and the pool of `executor=` if no other engine binds that factory.
 
-        What waits in that pool is cancelled; what runs there is not waited for.
+        Calls that wait in that pool are cancelled; calls that run there are not waited for.
         """
         executor, self._executor = self._executor, None
         if executor is not None:
@@ -625,11 +627,11 @@ class Engine:
         self._bound["config"] = config
 
     def begun(self, flow: Verbs[Any] | Bound[Any], run_id: str | None, options: Mapping[str, Any]) -> tuple[Job, Any]:
-        """A call that begins a run, and what it begins with; `options` may have a workflow's inputs among them."""
+        """Return a call that begins a run, and its state or inputs. `options` may include a workflow's inputs."""
         return self._start(flow, None, run_id, options)
 
     def resumed(self, flow: Verbs[Any] | Bound[Any], run_id: str, options: Mapping[str, Any]) -> Job:
-        """A call that goes on with a run; `options` may have a workflow's inputs among them, to be compared."""
+        """Return a call that goes on with a run. `options` may include a workflow's inputs, to be compared."""
         return self._job(flow, run_id, options, ResumeRequest())
 
     @property
@@ -638,11 +640,14 @@ class Engine:
         return merge_options(self._bound, {})
 
     def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
-        """`flows` by their names; None: those of the engine. `OptionError` for a flow without a name of its own."""
+        """Return `flows` by their names; None: those of the engine.
+
+        Raises `OptionError` for a flow without a name of its own.
+        """
         return {name: cast("Flow", flow) for name, flow in (self.flows if flows is None else _by_name(flows)).items()}
 
     def job(self, flow: Flow, run_id: str) -> Job:
-        """A call that goes on with a run as a worker does: a checkpoint that cannot be saved always stops it."""
+        """Return a call that goes on with a run as a worker does: a checkpoint that cannot be saved always stops it."""
         job = Job(flow, self.store, run_id, {"checkpoint_failure_fatal": True}, self._bound, ResumeRequest())
         job.active = self._active
         return job
@@ -728,7 +733,7 @@ class Engine:
 
 
 def _flow(given: Any) -> Flow:
-    """What was given as a flow; `OptionError` for what is none, such as a graph that was not compiled."""
+    """Return the argument as a flow. Raises `OptionError` if it is none, such as a graph that was not compiled."""
     if not isinstance(given, Verbs):
         raise OptionError(f"{given!r} is no flow: give what compile() made, or flow.bind(state)", option="flow")
     return cast("Flow", given)
@@ -737,7 +742,7 @@ def _flow(given: Any) -> Flow:
 def _begun(
     flow: Verbs[Any] | Bound[Any], state: Any, options: Mapping[str, Any]
 ) -> tuple[Flow, Any, Mapping[str, Any]]:
-    """A flow, what it begins with, and the options, from what a verb was given."""
+    """Return the flow, its state or inputs, and the options of a verb's arguments."""
     if isinstance(flow, Bound):
         if state is not None:
             raise OptionError("a bound flow has its input already: leave the state out", option="state")
@@ -759,7 +764,7 @@ def _begun(
 def _compared(
     flow: Flow, bound: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
-    """The inputs that a resume compares, where it was given any, and the options."""
+    """Return the inputs that a resume compares, or None if it was given none, and the options."""
     rest = dict(options)
     inputs = rest.pop("inputs", None)
     named = {name: rest.pop(name) for name in options if name not in option_names() and name in rest}
@@ -786,7 +791,7 @@ def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
 
 @contextmanager
 def _others_go_on(run_id: str) -> Iterator[None]:
-    """Let a run that can't be read, or is gone by now, keep no other one from its turn."""
+    """Let the other runs have their turn if one cannot be read or no longer exists."""
     try:
         yield
     except (RunNotFoundError, StoreError) as exc:

@@ -1,4 +1,4 @@
-"""A run by its id: to look at, to wait for, to signal and to cancel, from any process that can reach the store.
+"""The handle of a run: to look at it, wait for it, signal it and cancel it, from any process that can reach the store.
 
 A handle takes no lease and runs nothing.
 """
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 __all__ = ["RunHandle"]
 
 _AT_ONCE = 1e-9
-"""Seconds that are over by the time of a second look."""
+"""A timeout in seconds that is over by the time of a second look."""
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 class RunHandle(Generic[R]):
-    """One run of a store. Every verb has a twin with the prefix `a`, to await.
+    """A handle for one run of a store. Every verb has an async form with the prefix `a`.
 
-    `RunNotFoundError` is raised by each verb while the run does not exist.
+    Each verb raises `RunNotFoundError` while the run does not exist.
     """
 
     def __init__(
@@ -80,57 +80,59 @@ class RunHandle(Generic[R]):
     # -- looking -------------------------------------------------------------------------------------
 
     def info(self) -> RunInfo:
-        """What the store knows of the run."""
+        """Return the store's information about the run."""
         return self._run(self._info())
 
     async def ainfo(self) -> RunInfo:
-        """`info`, awaited."""
+        """Await the information: the async form of `info`."""
         return await self._arun(self._info())
 
     def state(self, node_id: str | None = None, visit: int | None = None) -> R:
-        """The newest state, or the one after `node_id`: its newest visit, or `visit`. `CheckpointNotFoundError`.
+        """Return the newest state, or the one after `node_id`: after its newest visit, or after `visit`.
 
-        A workflow has no state but what its steps gave: this is then what it returned, before its end its inputs by name,
-        and with `node_id` the output of that step.
+        A workflow has no state but the results of its steps. For a workflow this is its output, before its end its
+        inputs by name, and with `node_id` the output of that step. Raises `CheckpointNotFoundError` if there is no such
+        state.
         """
         return cast("R", self._run(self._on(lambda run: state_of(run, node_id, visit), is_awaited=False)))
 
     async def astate(self, node_id: str | None = None, visit: int | None = None) -> R:
-        """`state`, awaited."""
+        """Await the state: the async form of `state`."""
         return cast("R", await self._arun(self._on(lambda run: state_of(run, node_id, visit))))
 
     # -- waiting -------------------------------------------------------------------------------------
 
     def result(self, timeout: float | timedelta | None = None) -> R:
-        """Wait for the end: the output, or the error that the run ended with.
+        """Wait for the end, and return the output or raise the error that the run ended with.
 
-        A cancelled run raises `RunCancelled`, a blocked one `RunNotResumableError`. After `timeout` seconds TimeoutError,
-        with 0 after one look; the run is not touched by that.
+        A cancelled run raises `RunCancelled`, a blocked one `RunNotResumableError`. After `timeout` seconds, with 0
+        after one look, TimeoutError is raised; the run is not touched by that.
         """
         return cast("R", self._run(self._on(await_result, timeout)))
 
     async def aresult(self, timeout: float | timedelta | None = None) -> R:
-        """`result`, awaited."""
+        """Await the end: the async form of `result`."""
         return cast("R", await self._arun(self._on(await_result, timeout)))
 
     def output(self, name: str, timeout: float | timedelta | None = None) -> Any:
-        """Wait until the node or step `name` is recorded: what it gave. A step inside another is `outer/inner`.
+        """Wait until the node or step `name` is recorded, and return the state after it or its output.
 
-        `CheckpointNotFoundError` where the run ends without it, TimeoutError after `timeout` seconds. What a step gave has
-        its type from the workflow's code, which is played over the record for it: `NonDeterminismError` where it has changed.
+        A step inside another is `outer/inner`. Raises `CheckpointNotFoundError` if the run ends without it, and
+        TimeoutError after `timeout` seconds. The type of a step's output is known from the workflow's code, which is
+        played over the record for that: `NonDeterminismError` if the code has changed.
         """
         return self._run(self._on(lambda run: await_output(run, name), timeout, is_awaited=False))
 
     async def aoutput(self, name: str, timeout: float | timedelta | None = None) -> Any:
-        """`output`, awaited."""
+        """Await the record: the async form of `output`."""
         return await self._arun(self._on(lambda run: await_output(run, name), timeout))
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """Follow the journal from the record after number `after` to the end of the run; -1 gives the start as well.
 
-        Each event has the `sequence` of its record, to go on from later. What is live only (`Progress`, `Emitted`, that a
-        step begins) is not in the journal. A damaged record raises `CheckpointCorruptError`. The `result` of a step is read
-        from the store when it is asked for, and blocks for that long.
+        Each event has the `sequence` of its record, to go on from later. Live events (`Progress`, `Emitted`, the
+        beginning of a step) are not in the journal. A damaged record raises `CheckpointCorruptError`. The `result` of a
+        step is read from the store when it is asked for, and blocks for that long.
         """
         chronicle = self._chronicle(self._run(self._known()))
         is_over = False
@@ -142,7 +144,7 @@ class RunHandle(Generic[R]):
             after = records[-1].sequence if records else after
 
     async def aevents(self, after: int = 0) -> AsyncIterator[Event]:
-        """`events`, for `async for`."""
+        """Follow the journal with `async for`: the async form of `events`."""
         chronicle = self._chronicle(await self._arun(self._known()))
         is_over = False
         while not is_over:
@@ -166,7 +168,7 @@ class RunHandle(Generic[R]):
     async def asignal(
         self, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
     ) -> Literal["taken", "kept", "duplicate"]:
-        """`signal`, awaited."""
+        """Await the sending: the async form of `signal`."""
         told = await self._arun(self._signalled(name, payload, signal_id, to))
         wake(self.store)
         return told
@@ -178,7 +180,7 @@ class RunHandle(Generic[R]):
         return told
 
     async def acancel(self, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
-        """`cancel`, awaited."""
+        """Await the request: the async form of `cancel`."""
         told = await self._arun(self._ended(reason))
         wake(self.store)
         return told
@@ -200,7 +202,7 @@ class RunHandle(Generic[R]):
         return row.info
 
     def _known(self) -> Routine[Flow]:
-        """The run's flow, by its name where the handle was made without."""
+        """Return the run's flow. It is looked up by its name if the handle was made without it."""
         if self._flow is None:
             name = (yield from self._info()).flow
             self._flow = self._find(name)
@@ -215,7 +217,7 @@ class RunHandle(Generic[R]):
     def _on(
         self, look: Callable[[Run], Routine[T]], timeout: float | timedelta | None = None, *, is_awaited: bool = True
     ) -> Routine[T]:
-        """`look` at the run, for no longer than `timeout`; `is_awaited`: whether the driver can await coroutines."""
+        """Call `look` on the run, for no longer than `timeout`. `is_awaited`: the driver can await coroutines."""
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         flow = yield from self._known()
         limit = None if seconds is None else max(seconds, _AT_ONCE)
@@ -251,7 +253,7 @@ class RunHandle(Generic[R]):
         return Chronicle(self.run_id, flow, load)
 
     def _tells_end(self, records: list[Record]) -> bool:
-        """Whether the end of a workflow is among these records, which tells the results of its steps."""
+        """Return whether these records include the end of a workflow, whose event has the results of its steps."""
         is_workflow = self._flow is not None and self._flow.front == "workflow"
         return is_workflow and any(record.kind == FINISH for record in records)
 

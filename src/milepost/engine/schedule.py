@@ -1,4 +1,4 @@
-"""When a schedule is due next. A well-kept cron library reads the pattern and knows about summer time."""
+"""Schedules: the times at which a flow is due. A well-kept cron library reads the pattern and knows about summer time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """One flow with its input and the times at which it is to be started."""
+    """A flow with its input, and the times at which it is to be started."""
 
     def __init__(self, name: str, flow: Bound[Any], cron: str, tz: str) -> None:
         try:
@@ -52,7 +52,7 @@ class Schedule:
         self._following = self._due
 
     def begin(self, now: datetime) -> None:
-        """Look from `now` on."""
+        """Set the first times after `now`."""
         self._times = self._make(now.astimezone(self._zone))
         self.advance()
         self.advance()
@@ -62,7 +62,7 @@ class Schedule:
         self._due, self._following = self._following, next(self._times, datetime.max.replace(tzinfo=UTC))
 
     def catch_up(self, now: float) -> int:
-        """Go on to the newest time that has come by `now`; how many before it are left out."""
+        """Go on to the newest time that has come by `now`; return the number of earlier times that are left out."""
         missed = 0
         while self._following.timestamp() <= now:
             self.advance()
@@ -71,10 +71,10 @@ class Schedule:
 
     @property
     def due_at(self) -> float:
-        """When a run is due, in POSIX seconds."""
+        """The time at which a run is due, in POSIX seconds."""
         return self._due.timestamp()
 
     @property
     def run_id(self) -> str:
-        """The id of the run that is due, the same for whoever has this schedule."""
+        """The id of the run that is due. It is the same for every worker with this schedule."""
         return f"{self.name}@{self._due.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,7 +1,7 @@
-"""Looking at a run from outside: its state, its outputs, its end. Nothing here takes a run or changes one.
+"""Looks at a run from outside: its state, its outputs, its end. Nothing here claims a run or changes one.
 
-A graph's record says what it is by itself. What a step of a workflow gave is JSON until its type is known, and only the
-workflow's code knows that: so the code is played over the record, up to where it would do something new, and every step
+A graph's record can be decoded by itself. The output of a workflow's step is JSON until its type is known, and only the
+workflow's code knows that. So the code is played over the record, up to where it would do something new, and every step
 that it asks for on the way is noted (`WorkflowView`).
 """
 
@@ -34,14 +34,14 @@ from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, S
 __all__ = ["WorkflowView", "await_output", "await_records", "await_result", "loaded", "state_of", "step_results"]
 
 PAGE = 100
-"""Records that are read at once by whoever follows a journal."""
+"""The number of records that a follower of a journal reads at once."""
 
 
 def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> Routine[Any]:
-    """The newest state of a run, or the state after a node's newest visit, or after `visit`, superseded or not.
+    """Return the newest state of a run, or the state after a node's newest visit or after `visit`, superseded or not.
 
-    Of a workflow: what it returned once it has finished, before that its inputs by name; or the output of a step.
-    Raises `CheckpointNotFoundError` where there is none.
+    For a workflow: its output once it has finished, before that its inputs by name; or the output of a step. Raises
+    `CheckpointNotFoundError` if there is none.
     """
     assert run.store is not None
     if visit is not None:
@@ -73,14 +73,14 @@ def _inputs_of(run: StepRun) -> Routine[Any]:
 
 
 def await_result(run: Run) -> Routine[Any]:
-    """Wait for the end of a run: its final state or output, or the error that it ended with."""
+    """Wait for the end of a run; return its final state or output, or raise the error that it ended with."""
     return (yield from attach(run)).output
 
 
 def await_output(run: Run, node_id: str) -> Routine[Any]:
-    """Wait until a node or step is recorded: the state after it, or its output.
+    """Wait until a node or step is recorded; return the state after it, or its output.
 
-    `CheckpointNotFoundError` where the run ends without.
+    Raises `CheckpointNotFoundError` if the run ends without it.
     """
     assert run.store is not None
     while True:
@@ -97,7 +97,7 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
 
 
 def await_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
-    """Wait for records above `after`: the next of them, and whether the run has ended and these are the last."""
+    """Wait for records above `after`; return the next of them, and whether the run has ended and these are the last."""
     assert run.store is not None
     while True:
         row = yield from ask(run.store, "get_run", run.run_id)
@@ -109,7 +109,7 @@ def await_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
 
 
 def _given(run: Run, record: Record) -> Routine[Any]:
-    """The state that a record of a graph holds, or what the code of a workflow got from the step of one."""
+    """Return the state in a record of a graph, or the value that a workflow's code got from the recorded step."""
     if not isinstance(run, StepRun):
         assert run.store is not None
         run.store.seals.check(run.run_id, record)
@@ -123,9 +123,9 @@ def _given(run: Run, record: Record) -> Routine[Any]:
 
 
 def loaded(run: StepRun, record: Record, looks: list[WorkflowView]) -> Routine[Any]:
-    """What a record of a workflow's step holds: its `StepResult`, or the state after a node of a graph in it.
+    """Return the contents of a workflow's record: a `StepResult`, or the state after a node of a graph in it.
 
-    `looks` is the caller's, and keeps the newest look for the next record.
+    `looks` belongs to the caller, and keeps the newest look for the next record.
     """
     if not looks or looks[0].recorded.newest < record.sequence:
         looks[:] = [(yield from _looked(run))]
@@ -133,7 +133,7 @@ def loaded(run: StepRun, record: Record, looks: list[WorkflowView]) -> Routine[A
 
 
 def step_results(run: StepRun) -> Routine[tuple[StepResult, ...]]:
-    """The results of a workflow's own steps, as far as its code, as it is now, fits the record."""
+    """Return the results of a workflow's own steps, as far as its present code fits the record."""
     try:
         look = yield from _looked(run)
     except MilepostError:
@@ -155,9 +155,9 @@ class WorkflowView(StepRun):
         super().__init__(run.flow, run.store, run.run_id, run.options, is_listening=False)
         self.is_awaited = run.is_awaited
         self.asked: dict[str, tuple[Step[Any], Frame]] = {}
-        """Every step that the code asked for, and the workflow that did."""
+        """Every step that the code asked for, and the frame of the workflow that asked."""
         self.failure: Exception | None = None
-        """Why the code came no further, where it did not come to an end or to something new."""
+        """The error that stopped the code before it came to its end or to something new, or None."""
 
     def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
         step = super()._asked(frame, asked)
@@ -177,11 +177,11 @@ class WorkflowView(StepRun):
         except MilepostError as exc:
             self.failure = exc
         except Exception as exc:
-            # It failed at a step for good, as it is recorded.
+            # The code failed at a step for good, as it is recorded.
             self.failure = getattr(exc, "error", exc)
 
     def step(self, step_id: str) -> tuple[Step[Any] | None, Frame | None]:
-        """The step of that id as the code defines it, and the workflow that asked for it; None for what it does not."""
+        """Return the step of that id as the code defines it, and the frame that asked for it. None: no such step."""
         if step_id in self.asked:
             return self.asked[step_id]
         outer, frame = self.step(parent_of(step_id)) if parent_of(step_id) else (None, None)
@@ -198,7 +198,7 @@ class WorkflowView(StepRun):
         return next((step for step in inner if step.name == name), None), frame
 
     def read(self, record: Record) -> Routine[Any]:
-        """What a record holds: the result of a step, or the state after a node of a graph that is a step."""
+        """Return the contents of a record: the result of a step, or the state after a node of a graph that is a step."""
         assert self.store is not None
         self.store.seals.check(self.run_id, record)
         step_id, fields = record.node_id, record.fields()
@@ -213,7 +213,7 @@ class WorkflowView(StepRun):
             raise self._unknown(step_id)
         outer = self.recorded.done.get(parent_of(step_id))
         if outer is not None and outer.fields.get("outcome") == "recovered":
-            # What an on_error gave: the step that failed has its output.
+            # The record is of a step from an on_error: the step that failed has its output.
             kept = StepRecord(record.sequence, fields, record).kept()
             recovered = yield from self.read(outer.record)
             return kept.result(recovered.output)
@@ -237,7 +237,7 @@ class WorkflowView(StepRun):
 
 
 def _looked(run: StepRun) -> Routine[WorkflowView]:
-    """The run's code, played over the record as it is now."""
+    """Play the run's code over the record as it is now, and return the view."""
     assert run.store is not None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     check_flow(run, latest.row)
@@ -252,7 +252,10 @@ def _looked(run: StepRun) -> Routine[WorkflowView]:
 
 
 def _played(routine: Routine[Any]) -> Routine[tuple[bool, Any]]:
-    """Whether a routine comes to its end, and with what; else it is closed where it would do something new."""
+    """Play a routine, and return whether it comes to its end, and its value.
+
+    It is closed where it would do something new.
+    """
     is_over, value = yield from primed_or_over(routine)
     routine.close()
     return is_over, value

@@ -1,8 +1,9 @@
 """Workers: they claim runs of the flows that they know and go on with them, here, several at once.
 
-A worker is a loop in an event loop of its own: claim what is due, start a task for each, wait for the next poll, the end
-of a task, or word that something was made ready in this process. All decisions about runs are the store's and the
-core's; what is here is how many are taken, which are left to others, and how to stop without losing one.
+A worker is a loop in an event loop of its own: claim the runs that are due, start a task for each, wait for the next
+poll, the end of a task, or the news that a run was made ready in this process. All decisions about runs are the store's
+and the core's. This module decides how many runs are claimed, which are left to others, and how to stop without losing
+one.
 """
 
 from __future__ import annotations
@@ -52,41 +53,49 @@ __all__ = ["Worker"]
 logger = logging.getLogger("milepost")
 
 LONGEST_PAUSE = 30.0
-"""Seconds between two polls of a store that fails, at most."""
+"""The longest pause, in seconds, between two polls of a store that fails."""
 PATIENCE = 3
-"""How often in a row a pass `until_idle` may find its store failing."""
+"""The number of failures of its store in a row that a run with `until_idle` tolerates."""
 MAX_REFUSED = 1000
-"""Runs that a worker remembers as refused, from one tidying to the next. One that it forgets and that is due still is taken
-and refused again, which costs two writes a minute."""
+"""The number of refused runs that a worker remembers from one tidying to the next.
+
+A run that it forgets and that is still due is claimed and refused again, which costs two writes a minute.
+"""
 SUSPICIOUS = 2
-"""Owners of a run that died in a row, from which on it is a suspect; less where it would be blocked by then."""
+"""The number of owners of a run that died in a row, from which on it is a suspect.
+
+It is less if the run would be blocked by then.
+"""
 GLANCE = 0.25
-"""Seconds between two looks at what should have ended with the grace."""
+"""Seconds between two looks at tasks that should have ended with the grace."""
 PAGE = 1000
-"""Runs that are listed at once."""
+"""The number of runs that are listed at once."""
 TIDY = 60.0
-"""Seconds between two times that a worker has its store forget what its retention says."""
+"""Seconds between two times that a worker has its store apply its retention."""
 
 
 class Host(Protocol):
-    """What a worker needs of its engine."""
+    """The parts of an engine that a worker needs."""
 
     @property
     def store(self) -> Store:
-        """Where it looks for runs."""
+        """The store in which the worker looks for runs."""
         ...
 
     @property
     def options(self) -> Options:
-        """What its runs are executed with."""
+        """The options with which its runs are executed."""
         ...
 
     def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
-        """`flows` by their names, None: all that the engine knows. `OptionError` for those that cannot be found by name."""
+        """Return `flows` by their names; None: all that the engine knows.
+
+        Raises `OptionError` for one that no name can find.
+        """
         ...
 
     def job(self, flow: Flow, run_id: str) -> Job:
-        """A call that goes on with a run."""
+        """Return a call that goes on with a run."""
         ...
 
     async def astart(self, flow: Bound[Any], *, run_id: str, if_exists: Literal["return"]) -> Any:
@@ -95,7 +104,10 @@ class Host(Protocol):
 
 
 class Worker:
-    """Runs what is due; see `Engine.worker`. A context manager, sync and async, that does so in the background."""
+    """A worker that runs what is due; see `Engine.worker`.
+
+    As a context manager, sync or async, it works in the background.
+    """
 
     def __init__(
         self,
@@ -121,22 +133,22 @@ class Worker:
         self.poll = as_seconds(poll, "poll")
         self.grace = as_seconds(grace, "grace")
         self.refused: dict[str, str] = {}
-        """Runs that this worker cannot go on with, and why: they are left to other code."""
+        """Runs that this worker cannot go on with, and the reasons. They are left to other code."""
         self._schedules: dict[str, Schedule] = {}
         self._running: dict[asyncio.Task[None], tuple[str, Job]] = {}
         self._lent: Counter[str] = Counter()
-        """How many calls of each run wait for other runs, and need no slot meanwhile."""
+        """The number of calls of each run that wait for other runs, and need no slot meanwhile."""
         self._resting: dict[str, tuple[int, float]] = {}
         """Runs that could not be read or released: how often in a row, and until when they are left alone."""
         self._suspect: str | None = None
-        """The run with it that its process may die of; there is never another one beside it."""
+        """The suspect that runs here and that may take this process down. There is never a second one beside it."""
         self._put_off: dict[str, None] = {}
-        """Suspects whose turn comes after that, in this order."""
+        """Suspects whose turn comes after that one, in this order."""
         self._turn = 0
         self._failures = 0
         self._is_stopping = False
         self._is_overdue = False
-        """Whether the grace was over before the worker had come to give back what runs."""
+        """True if the grace was over before the worker began to give back its runs."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._lock = threading.Lock()
@@ -145,12 +157,12 @@ class Worker:
         self._error: BaseException | None = None
 
     def every(self, name: str, flow: Bound[Any] | Verbs[Any], cron: str, *, tz: str = "UTC") -> Self:
-        """Start a run of `flow` at each time that `cron` (five fields) tells in the zone `tz`; the worker itself.
+        """Start a run of `flow` at each time of `cron` (five fields) in the zone `tz`, and return the worker itself.
 
-        `flow` has its input (`flow.bind(...)`), or is a workflow that needs none. The run's id is
-        `name@<due time in UTC>`: of several workers with the same schedule one starts it. Times that
-        pass while no worker runs are not made up for; of those that pass while this one stands still or its store is
-        away the newest is, with a warning. Needs the extra `cron`.
+        `flow` has its input (`flow.bind(...)`), or is a workflow that needs none. The run's id is `name@<due time in
+        UTC>`: of several workers with the same schedule one starts it. Times that pass while no worker runs are left
+        out. Of the times that pass while this worker stands still or its store is away only the newest is started, with
+        a warning. Needs the extra `cron`.
         """
         flow = _bound(flow)
         self.engine.known([flow.flow])
@@ -162,7 +174,7 @@ class Worker:
     # -- running it ----------------------------------------------------------------------------------
 
     def run(self, until_idle: bool = False) -> None:
-        """Work in this thread until `stop`, or until nothing is due and nothing runs."""
+        """Work in this thread until `stop` or, with `until_idle`, until nothing is due and nothing runs."""
         working: asyncio.Task[None] | None = None
 
         async def work() -> None:
@@ -176,13 +188,13 @@ class Worker:
                 try:
                     return runner.run(work())
                 except (SystemExit, KeyboardInterrupt):
-                    # A task that user code began may raise it, and asyncio stops its loop for that. In the main thread it may
+                    # A task of user code may raise it, and asyncio stops its loop for that. In the main thread it may
                     # as well come from a signal.
                     if working is None or working.done() or threading.current_thread() is threading.main_thread():
                         raise
 
     async def arun(self, until_idle: bool = False) -> None:
-        """`run`, awaited. Cancelling it drains as `stop` does."""
+        """Await the work: the async form of `run`. Cancelling it drains as `stop` does."""
         with self._lock:
             if self._loop is not None:
                 raise OptionError("this worker runs already: make another one", option="worker")
@@ -208,10 +220,11 @@ class Worker:
                 self._put_off.clear()
 
     def stop(self) -> None:
-        """Take nothing new, give what runs `grace` seconds to come to a boundary, then release it. Does not wait.
+        """Claim nothing new, give runs `grace` seconds to come to a boundary, then release them. Does not wait.
 
-        A store that does not answer is not waited for after that: what can't be released is free when its lease ends.
-        A worker that has ended may be run again. One that is stopped before it runs ends as soon as it does, once.
+        A store that does not answer is not waited for after that: a run that can't be released is free when its lease
+        ends. A worker that has ended may be run again. One that is stopped before it runs ends as soon as it does,
+        once.
         """
         self._is_stopping = True
         for _, job in [*self._running.values()]:
@@ -254,7 +267,7 @@ class Worker:
             logger.exception("a worker of %s ended", self.engine.store.place)
 
     def _poke(self) -> None:
-        """Have the loop look at once; may be called from any thread."""
+        """Have the loop look for work at once. May be called from any thread."""
         loop, wake = self._loop, self._wake
         if loop is not None and wake is not None:
             with suppress(RuntimeError):  # the loop has ended
@@ -269,7 +282,8 @@ class Worker:
         while not self._is_stopping:
             self._wake.clear()
             taken = 0
-            # What a limit kept waiting is looked for once more after the runs that held it up, even if these end meanwhile.
+            # After the runs that held up others by a limit, one more look finds those others, even if the runs end
+            # meanwhile.
             is_busy = bool(self._running)
             try:
                 if not knows_refused:
@@ -296,7 +310,7 @@ class Worker:
             await self._pause(self._next_look(taken))
 
     def _next_look(self, taken: int) -> float:
-        """Seconds until the next poll: not at the same moment as those of other workers."""
+        """Return the seconds until the next poll, which is not at the same moment as those of other workers."""
         if taken and self._busy() < self.concurrency:
             return 0.0
         if self._failures:
@@ -324,9 +338,9 @@ class Worker:
     # -- taking ----------------------------------------------------------------------------------------
 
     async def _claim(self) -> int:
-        """Claim what is due and may be taken, and go on with it; how many."""
+        """Claim runs that are due and that this worker may have, go on with them, and return their number."""
         await self._judge_suspect()
-        # Who is asked first changes from poll to poll, so that no flow starves another.
+        # The first flow in the list changes from poll to poll, so that no flow starves another.
         names = [*self.flows]
         self._turn = (self._turn + 1) % max(1, len(names))
         names = names[self._turn :] + names[: self._turn]
@@ -355,14 +369,14 @@ class Worker:
         return taken
 
     def _busy(self, flow: str | None = None) -> int:
-        """Count the slots that are taken, by any run or by those of one flow."""
+        """Count the slots in use, by any run or by those of one flow."""
         return sum(
             not self._lent[job.run.run_id] and (flow is None or name == flow) for name, job in self._running.values()
         )
 
     @contextmanager
     def _lend(self, run_id: str) -> Iterator[None]:
-        """Lend the slot of a run while a call of it waits for another run, in whatever thread: that one may need it."""
+        """Lend the slot of a run while one of its calls waits, in any thread, for another run, which may need the slot."""
         with self._lock:
             self._lent[run_id] += 1
         self._poke()
@@ -375,10 +389,11 @@ class Worker:
                     del self._lent[run_id]
 
     async def _put_off_suspects(self, claimed: list[tuple[Token, RunRow]]) -> None:
-        """Give suspects but one back, so that they don't count as crashed too if that one takes this process down.
+        """Give back all suspects but one, so that they don't count as crashed too if that one takes this process down.
 
-        A run whose node kills its process takes all down that run beside it, and nobody can tell which one it was. So
-        those that have died several times without progress go on one by one: what is to blame is blocked, the others end.
+        A run whose node kills its process takes down all runs beside it, and nobody can tell which one it was. So the
+        runs that have died several times without progress go on one by one: the one to blame is blocked, the others
+        end.
         """
         returned = []
         for token, row in claimed:
@@ -422,7 +437,7 @@ class Worker:
             "claim_due",
             names,
             room,
-            # One that is being given back may be free already, and is not known as refused yet.
+            # A run that is being given back may be free already, and is not known as refused yet.
             (
                 *self.refused,
                 *self._put_off,
@@ -461,7 +476,7 @@ class Worker:
             self._wake.set()
 
     async def _go_on(self, job: Job, token: Token) -> None:
-        """Go on with one run; whatever becomes of it is in the store, and ends nothing but this task."""
+        """Go on with one run. However it ends, the outcome is in the store, and only this task ends."""
         run_id = token.run_id
         try:
             await job.ago_on(token)
@@ -489,7 +504,7 @@ class Worker:
             self._rest(job)
 
     def _rest(self, job: Job) -> None:
-        """Leave a run alone for a while that could not be read or released, longer each time."""
+        """Leave alone for a while a run that could not be read or released, longer each time."""
         run_id, journal = job.run.run_id, job.run.journal
         if journal.token is None or journal.is_released:
             self._resting.pop(run_id, None)
@@ -498,9 +513,9 @@ class Worker:
         self._resting[run_id] = times, self._now() + min(2.0**times, LONGEST_PAUSE)
 
     async def _recall_refused(self) -> None:
-        """Find the runs that workers gave back refused, and leave those alone that this code refuses too.
+        """Find the runs that workers gave back as refused, and leave those alone that this code refuses too.
 
-        They are not taken for that: each time that a run is taken is a record in its journal.
+        They are not claimed for that, because each claim writes a record into the run's journal.
         """
         for flow in self.flows.values():
             for status in ("ready", "waiting", "interrupted"):
@@ -518,14 +533,17 @@ class Worker:
         return await AsyncDriver(self._clock).run(routine)
 
     async def _examine(self, flow: Flow, run_id: str) -> None:
-        """Remember a run as refused where this code cannot go on with it; what cannot be told shows when it is taken."""
+        """Remember a run as refused if this code cannot go on with it.
+
+        An error of the plan is ignored until a claim shows it.
+        """
         with suppress(MilepostError):
             plan = await self.engine.job(flow, run_id).aplan()
             if plan.verdict == "refuse":
                 self.refused[run_id] = plan.reason
 
     def _forget_refused(self) -> None:
-        """Forget the oldest of many refused runs: those that are over by now must not be remembered for ever."""
+        """Forget the oldest of many refused runs, so that runs that have ended are not remembered for ever."""
         for run_id in [*self.refused][: max(0, len(self.refused) - MAX_REFUSED)]:
             del self.refused[run_id]
         for run_id, (_, until) in [*self._resting.items()]:
@@ -533,7 +551,7 @@ class Worker:
                 del self._resting[run_id]
 
     async def _drain(self) -> None:
-        """Let what runs come to a boundary, and release it; what does not in time is cut off, and released too."""
+        """Let runs come to a boundary and release them. Those that do not in time are cut off, and released too."""
         self._is_stopping = True
         for _, job in self._running.values():
             job.run.drain()
@@ -553,7 +571,7 @@ class Worker:
             _, left = await asyncio.wait(left, timeout=GLANCE)
 
     async def _leave_in_time(self, task: asyncio.Task[Any]) -> None:
-        """Once the worker is to stop, have its task come to the giving back when the grace is over, whatever the store does."""
+        """Once the worker is to stop, have its task give back its runs when the grace is over, whatever the store does."""
         while not (self._is_stopping or task.cancelling()):
             await asyncio.sleep(GLANCE)
         await asyncio.sleep(self.grace)
@@ -585,7 +603,8 @@ class Worker:
                 except MilepostError as exc:
                     if isinstance(exc, StoreError) and not exc.is_of_one_run:
                         raise
-                    # Others may have started it with another input. What this worker runs besides must not wait for that.
+                    # Others may have started it with another input. The other work of this worker must not wait for
+                    # that.
                     logger.warning("schedule %r did not start run %r: %s", schedule.name, schedule.run_id, exc)
                 schedule.advance()
 
@@ -600,7 +619,7 @@ class Worker:
 
 
 def _bound(flow: Any) -> Bound[Any]:
-    """A flow with its input; `OptionError` for one that needs an input and has none."""
+    """Return a flow with its input. Raises `OptionError` for a flow that needs an input and has none."""
     if isinstance(flow, Bound):
         return flow
     if getattr(flow, "front", "") == "workflow":

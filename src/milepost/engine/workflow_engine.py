@@ -1,6 +1,6 @@
-"""The face of an engine for workflows of steps: events to iterate, and results in which a failure is a value.
+"""An engine for workflows of steps: events to iterate, and results in which a failure is a value.
 
-It holds an `Engine`, which does everything; what is here is how an execution is told, and kept for `get_result`.
+It holds an `Engine`, which does the work. This module presents an execution, and keeps its result for `get_result`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ __all__ = ["Execution", "WorkflowEngine"]
 R = TypeVar("R")
 
 KEPT = 1000
-"""Results of executions that are kept for `get_result`."""
+"""The number of results of executions that are kept for `get_result`."""
 
 
 class WorkflowEngine:
-    """Runs workflows over `checkpoint_store`: any store, or one by a user; None: `.milepost/checkpoints/` as it is now.
+    """An engine for workflows over `checkpoint_store`: any store, or a user's own.
 
-    `config` is what workflows find as `ctx.config`; the other arguments are those of `Engine`, which is there as `engine`
-    with all its verbs. Here a workflow that fails is a result with `success=False`, and one that waits a result with status
-    `waiting`. What is refused before the first step, a lost lease, a cancel and an interruption are raised.
+    None: `.milepost/checkpoints/` in the working directory of that moment. `config` is `ctx.config` of its workflows.
+    The other arguments are those of `Engine`, which is there as `engine` with all its verbs. A workflow that fails is a
+    result with `success=False` here, and one that waits a result with status `waiting`. A refusal before the first
+    step, a lost lease, a cancel and an interruption are raised.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class WorkflowEngine:
 
     @property
     def engine(self) -> Engine:
-        """The engine below, made by whoever needs it first: before that no file is touched."""
+        """The engine below. Its first use makes it: before that no file is touched."""
         with self._lock:
             if self._engine is None:
                 self._engine = Engine(self.checkpoint_store, **self._made_with)
@@ -102,9 +103,10 @@ class WorkflowEngine:
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Execution:
-        """Run a workflow as its events, for `async for`; its inputs by name, or as `inputs={...}`.
+        """Run a workflow and iterate over its events with `async for`. Its inputs are given by name, or as `inputs={...}`.
 
-        The first event tells the run's id. A workflow that fails ends with a `WorkflowCompleted` whose `success` is False.
+        The first event has the run's id. A workflow that fails ends with a `WorkflowCompleted` whose `success` is
+        False.
         """
         job, given = self.engine.begun(wf, _one(run_id, workflow_id), _with(inputs, options))
         return Execution(self, job, given)
@@ -119,10 +121,10 @@ class WorkflowEngine:
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Execution:
-        """Go on with a run as its events. Inputs that are given are compared with those that the run began with.
+        """Go on with a run and iterate over its events. Inputs are compared with those that the run began with.
 
         `checkpoint_store`: another store than this engine's. Raises, when iterated, `RunNotFoundError` (a
-        `CheckpointNotFoundError`), `InputMismatchError`, `NonDeterminismError` and what `Engine.resume` raises.
+        `CheckpointNotFoundError`), `InputMismatchError`, `NonDeterminismError` and the errors of `Engine.resume`.
         """
         name = _one(run_id, workflow_id)
         if name is None:
@@ -142,7 +144,7 @@ class WorkflowEngine:
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> WorkflowResult[R]:
-        """Run a workflow here, to its end; the arguments of `execute`."""
+        """Run a workflow here, to its end; the arguments are those of `execute`."""
         job, given = self.engine.begun(wf, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = job.do(given, full=True)
@@ -159,7 +161,7 @@ class WorkflowEngine:
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> WorkflowResult[R]:
-        """`run`, awaited."""
+        """Await the run: the async form of `run`."""
         job, given = self.engine.begun(wf, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = await job.ado(given, full=True)
@@ -168,7 +170,7 @@ class WorkflowEngine:
         return self.keep(result)
 
     def _failed(self, job: Job, exc: MilepostError) -> WorkflowResult[Any]:
-        """The result of a workflow that failed; what is no failure of its own is raised."""
+        """Return the result of a workflow that failed. Raises any error that is no failure of the workflow itself."""
         run = job.run
         if not isinstance(run, StepRun) or run.status != "failed":
             raise exc
@@ -184,7 +186,10 @@ class WorkflowEngine:
         return result
 
     def get_result(self, run_id: str | None = None) -> WorkflowResult[Any]:
-        """The result of the execution that ended last here, or of `run_id`; `ResultNotReadyError` before it has ended."""
+        """Return the result of the execution that ended last here, or of `run_id`.
+
+        `ResultNotReadyError` before it has ended.
+        """
         with self._lock:
             if run_id is None and self._results:
                 return next(reversed(self._results.values()))
@@ -199,7 +204,7 @@ class WorkflowEngine:
     # -- closing -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the store if it is this engine's own: the one by default, or that of a URL."""
+        """Close the store if it is this engine's own: the default one, or that of a URL."""
         if self._own is not None:
             self._own.close()
         if self._engine is not None:
@@ -223,15 +228,15 @@ class WorkflowEngine:
 
 
 class Execution(AsyncIterator[Event]):
-    """The events of one execution, once. One that nobody iterates runs nothing, and warns.
+    """The events of one execution, to be iterated once. An execution that nobody iterates runs nothing, and warns.
 
-    One that is broken off, or that nobody has any more, stops at a durable point, to be resumed.
+    An execution that is broken off, or that nobody refers to any more, stops at a durable point, to be resumed.
     """
 
     def __init__(self, engine: WorkflowEngine, job: Job, given: Any, opened: Engine | None = None) -> None:
         self._job = job
         self._is_begun = False
-        # Nothing in it knows of this object: so the outermost of the generators is the first to be closed.
+        # The generators do not refer to this object, so the outermost of them is the first to be closed.
         self._events = _told(engine, job, given, opened)
 
     @property
@@ -261,7 +266,10 @@ class Execution(AsyncIterator[Event]):
 
 
 async def _told(engine: WorkflowEngine, job: Job, given: Any, opened: Engine | None) -> AsyncGenerator[Event, None]:
-    """The events of a call; how the workflow ended is kept, and is no error. `opened` is closed afterwards."""
+    """Iterate over the events of a call.
+
+    The workflow's result is kept, and its failure is no error. Closes `opened` afterwards.
+    """
     result: WorkflowResult[Any] | None = None
     events = job.astream(given)
     try:
@@ -281,14 +289,14 @@ async def _told(engine: WorkflowEngine, job: Job, given: Any, opened: Engine | N
 
 
 def _of_ending(result: WorkflowResult[Any]) -> WorkflowResult[Any] | None:
-    """The result of an execution that has come to an end, where waiting is one and no error; None of any other."""
+    """Return the result of an execution that has ended, None for any other. Waiting counts as an end, and is no error."""
     if result.status == "waiting":
         return replace(result, error=None)
     return result if result.status in ENDED else None
 
 
 def _one(run_id: str | None, workflow_id: str | None) -> str | None:
-    """The run's id, by either name."""
+    """Return the run's id, by either name."""
     if run_id is not None and workflow_id is not None and run_id != workflow_id:
         raise TypeError(f"run_id and workflow_id are one thing: give {run_id!r} or {workflow_id!r}")
     return run_id if run_id is not None else workflow_id

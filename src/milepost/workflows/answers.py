@@ -1,7 +1,7 @@
-"""Answering a step from the record, after a look at whether it is the step that was recorded.
+"""Answers to steps from the record, after a check that the step is the one that was recorded.
 
-What a step is made of is answered from its own records, so everything below it is compared too, and the rollbacks in it
-are there again.
+A step that is made of others is answered from the records of its parts. All steps below it are compared too, and their
+rollbacks are registered again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = ["answered", "fallback", "matching"]
 
 
 def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepResult | None:
-    """The result of a call that is asked for as it was recorded, as nearly all are.
+    """Return the recorded result of a call that is asked for as it was recorded, as nearly all are.
 
-    None: nothing like that is recorded, and what to make of that is for `answered` to say.
+    None: no such call is recorded, and `answered` decides what follows from that.
     """
     entry, work = run.recorded.done.get(step_id), step.work
     if entry is None or type(work) is not Calls:
@@ -72,7 +72,7 @@ def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepR
 
 
 def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, frame: Frame) -> Routine[StepResult]:
-    """The result as recorded, after a look at whether it is the result of what is asked for now."""
+    """Return the recorded result, after a check that it belongs to the step that is asked for now."""
     fields, mods, work = entry.fields, step.modifiers, step.work
     kind = work.step_type.value
     kept = entry.kept()
@@ -107,7 +107,7 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
     elif kept.success:
         output = yield from _recorded_output(run, step, step_id, kept, frame)
     if isinstance(work, Spreads) and kept.outcome != "succeeded":
-        # The group failed; what steps of it did is undone all the same where the run fails later.
+        # The group failed, but its steps that succeeded are still undone if the run fails later.
         for child in work.children:
             if f"{step_id}/{child.name}" in run.recorded.done:
                 yield from _part_of(run, step_id, child, frame)
@@ -120,7 +120,7 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
 
 
 def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome) -> StepResult:
-    """The failure that a step recovered from, as its on_error was told of it."""
+    """Return the failure that a step recovered from, as its on_error got it."""
     told = run.recorded.failures[step_id][-1].fields if run.recorded.failures.get(step_id) else {}
     kind = str(told.get("error_type") or kept.error_type)
     text = str(told.get("message") or kind)
@@ -183,12 +183,12 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: StepOutc
 
 
 def _count_of(kept: StepOutcome) -> int:
-    """How many items a map that succeeded had."""
+    """Return the number of items of a map that succeeded."""
     return int(msgspec.json.decode(kept.output)["count"])
 
 
 def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routine[StepResult]:
-    """The recorded result of what a step that has ended was made of."""
+    """Return the recorded result of a part of a step that has ended."""
     part_id = f"{step_id}/{part.name}"
     if part_id not in run.recorded.done:
         known = ", ".join(repr(child.rpartition("/")[2]) for child in run.recorded.children(step_id)) or "none"
@@ -217,9 +217,10 @@ def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: StepOu
 def fallback(
     run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult, parts: Iterable[str] | None
 ) -> Routine[Any]:
-    """Ask a step's on_error what to do instead, and do it: what that gives; `StepFailed` where either fails.
+    """Ask a step's on_error for another step, do that, and return its answer. Raises `StepFailed` if either fails.
 
-    `parts` are the ids of what the step was made of, which are taken. None: it is recorded, and answered.
+    `parts` are the ids of the step's own parts, which the other step must not use. None: the other step is recorded,
+    and is answered.
     """
     handler = step.modifiers.on_error
     facts = {"run_id": run.run_id, "node_id": step_id, "step_name": step_id, "step_type": step.step_type.value}

@@ -1,4 +1,4 @@
-"""What the code of a workflow sees of the run that it is: a context that lives as long as the workflow's code."""
+"""The context of a workflow: the code's view of its own run. It lives as long as the workflow's code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ else:
 
 
 class WorkflowContext(Context[DepsT]):
-    """A workflow's first parameter, if it is annotated so, and what predicates, handlers and rollbacks are given.
+    """The first parameter of a workflow, if it is annotated so, and an argument of predicates, handlers and rollbacks.
 
     `now()`, `random()` and `uuid4()` give the same values again when the code runs again on a resume.
     """
@@ -59,7 +59,7 @@ class WorkflowContext(Context[DepsT]):
 
     @property
     def config(self) -> Any:
-        """What the `WorkflowEngine` was given as config, else empty."""
+        """The config of the `WorkflowEngine`, empty if it has none."""
         return self._config
 
     @property
@@ -69,16 +69,16 @@ class WorkflowContext(Context[DepsT]):
 
     @property
     def is_replaying(self) -> bool:
-        """Whether recorded steps are being answered: this code has run before."""
+        """True while recorded steps are being answered: this code has run before."""
         return self._is_replaying
 
     def get_step_output(self, name: str, default: Any = None) -> Any:
-        """The output of a step that has ended, or `default`."""
+        """Return the output of a step that has ended, or `default`."""
         result = self._results.get(name)
         return default if result is None else result.output
 
     def is_step_skipped(self, name: str) -> bool:
-        """Whether that step has ended by being skipped."""
+        """Return whether that step has ended by being skipped."""
         result = self._results.get(name)
         return result is not None and isinstance(result.output, SkipMarker)
 
@@ -88,12 +88,12 @@ class WorkflowContext(Context[DepsT]):
         return _QuietLogger(super().logger, self)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Tell whoever listens how far this is. Live: it is not recorded, and not told again by a replay."""
+        """Report progress to listeners. The report is live: it is not recorded, and a replay does not repeat it."""
         if not self._is_replaying:
             super().progress(done, total, message)
 
     def emit(self, name: str, data: Any = None) -> None:
-        """Tell whoever listens something of your own. Live: it is not recorded, and not told again by a replay."""
+        """Emit an event of your own to listeners. It is live: it is not recorded, and a replay does not repeat it."""
         if not self._is_replaying:
             super().emit(name, data)
 
@@ -104,7 +104,7 @@ class WorkflowContext(Context[DepsT]):
 
 
 class _QuietLogger(logging.LoggerAdapter[Any]):
-    """Says nothing while its context replays, also where the workflow keeps it in a variable."""
+    """A logger that is silent while its context replays, even if the workflow keeps it in a variable."""
 
     def __init__(self, inner: logging.LoggerAdapter[Any], context: WorkflowContext[Any]) -> None:
         super().__init__(inner, {})

@@ -1,7 +1,7 @@
 """Workflows: steps in plain Python, written as a generator or an `async def`, run as a `Workflow`.
 
-The code between steps is the author's and runs again on a resume; what a step gave is answered from the record. Nothing
-here runs a step: the verbs do, over `stepping`.
+The code between steps is the author's and runs again on a resume; the result of a recorded step comes from the record.
+This module runs no step: the verbs do, over `milepost.workflows.step`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ R = TypeVar("R")
 
 
 class _TakesContext(Protocol[InputsP]):
-    """For type checkers: a workflow whose code is given its context, which is no input."""
+    """For type checkers: a workflow whose code takes its context first. The context is no input."""
 
     @property
     def fn(self) -> Callable[Concatenate[WorkflowContext[Any], InputsP], Any]: ...
@@ -71,7 +71,7 @@ class _TakesContext(Protocol[InputsP]):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An input of a workflow. `default` is `inspect.Parameter.empty` where there is none."""
+    """An input of a workflow. `default` is `inspect.Parameter.empty` if it has none."""
 
     name: str
     annotation: Any
@@ -80,10 +80,10 @@ class Parameter:
 
 
 class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
-    """A workflow that runs: made by `@workflow`, never changes, and may run many runs at once.
+    """A workflow that can run. `@workflow` makes it; it never changes, and may have many runs at once.
 
-    Calling it runs it without a store. Inputs are given to verbs by name, as `inputs={...}` where a name is that of an
-    option, or bound: `wf.bind(...)`. P are the parameters of its function, with the context; R is what it returns.
+    A call runs it without a store. Verbs take inputs by name, as `inputs={...}` if a name is also that of an option, or
+    bound: `wf.bind(...)`. P are the parameters of its function, with the context; R is the type of its output.
     """
 
     front: Literal["workflow"] = "workflow"
@@ -119,7 +119,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         )
         declared = {p.name: lenient(hints.get(p.name, Any)) for p in self.parameters}
         self.known_types: tuple[Any, ...] = classes((*self.types, *declared.values(), *_RESULTS))
-        # A run that began before a parameter with a default was there goes on with that default.
+        # A run that began before a parameter with a default existed goes on with that default.
         optional = {name: NotRequired[hint] if name in self.defaults() else hint for name, hint in declared.items()}
         self.codec: Codec[Any] = _Inputs(TypedDict("Inputs", optional), types=self.types)  # type: ignore[operator]
         returned = _output_hint(hints.get("return", Any), self.is_async)
@@ -133,14 +133,14 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
 
     @property
     def fn(self) -> Callable[P, Any]:
-        """The function that it was made of."""
+        """The function that the workflow was made from."""
         return self._fn
 
     # -- what the core asks: see `milepost.executor.flow.Flow` --------------------------------------------------
 
     @property
     def shape(self) -> dict[str, Any]:
-        """What a resume compares beside the steps: the names of the inputs."""
+        """The names of the inputs. A resume compares them with the recorded ones, beside the steps."""
         return {"parameters": [p.name for p in self.parameters]}
 
     @property
@@ -149,7 +149,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         return hashlib.sha256(msgspec.json.encode([self.shape, self.version])).hexdigest()
 
     def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-        """How this workflow differs from a recorded `shape`: a sentence each."""
+        """Describe how this workflow differs from a recorded `shape`, in one sentence for each difference."""
         before = list(recorded.get("parameters") or [])
         now = [p.name for p in self.parameters]
         told = [f"input {name!r} is gone" for name in before if name not in now]
@@ -157,27 +157,27 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         return tuple(told) or ("its version is another one",)
 
     def inputs_hash(self, inputs: Mapping[str, Any]) -> str:
-        """A digest (64 hex digits) that equal inputs have in every process."""
+        """Return a digest (64 hex digits) of the inputs, which is the same for equal inputs in every process."""
         return hash_of(inputs, self.known_types)[0]
 
     def digests(self, inputs: Mapping[str, Any]) -> dict[str, str]:
-        """A digest for each input."""
+        """Return a digest for each input."""
         return hash_of(inputs, self.known_types)[1]
 
     def defaults(self) -> dict[str, Any]:
-        """The inputs that have a default, and that."""
+        """Return the inputs that have a default, each with its default."""
         return {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
 
     def completed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Complete recorded inputs with the defaults of parameters that are new.
 
-        Raises `DeserializeStateError` where such a default is not of its declared type.
+        Raises `DeserializeStateError` if such a default is not of its declared type.
         """
         completed = {**self.defaults(), **inputs}
         if len(completed) == len(inputs):
             return completed
         try:
-            # A copy of the defaults, as of all inputs: code may change what it is given.
+            # The code gets a copy of the defaults, as of all inputs, since it may change its inputs.
             return dict(self.codec.decode(self.codec.encode(completed, root="input"), root="input"))
         except (StateTypeError, SerializeStateError) as exc:
             raise DeserializeStateError(
@@ -185,27 +185,27 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
             ) from exc
 
     def begin(self, context: WorkflowContext[Any], inputs: Mapping[str, Any]) -> Any:
-        """The workflow's code, ready to be played: a generator, or a coroutine."""
+        """Call the workflow's function and return its code, ready to be played: a generator or a coroutine."""
         bound = inspect.BoundArguments(self._signature, dict(inputs))
         first = (context,) if self._takes_context else ()
         return self._fn(*first, *bound.args, **bound.kwargs)
 
     def codec_of(self, fn: Callable[..., Any]) -> Codec[Any]:
-        """Of what a step's function returns."""
+        """Return the codec of a step function's output."""
         return self._functions.of(fn).returned
 
     def items_codec_of(self, fn: Callable[..., Any]) -> Codec[Any]:
-        """Of the items that a function is mapped over."""
+        """Return the codec of the items that a function is mapped over."""
         return self._functions.of(fn).items
 
     def argument_types_of(self, fn: Callable[..., Any]) -> tuple[Any, ...]:
-        """What classes the arguments of a step's function may be of."""
+        """Return the classes that the arguments of a step's function may have."""
         return self._functions.of(fn).types
 
     # -- inputs --------------------------------------------------------------------------------------
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs by name, defaults included; TypeError for missing and unknown ones."""
+        """Return the inputs by name, defaults included. Raises TypeError for missing and unknown inputs."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
@@ -221,13 +221,16 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
     @overload
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R, WorkflowResult[R]]: ...
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """This workflow with its inputs, for the verbs of an engine and for `.subworkflow`."""
+        """Bind inputs to this workflow, for the verbs of an engine and for `.subworkflow`."""
         return Bound(self, self.inputs_of(args, kwargs))
 
     def split(
         self, given: Mapping[str, Any], inputs: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Inputs and options among the keywords of a verb; `inputs` are inputs whatever their names."""
+        """Split the keywords of a verb into inputs and options. Entries of `inputs` are inputs whatever their names.
+
+        Raises TypeError for an input that is given both by its name and in `inputs`.
+        """
         options = {name: value for name, value in given.items() if name in option_names()}
         named = {name: value for name, value in given.items() if name not in options}
         twice = sorted(set(named) & set(inputs or ()))
@@ -242,7 +245,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it without a store: what it returns, or, of an `async def`, a coroutine that gives it."""
+        """Run the workflow without a store and return its output or, for an `async def`, a coroutine that gives it."""
         inputs = self.inputs_of(args, kwargs)
         job = self._job(None, None, {})
         if self.is_async:
@@ -271,7 +274,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         full: bool = False,
         **options: Any,
     ) -> Any:
-        """Run it with inputs by name: exactly what it returns; with `full` a `WorkflowResult`. See `Verbs`."""
+        """Run the workflow with inputs by name and return its output, or a `WorkflowResult` if `full`. See `Verbs`."""
         values, rest = self.split(options, inputs)
         result = self._job(store, run_id, rest).do(values, full=full)
         return result if full else result.output
@@ -295,7 +298,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         full: bool = False,
         **options: Any,
     ) -> Any:
-        """`run`, awaited."""
+        """Await the workflow's run: the async form of `run`."""
         values, rest = self.split(options, inputs)
         result = await self._job(store, run_id, rest).ado(values, full=full)
         return result if full else result.output
@@ -308,7 +311,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
-        """`run` as its events; see `StateVerbs.stream`."""
+        """Run the workflow and iterate over its events; see `StateVerbs.stream`."""
         values, rest = self.split(options, inputs)
         return self._job(store, run_id, rest).stream(values)
 
@@ -320,7 +323,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncIterator[Event]:
-        """`stream`, for `async for`."""
+        """Run the workflow and iterate over its events with `async for`."""
         values, rest = self.split(options, inputs)
         return self._job(store, run_id, rest).astream(values)
 
@@ -335,13 +338,13 @@ _RESULTS = (
     WorkflowResult,
     RunResult,
 )
-"""What steps give and functions and workflows may hand on."""
+"""The classes of results that steps give, and that functions and workflows may return or pass on."""
 
 
 if TYPE_CHECKING:
 
     class AsyncWorkflow(Workflow[P, R]):
-        """A workflow of an `async def`: a call gives a coroutine."""
+        """A workflow made from an `async def`: a call gives a coroutine."""
 
         @overload  # type: ignore[override]
         def __call__(
@@ -353,7 +356,7 @@ if TYPE_CHECKING:
 
 
 class _Inputs(Codec[Any]):
-    """A codec of inputs, whose errors and problems call them by their names: `input.order`."""
+    """A codec of inputs. Its errors and problems name an input by its own name: `input.order`."""
 
     def __init__(self, type_: Any, **options: Any) -> None:
         super().__init__(type_, **options)
@@ -386,12 +389,12 @@ def _named(path: str) -> str:
 
 
 class _Decorator:
-    """What `@workflow(...)` gives; its overloads tell type checkers what becomes of a function."""
+    """The decorator that `@workflow(...)` gives. Its overloads tell type checkers which workflow a function becomes."""
 
     def __init__(self, name: str, description: str, version: int, types: Sequence[type]) -> None:
         self._made = (name, description, version, types)
 
-    # The context stays among the parameters here: to overload on it would leave mypy undecided, and every workflow with
+    # The context stays among the parameters here: an overload on it would leave mypy undecided, and every workflow with
     # an Any among its parameters untyped.
     @overload
     def __call__(self, fn: Callable[P, Generator[Any, Any, R]]) -> Workflow[P, R]: ...
@@ -408,11 +411,12 @@ class _Decorator:
 
 
 def workflow(name: str, description: str = "", *, version: int = 1, types: Sequence[type] = ()) -> _Decorator:
-    """Make a workflow of a generator that yields steps, or of an `async def` that awaits them.
+    """Make a workflow from a generator that yields steps, or from an `async def` that awaits them.
 
-    `name` is the flow's name in a store. `version` is recorded when a run begins, and is `ctx.version` for as long as it
-    lives, so that code can branch on it. `types` are classes that outputs may be of beside those that functions declare.
-    ValueError for an empty name; TypeError for another kind of function.
+    `name` is the flow's name in a store. `version` is recorded when a run begins and stays `ctx.version` for as long as
+    the run lives, so that code can branch on it. `types` are classes that outputs may have beside those that functions
+    declare. Raises ValueError for an empty name, or a version that is no whole number of at least 1; `OptionError` for
+    a name that no store accepts; TypeError for another kind of function.
     """
     if type(name) is not str or not name.strip():
         raise ValueError(f"a workflow needs a name, not {name!r}: @workflow('orders')")
@@ -426,7 +430,7 @@ def workflow(name: str, description: str = "", *, version: int = 1, types: Seque
 
 
 def _signature_of(fn: Callable[..., Any], name: str) -> tuple[inspect.Signature, bool]:
-    """The signature of the inputs, and whether the context comes before them."""
+    """Return the signature of the inputs, and whether the context comes before them."""
     signature = inspect.signature(fn)
     hints = hints_of(fn, ())
     found = list(signature.parameters.values())
@@ -450,7 +454,7 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _output_hint(hint: Any, is_async: bool) -> Any:
-    """What a workflow returns, of the annotation of its function."""
+    """Return the type of a workflow's output, as the return annotation of its function declares it."""
     if is_async:
         return lenient(hint)
     if get_origin(hint) is Generator or hint is Generator:

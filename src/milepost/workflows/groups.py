@@ -1,7 +1,7 @@
 """Steps that are made of others: groups, branches, maps, and flows inside a flow.
 
-Their parts are steps like any other, with ids below theirs, done and recorded for themselves. What is here is which of
-them are done, how many at once, and what becomes of their failures.
+Their parts are steps like any other, with ids below theirs, done and recorded for themselves. This module decides which
+of them are done, how many at once, and how their failures count.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Composing:
     is_open: bool
     arguments: Arguments
     parts: Iterable[str]
-    """The ids of what it was made of, as far as it came."""
+    """The ids of the parts that the step has begun so far."""
 
     def _decide(self, fn: Callable[..., Any], *args: Any) -> Routine[Any]:
         """Call user code that decides something."""
@@ -102,7 +102,7 @@ class Composing:
     # -- work that is made of other steps ----------------------------------------------------------------
 
     def _composed(self, context: Context[Any], limit: float | None) -> Routine[Any]:
-        """The work of a step that is no call; `Unable` where it did not succeed."""
+        """Do the work of a step that is no call. Raises `Unable` if the work does not succeed."""
         run, work = self.run, self.step.work
         if run.is_live and run.is_listening:
             self.is_open = True
@@ -133,13 +133,13 @@ class Composing:
             self.ends_at = outer
 
     def _child_frame(self) -> Frame:
-        """The frame that children are done in: this one, with the time that is left for the step."""
+        """Return the frame of the children: this one, with the time that is left for the step."""
         if self.ends_at == self.frame.ends_at:
             return self.frame
         return self.frame.until(self.ends_at)
 
     def _floor(self) -> int:
-        """Up to where failures of children belong to an attempt that is over."""
+        """Return the sequence up to which failures of children belong to an earlier attempt."""
         failures = self.run.recorded.failures.get(self.step_id, ())
         return max([self.floor, *(entry.sequence for entry in failures if "retry_at" in entry.fields)])
 
@@ -266,13 +266,13 @@ class Composing:
         return invoked(run, inner, output, 0.0), told
 
     def _inner_failed(self, exc: BaseException) -> Routine[None]:
-        """Record why a workflow inside failed and, where no attempt is left, undo what it did."""
+        """Record why a workflow inside failed and, if no attempt is left, undo its steps."""
         draft = getattr(exc, "draft", None)
         if draft is not None:
             yield from self.run.record((draft,))
         policy = self.mods.retry
         if policy is None or self.spent.failures + 1 >= policy.max_attempts:
-            # Whichever attempt did it.
+            # All steps inside are undone, whichever attempt did them.
             inside = {undone for undone in self.run.undos if undone.startswith(f"{self.step_id}/")}
             yield from roll_back(self.run, only=inside)
 
@@ -287,7 +287,7 @@ class Composing:
         walker = Walker(run, graph, f"{step_id}/")
         walker.since = recorded
         walker.is_resuming = bool(recorded.children(step_id))
-        # Visits count on over those that are superseded.
+        # The numbers of visits go on after those of superseded visits.
         walker.tally.visits = recorded.visits
         walker.tally.knows_visits = not walker.is_resuming and not self.spent.attempts
         data = None
@@ -312,9 +312,10 @@ def _at_once(
     recorded: Iterable[str],
     prefix: str = "",
 ) -> Routine[dict[str, Any]]:
-    """Do several at once, at most so many: what each gave. What is no failure of a step is raised when all have ended.
+    """Do several routines at once, at most `max_parallel` of them, and return the result of each.
 
-    Those that may be `recorded` are answered before anything new begins. `prefix` makes ids of their names.
+    An error that is no failure of a step is raised after all have ended. Routines that may be `recorded` are answered
+    before anything new begins. `prefix` and a name make an id.
     """
     limits = [limit for limit in (max_parallel, run.options.max_parallel) if limit is not None]
     known = {} if run.is_live else {name: routines[name] for name in recorded}
@@ -334,7 +335,7 @@ def _at_once(
         elif outcome.error is not None:
             errors.append(outcome.error)
     if errors:
-        # An interruption goes before an error: it is not this step's to make something of.
+        # An interruption goes before an error, because this step must not handle it.
         raise next((exc for exc in errors if not isinstance(exc, Exception)), errors[0])
     if waits:
         raise parking.Parked(tuple(waits))
@@ -344,7 +345,7 @@ def _at_once(
 def check_items(
     run: StepRun, step: Step[Any], step_id: str, frame: Frame, begun: Mapping[str, Any], now: Arguments
 ) -> None:
-    """Refuse to go on with a map over other items than it began with, where only their order tells which item is which."""
+    """Refuse to go on with a map over other items than it began with, if only their order tells which item is which."""
     work, count, before = step.work, begun.get("count"), begun.get("args")
     assert isinstance(work, Maps)
     if count == len(work.items) and not differs(before, now):
@@ -359,7 +360,7 @@ def check_items(
 
 
 def item_ids(run: StepRun, step: Step[Any], step_id: str) -> list[str]:
-    """The ids of a map's items: by index, or by what its `key` says of each."""
+    """Return the ids of a map's items: by index, or by the result of its `key` for each item."""
     work = step.work
     assert isinstance(work, Maps)
     if work.key is None:
@@ -392,7 +393,7 @@ def item_ids(run: StepRun, step: Step[Any], step_id: str) -> list[str]:
 
 
 def _item_name(key: str) -> str:
-    """A key as a part of an id: what ids may not have, and what divides them, is percent-encoded."""
+    """Turn a key into a part of an id. Characters that ids must not have, and those that divide ids, are percent-encoded."""
     text = "".join(
         f"%{byte:02X}" if byte in b"/%" or byte < 32 or byte == 127 else chr(byte) if byte < 128 else f"%{byte:02X}"
         for byte in key.encode("utf-8", "surrogatepass")
@@ -430,7 +431,7 @@ def invoked(run: StepRun, inner: Frame, output: Any, duration: float) -> SubWork
 
 
 def lasting(output: Any, duration: float) -> Any:
-    """What a workflow inside gave, with the duration that its step's record tells, as a replay gives it."""
+    """Return the result of a workflow inside with the duration of its step's record, as a replay gives it."""
     result = getattr(output, "workflow_result", None)
     if not isinstance(result, WorkflowResult):
         return output

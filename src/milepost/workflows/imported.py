@@ -1,8 +1,9 @@
-"""Runs of a workflow that are known by their marked points alone: what such a point tells, as records.
+"""Runs of a workflow that are known by their marked points alone: the contents of such a point, as records.
 
-A store that keeps points has no start record, and a point no journal: it is the results of steps, one after the other. Here
-they become the records that a replay answers from. Results that another program wrote tell less, name, kind and output
-perhaps; what is not told is not compared. Pure; nothing that is made here is ever written.
+A store that keeps points has no start record, and a point has no journal: it holds the results of steps, one after the
+other. This module makes them into records, from which a replay answers. Results that another program wrote may hold
+less: name, kind and perhaps output. Missing fields are not compared. The module is pure, and its records are never
+written.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ class _Result(msgspec.Struct):
 
 
 def as_recorded(run: Run, records: list[Record], live: Ranges, given: Mapping[str, Any] | None) -> list[Record]:
-    """The records of a run with those that were saved from outside made into what a replay answers from.
+    """Return the records of a run, and turn those that were saved from outside into records for a replay.
 
-    Where the run has a start record its own records are the truth, and what was saved counts for nothing. Where it has
-    none, it goes on from the newest point that counts, with the inputs that are `given`.
+    If the run has a start record, its own records are the truth, and the saved ones count for nothing. If it has none,
+    it goes on from the newest point that counts, with the inputs that are `given`.
 
-    Raises `InputMismatchError`, `WrongFlowError`, `OptionError` where there are no inputs, and `CheckpointCorruptError` or
+    Raises `InputMismatchError`, `WrongFlowError`, `OptionError` if there are no inputs, and `CheckpointCorruptError` or
     `CheckpointMigrationError` for a point that nothing can go on from.
     """
     if not any(record.is_foreign for record in records):
@@ -93,7 +94,10 @@ def as_recorded(run: Run, records: list[Record], live: Ranges, given: Mapping[st
 
 
 def _passed_over(record: Record) -> Record:
-    """The record or, of one that was saved from outside, one of no step under its number, so that none seems to be missing."""
+    """Return the record or, for one that was saved from outside, a placeholder of no step with its number.
+
+    The placeholder keeps the number from seeming to be missing.
+    """
     return record._replace(kind="saved", node_id="", header=None) if record.is_foreign else record
 
 
@@ -106,7 +110,10 @@ def _opened(run: Run, record: Record) -> tuple[dict[str, Any], bytes]:
 
 
 def _from_steps(run: Run, records: list[Record], given: Mapping[str, Any] | None) -> list[Record]:
-    """From the records of single steps, which a store by run and node has: they tell everything but how the run began."""
+    """Make records from the records of single steps, which a store by run and node has.
+
+    They hold everything except how the run began.
+    """
     made = [_begun(run, 0, given, flow=run.flow.name)]
     for record in records:
         if record.is_foreign:
@@ -140,7 +147,7 @@ _OF_ENVELOPES = frozenset(
 def _from_point(
     run: Run, record: Record, fields: Mapping[str, Any], state: bytes, given: Mapping[str, Any] | None
 ) -> list[Record]:
-    """The start record of the run that a point is of, and one for each of its results."""
+    """Make the start record of the point's run, and one record for each result in the point."""
     point = CheckpointData.decode(record.state() or b"")
     try:
         results = msgspec.convert(point.step_results, list[_Result])
@@ -164,7 +171,7 @@ def _from_point(
             version=begun.version,
         )
     ]
-    # The last of them has the point's own number, and the others those before it, as far as there are any.
+    # The last result has the point's own number, and the others have the numbers before it, as far as there are any.
     first = record.sequence - len(results) + 1
     for number, result in enumerate(_checked(run, record, results), first):
         made.append(_of_result(run, max(0, number), result, result.timestamp or saved_at))
@@ -174,7 +181,7 @@ def _from_point(
 
 
 def _checked(run: Run, record: Record, results: Sequence[_Result]) -> Iterator[_Result]:
-    """The results, of which all are such that a replay can answer from them."""
+    """Iterate over the results. Raises `CheckpointMigrationError` for one that a replay cannot answer from."""
     inside = {result.name.rpartition("/")[0] for result in results}
     for result in results:
         if result.step_type in _MADE_OF_STEPS and result.outcome is None and result.name not in inside:
@@ -221,7 +228,7 @@ def _of_result(run: Run, sequence: int, result: _Result, timestamp: str) -> Reco
 
 
 def _as_recorded_output(result: _Result) -> Any:
-    """What a record has of a step that is made of others, whose outputs a point shows once more."""
+    """Return the output that a record holds for a step made of others. A point repeats the outputs of its parts there."""
     output = result.output
     if result.step_type == "parallel" and isinstance(output, dict):
         children = output.get("child_results") or []
@@ -245,7 +252,7 @@ def _begun(
     timestamp: str = "",
     version: int | None = None,
 ) -> Record:
-    """The start record that the run would have."""
+    """Make the start record that the run would have."""
     mine = cast("StepFlow", run.flow)
     if flow != mine.name:
         raise WrongFlowError(
@@ -258,7 +265,7 @@ def _begun(
     inputs = mine.defaults() if given is None else given
     actual = mine.inputs_hash(inputs)
     is_same = inputs_hash == _UNKNOWN_HASH or (
-        # A part that is shorter could be that of other inputs too.
+        # A shorter part of a hash could belong to other inputs too.
         len(inputs_hash) >= len(_UNKNOWN_HASH) and actual.startswith(inputs_hash.lower())
     )
     if given is None and (not is_same or not _is_whole(mine, inputs)):
@@ -277,7 +284,7 @@ def _begun(
         )
     fields = {
         "flow": mine.name,
-        # The code of now is most likely that with which a run began that does not tell.
+        # If the point has no version, the run most likely began with that of the present code.
         "flow_version": version or mine.version,
         "front": mine.front,
         "fingerprint": mine.fingerprint,
@@ -289,5 +296,5 @@ def _begun(
 
 
 def _is_whole(flow: StepFlow, inputs: Mapping[str, Any]) -> bool:
-    """Whether the workflow needs no other inputs."""
+    """Return whether the workflow needs no other inputs."""
     return all(name in inputs for name in flow.shape.get("parameters", ()))

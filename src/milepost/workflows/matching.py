@@ -1,4 +1,4 @@
-"""What a replay compares: the step that the code asks for now, with the one that it asked for when it was recorded."""
+"""The comparison of a replay: the step that the code asks for now, and the step that is recorded."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class _Incomparable(Exception):
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], types: Iterable[type] = ()) -> Arguments:
-    """What a step is called with, to be compared: equal for equal values of equal types, in every process.
+    """Return a step's arguments in a form to compare: equal for equal values of equal types, in every process.
 
-    Of an object that the codec cannot carry and that equals only itself, a client say, the class alone counts. What stands
-    beside it is compared however it is nested.
+    If the codec cannot carry an object and the object equals only itself, as a client does, its class alone counts. All
+    values beside it are compared, however it is nested.
     """
     plain = None if kwargs else plain_arguments(args)
     if plain is not None:
@@ -75,7 +75,7 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], types: Iterab
 
 
 def plain_arguments(args: tuple[Any, ...]) -> Arguments | None:
-    """`arguments_of` of texts and whole numbers, which most are and which need no types; None for anything else."""
+    """Return `arguments_of` texts and whole numbers, the usual case, which needs no types; None for anything else."""
     if not _PLAIN.issuperset(map(type, args)):
         return None
     try:
@@ -97,7 +97,7 @@ def _together(
     kwargs: Mapping[str, Any],
     known: tuple[Any, ...],
 ) -> bytes:
-    """A list, then an object where there are keywords: no mapping as the last argument looks like that."""
+    """Write a list and, if there are keywords, an object after it. No mapping as the last argument looks like that."""
     data = write([*args], known) if args or not kwargs else b""
     return data + write(dict(kwargs), known) if kwargs else data
 
@@ -110,10 +110,10 @@ def _as_far_as_carried(
     *,
     is_state: bool = False,
 ) -> bytes:
-    """A value as `canonical` writes it, with a mark, which no JSON has, before whatever in it the codec cannot carry.
+    """Write a value as `canonical` does, with a mark before every part that the codec cannot carry. No JSON has this mark.
 
-    `above` are the objects that the value stands in, `left` the effort that is left, `is_state`: one of them
-    has an equality of its own. Raises _Incomparable for data that can't be read.
+    `above` are the objects that contain the value, `left` is the effort that is left. `is_state`: one of them has an
+    equality of its own. Raises _Incomparable for data that can't be read.
     """
     try:
         return canonical(value, known)
@@ -150,7 +150,7 @@ def _as_far_as_carried(
         return _mark(getattr(value, "__qualname__", None) or cls.__qualname__)
     is_state = is_state or not (isinstance(value, (*_SEVERAL, dict)) or family_of(cls) is not None)
     data = _as_far_as_carried(_parts(value), known, above, left, is_state=is_state)
-    # It is shown by its class alone: what is no plain data may hold what nobody should read.
+    # The class alone is shown: an object that is no plain data may hold data that nobody should read.
     return _mark(f"{cls.__qualname__}:{hashlib.sha256(data).hexdigest()[:32]}")
 
 
@@ -159,9 +159,10 @@ def _mark(text: str) -> bytes:
 
 
 def _is_service(value: Any, *, is_state: bool) -> bool:
-    """Whether an object stands for something outside, as a client does, so that its class alone counts.
+    """Return whether an object stands for something outside, as a client does, so that its class alone counts.
 
-    That is one without an equality of its own. In the state of one that has it, those are data that say how they are copied.
+    Such an object has no equality of its own. In the state of an object that has one, it also does not say how it is
+    copied: an object that does is data.
     """
     cls = type(value)
     if isinstance(value, (functools.partial, MethodType, BaseException)) or family_of(cls) is not None:
@@ -176,7 +177,7 @@ def _is_service(value: Any, *, is_state: bool) -> bool:
 
 
 def _inherits(cls: type, *names: str) -> bool:
-    """Whether a class has from `object` what has these names."""
+    """Return whether a class inherits all attributes with these names from `object`."""
     return all(getattr(cls, name, None) is getattr(object, name, None) for name in names)
 
 
@@ -185,7 +186,7 @@ def _is_secret(cls: type) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Take a value apart as `copy.copy` does, an error as far as its arguments."""
+    """Take a value apart as `copy.copy` does; of an error take its arguments only."""
     if isinstance(value, BaseException):
         return [value.args]
     try:
@@ -200,7 +201,10 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _classes(value: Any) -> Iterator[type]:
-    """The classes of the records and enums in a value: what is only compared has no need to be read again by a name."""
+    """Iterate over the classes of the records and enums in a value.
+
+    A value that is only compared is never read by a name.
+    """
     seen: dict[int, Any] = {}
     left = [value]
     while left:
@@ -222,12 +226,12 @@ def _classes(value: Any) -> Iterator[type]:
 
 
 def differs(recorded: Mapping[str, Any] | None, now: Arguments) -> bool:
-    """Whether a step is called with something else than recorded; what was not recorded does not differ."""
+    """Return whether a step's arguments differ from the recorded ones. Arguments that were not recorded do not differ."""
     return bool(recorded) and (recorded != now or "unlike" in now)
 
 
 def how_to_agree(recorded: Mapping[str, Any] | None, now: Arguments) -> str:
-    """What to do about arguments that differ."""
+    """Advise what to do about arguments that differ."""
     unlike = now.get("unlike") or (recorded or {}).get("unlike")
     if unlike:
         return (
@@ -238,14 +242,17 @@ def how_to_agree(recorded: Mapping[str, Any] | None, now: Arguments) -> str:
 
 
 def hash_of(values: Mapping[str, Any], types: Iterable[type] = ()) -> tuple[str, dict[str, str]]:
-    """The digest of inputs, 64 hex digits, and one for each. Raises what the codec raises for what it cannot carry."""
+    """Return the digest of inputs, 64 hex digits, and one for each.
+
+    Raises the codec's error for inputs that it cannot carry.
+    """
     known = tuple(types)
     digests = {name: hashlib.sha256(canonical(values[name], known)).hexdigest() for name in sorted(values)}
     return hashlib.sha256(_encode(digests)).hexdigest(), digests
 
 
 def non_determinism(run_id: str, index: int, recorded: str, found: str, hint: str = "") -> NonDeterminismError:
-    """The error of code that asks for another step than recorded, both sides named."""
+    """Make the error for code that asks for another step than the recorded one; it names both."""
     act = hint or (
         "bring the code back that the run began with, branch on ctx.version, or map a renamed step with rename="
     )
@@ -261,10 +268,10 @@ def non_determinism(run_id: str, index: int, recorded: str, found: str, hint: st
 
 
 def described(step_id: str, kind: str, arguments: Mapping[str, Any] | None = None, *, count: int | None = None) -> str:
-    """A step in words: id, kind and, where they are known, how many items a map has and the arguments."""
+    """Describe a step in words: its kind and id and, if known, the number of a map's items and the arguments."""
     told, text = arguments or {}, (arguments or {}).get("text")
     words = f"{kind} step {step_id!r}" + (f" of {count} items" if count is not None else "")
     if text is None:
         return words
-    # Long arguments may begin alike.
+    # Long arguments may begin alike, so the digest tells them apart.
     return f"{words} with {shown(text)[1:-1]}" + (f"… (digest {told['digest'][:8]})" if "digest" in told else "")

@@ -1,4 +1,4 @@
-"""What a run of a workflow writes: records of steps, and how the run ended."""
+"""The records that a run of a workflow writes: of its steps, and of how the run ended."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def record(
     statements: tuple[Statement, ...] = (),
     tags: dict[str, str] | None = None,
 ) -> Routine[tuple[int, str]]:
-    """Write records; the number and the time of the last of them. What could not be written goes into the next write.
+    """Write records; return the number and the time of the last of them.
 
-    `tags` go with this write, beside those that wait for the next one. With statements it is written now or not at all:
-    `StatementError` leaves everything as it was.
+    Records that fail to be written join the next write.
+
+    `tags` go with this write, beside those that wait for the next one. With statements the records are written now or
+    not at all: `StatementError` leaves everything as it was.
     """
     if statements:
         yield Alone()
@@ -65,7 +67,7 @@ def record(
     except RunCancelled as exc:
         if release is not None or not drafts or drafts[-1].kind != CHECKPOINT:
             raise
-        # It is written: the step has succeeded, and is among those that are undone.
+        # The record is written: the step has succeeded, and is among those that are undone.
         run.cancel = exc.reason
     except CheckpointWriteError as exc:
         yield Emit(
@@ -108,7 +110,7 @@ def _tags(run: StepRun) -> dict[str, str] | None:
 
 
 def finish(run: StepRun, output: Any) -> Routine[None]:
-    """Record what the workflow returned; an output that cannot be recorded fails it."""
+    """Record the output of the workflow. An output that cannot be recorded fails it."""
     if run.store is None:
         return
     data = encoded_output(run, run.flow, output)
@@ -127,7 +129,7 @@ def finish(run: StepRun, output: Any) -> Routine[None]:
 
 
 def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
-    """Record that the run failed, and undo what can be undone; the error that it failed with."""
+    """Record that the run failed and undo the steps with a rollback; return the error that it failed with."""
     if isinstance(exc, RunCancelled):
         run.journal.begin_to_end()
         yield from undoing.roll_back(run)
@@ -167,5 +169,5 @@ def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
 
 
 def ends_run(error: BaseException) -> bool:
-    """Whether it is the workflow that failed, and not its store, its owner or its time."""
+    """Return whether the workflow itself failed, and not its store, its owner or its time."""
     return isinstance(error, (WorkflowError, StepError, DuplicateStepNameError, StateTypeError, SerializeStateError))

@@ -1,7 +1,7 @@
-"""Where a run of a workflow goes on: its journal read, checked, and answered from as far as it goes.
+"""The point where a run of a workflow goes on: its journal is read, checked, and answered from as far as it goes.
 
-The code is played over what is recorded until it asks for something new. What is in the way of going on, a difference
-say, or damage, is found here, before anything is written.
+The code is played over the record until it asks for something new. An obstacle to going on, such as a difference or
+damage, is found here, before anything is written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["ExaminedWorkflow", "find", "inputs_of", "know_renames", "primed", "p
 
 
 class ExaminedWorkflow:
-    """Where a run of a workflow goes on; see `milepost.graph.checks.ExaminedRun`."""
+    """The point where a run of a workflow goes on; see `milepost.graph.checks.ExaminedRun`."""
 
     def __init__(
         self, row: RunRow, newest: int, point: Record, state: Any, info: ResumeInfo, live: Ranges | None
@@ -55,7 +55,7 @@ class ExaminedWorkflow:
         self.newest = newest
         self.point = point
         self.state = state
-        """The inputs or, of a run that has finished, its output."""
+        """The inputs or, for a run that has finished, its output."""
         self.info = info
         self.live = live
         self.spent = AttemptBudget()
@@ -63,14 +63,14 @@ class ExaminedWorkflow:
 
     @property
     def plan(self) -> str:
-        """In one sentence, what going on from here means."""
+        """A sentence that says what happens if the run goes on from here."""
         if self.next_node is None:
             return "no step is left to do: the workflow's code goes on to its end"
         return f"goes on at step {self.next_node!r}"
 
 
 def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
-    """Play what is recorded, up to the first thing that is new."""
+    """Play the recorded part, up to the first thing that is new."""
     assert run.store is not None
     check_flow(run, latest.row)
     _refuse_states(run)
@@ -111,7 +111,7 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
 
 
 def refusal(run: StepRun, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
-    """Why the verb does not go on where the replay ended, or None."""
+    """Return the reason why the verb does not go on from the end of the replay, or None."""
     info = found.row.info
     if wish.verb == "resume" and info.status == "failed" and run.recorded.first_undone() is None:
         for step_id, step in run.pending:
@@ -162,9 +162,10 @@ def _info(
 def read(
     run: StepRun, latest: RunSnapshot, remarks: list[str]
 ) -> Routine[tuple[list[Record], list[Record], dict[int, Mapping[str, Any] | StepHead]]]:
-    """All records, and those that may count: all or, with on_corrupt='previous', those before the first damaged one.
+    """Read all records, check them, and return all of them, those that may count, and the parsed headers by number.
 
-    Those that are superseded are not looked at. What the headers of the others say is given too, by number.
+    All may count or, with on_corrupt='previous', those before the first damaged one. Superseded records are not
+    checked, and their headers are not parsed.
     """
     assert run.store is not None
     is_lenient = run.options.on_corrupt == "previous"
@@ -197,19 +198,19 @@ def read(
     made = records
     if len(parsed) < len(records):
         made = as_recorded(run, records, live, run.given)
-    # What was made of points has numbers that other records may have too.
+    # Records made from points may have the same numbers as other records.
     return made, made, parsed if made is records else {}
 
 
 def know_renames(run: StepRun, records: list[Record]) -> None:
-    """Learn what recorded ids are called now: the newest owner record that tells of it tells all."""
+    """Learn the present names of recorded ids. The newest owner record with renames has all of them."""
     told = next((r for r in reversed(records) if r.kind == OWNER and r.fields().get("renames")), None)
     run.renamed_at = None if told is None else told.sequence
     run.renames = Renames.told_by(None if told is None else told.fields(), run.options.rename)
 
 
 def _live_ranges(run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]) -> Ranges | None:
-    """New live ranges up to the claim, where something recorded is to count no more; None: as they are."""
+    """Return new live ranges up to the claim if a part of the record no longer counts. None: the ranges stay as they are."""
     live = latest.row.live
     if wish.verb == "resume_from":
         return ranges_upto(live, _wished(run, wish, live, records))
@@ -232,7 +233,7 @@ def _may_cut(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> bool:
 
 
 def _wished(run: StepRun, wish: ResumeRequest, live: Ranges, records: list[Record]) -> int:
-    """The number of the last record that still counts for `resume_from`."""
+    """Return the number of the last record that still counts for `resume_from`."""
     know_renames(run, records)
     standing = JournalHistory(records, live, run.renames)
     entry = standing.done.get(wish.node_id or "")
@@ -254,7 +255,7 @@ def _wished(run: StepRun, wish: ResumeRequest, live: Ranges, records: list[Recor
 
 
 def inputs_of(run: StepRun, begun: StepRecord) -> dict[str, Any]:
-    """The inputs as they were recorded; compared with those given now, where there are some."""
+    """Return the recorded inputs, after a comparison with the inputs of the call if it has some."""
     try:
         inputs: dict[str, Any] = run.flow.completed(run.flow.codec.decode(begun.record.state() or b"{}", root="input"))
     except DeserializeStateError as exc:
@@ -276,7 +277,7 @@ def _differences(run: StepRun, begun: StepRecord) -> tuple[str, ...]:
 
 
 def output_of(run: StepRun) -> Any:
-    """What a finished run returned."""
+    """Return the output of a finished run."""
     finish = run.recorded.finish
     if finish is None:
         raise CheckpointCorruptError(
@@ -298,13 +299,13 @@ def _refuse_states(run: StepRun) -> None:
 
 
 def primed(routine: Routine[Any]) -> Routine[None]:
-    """Let a routine come to its `Ready`. One that ends before that has no reason to."""
+    """Let a routine come to its `Ready`. A routine that ends before that is a bug."""
     is_over, _ = yield from primed_or_over(routine)
     assert not is_over
 
 
 def primed_or_over(routine: Routine[Any]) -> Routine[tuple[bool, Any]]:
-    """Whether a routine has ended without anything new, and with what; else it stands at its `Ready`."""
+    """Play a routine up to its `Ready`. Returns whether it ended before that, without anything new, and with which value."""
     try:
         effect = next(routine)
         while not isinstance(effect, Ready):

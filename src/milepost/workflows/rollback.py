@@ -1,7 +1,7 @@
-"""Rollbacks: what undoes the steps of a run that is to end failed or cancelled, newest first.
+"""Rollbacks: they undo the steps of a run that is to end failed or cancelled, newest first.
 
-They are best effort: an error of one stops no other, and all are told. Each outcome is recorded, so that after a crash the
-remaining ones are done, and none that succeeded is done again.
+They are best effort: an error of one stops no other, and all errors are reported. Each outcome is recorded, so that
+after a crash the remaining rollbacks are done, and none that succeeded is done again.
 """
 
 from __future__ import annotations
@@ -47,18 +47,21 @@ class Undo(NamedTuple):
 
 
 def register(run: StepRun, step: Step[Any], step_id: str, sequence: int, output: Any, frame: Frame) -> None:
-    """Note how a step is undone. One whose code has no rollback any more is told of when it would be due."""
+    """Register the rollback of a step. If the code no longer has one, `roll_back` reports that when it would be due."""
     mods = step.modifiers
     if mods.rollback is not None:
         run.undos[step_id] = Undo(sequence, step_id, mods.rollback, mods.rollback_retry, output, frame)
 
 
 def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None]:
-    """Undo what succeeded, in reverse order of the records, or `only` some of it; nothing stops it but the store."""
+    """Undo the steps that succeeded, in reverse order of the records, or `only` some of them.
+
+    Only the store's error stops it.
+    """
     recorded = run.recorded
     due = [undo for undo in run.undos.values() if only is None or undo.step_id in only]
     if only is None:
-        # Registered in a record, and not by the code as it is now.
+        # These rollbacks are registered in a record, but the present code does not have them.
         lost = [
             entry
             for step_id, entry in recorded.done.items()
@@ -70,11 +73,11 @@ def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None
         run.rollback_errors = (*_known_errors(run), *run.rollback_errors)
     for undo in due:
         refuse_async(run, undo.fn, undo.step_id)
-    # Of those that one point brought along the last one is the newest.
+    # Of the rollbacks that one point brought along the last one is the newest.
     for undo in sorted(due, key=lambda undo: undo.sequence)[::-1]:
         if not _is_undone(run, undo.step_id):
             yield from _undo(run, undo)
-        # Only now: one that is cut short, by a cancel say, is still due.
+        # Removed only now: a rollback that is interrupted, by a cancel say, is still due.
         run.undos.pop(undo.step_id, None)
 
 
@@ -83,7 +86,7 @@ def _is_undone(run: StepRun, step_id: str) -> bool:
 
 
 def _known_errors(run: StepRun) -> list[RollbackError]:
-    """What rollbacks failed with in processes before this one."""
+    """Return the errors of rollbacks in processes before this one."""
     failed = [entry for entry in run.recorded.undone.values() if entry.fields.get("message") is not None]
     return [
         RollbackError(entry.record.node_id, str(entry.fields["message"]))
@@ -125,7 +128,7 @@ class _UndoContext(Context[Any]):
 
     @property
     def idempotency_key(self) -> str:
-        """32 hex digits: the same each time that this rollback is tried, and another one than the step's."""
+        """A key of 32 hex digits: the same for each attempt of this rollback, and different from the step's."""
         return hashlib.sha256(f"{super().idempotency_key}\0rollback".encode()).hexdigest()[:32]
 
 
@@ -133,7 +136,7 @@ def _call(undo: Undo, takes_output: bool, source: str | None, context: Context[A
     ctx = undo.frame.context
     args = (ctx, undo.output) if takes_output else (ctx,)
     own = _UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
-    # A step that a fork has copied was done once, and has one key for that, whoever undoes it.
+    # A step that a fork has copied was done once, so its rollback has one key in every run.
     own._source = source
     return Call(undo.fn, args, own, is_async(undo.fn), limit)
 
@@ -148,7 +151,7 @@ def _failed_attempt(context: Context[Any], exc: Exception, seconds: float | None
 def _note(
     run: StepRun, step_id: str, error: RollbackError | None, fields: dict[str, Any], failed: Exception | None = None
 ) -> Routine[None]:
-    """Record how a rollback ended, and tell of it."""
+    """Record how a rollback ended, and emit an event."""
     if error is not None:
         run.rollback_errors = (*run.rollback_errors, error)
         fields = {**fields, "message": error.error}
@@ -171,7 +174,7 @@ def _note(
 
 
 def _takes_output(fn: Callable[..., Any]) -> bool:
-    """Whether a rollback takes `(ctx, output)` rather than `(ctx)`."""
+    """Return whether a rollback takes `(ctx, output)` rather than `(ctx)`."""
     try:
         parameters = signature(fn).parameters.values()
     except (TypeError, ValueError):

@@ -1,15 +1,15 @@
 """A run of a workflow of steps: its code is played, and every step that it asks for is answered or done.
 
-The code is played from its beginning each time. What is recorded is answered from the record and yields no effect, so the
-first thing that is new shows where the run goes on: there the replay yields `Ready`, the run is taken, and the same
-generator goes on. A refusal comes before that, and leaves the run as it was.
+The code is played from its beginning each time. Recorded steps are answered from the record and yield no effect, so the
+first new thing shows where the run goes on. There the replay yields `Ready`, the run is claimed, and the same generator
+goes on. A refusal comes before that, and leaves the run as it was.
 
     play        the code of one workflow: ask it for a step, do that, give it the result
     performing  one step: when, retry, on_error, skip_on_error, as_result; recorded; checkpoint
     parking     waits and timers: a run that waits is released and holds nothing
     undoing     rollbacks, once the run is to end failed or cancelled
     replaying   where a run goes on: the journal, and the code played over it
-    recording   what is written: steps, and how the run ended
+    recording   the records of steps, and of how the run ended
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ READY = Ready()
 
 
 class Frame:
-    """One workflow whose code is being played: the run's own, with id "", or one that is a step's."""
+    """A workflow whose code is being played: the run's own, with id "", or the workflow of a step."""
 
     def __init__(self, run: StepRun, flow: Any, step_id: str, inputs: Mapping[str, Any], ends_at: float | None) -> None:
         self.id = step_id
@@ -78,9 +78,9 @@ class Frame:
         self.ends_at = ends_at
         self.results: dict[str, StepResult] = {}
         self.roots = () if run.is_live else run.recorded.children(step_id)
-        """What the code asked for before, in order."""
+        """The ids of the steps that the code asked for before, in order."""
         self.asked: list[str] = []
-        """What it has asked for now."""
+        """The ids of the steps that the code has asked for now."""
         self.position = 0
         self.followed = 0
         """The sequence of the record that the next step follows."""
@@ -99,20 +99,20 @@ class Frame:
             self._draw(run, begun.fields)
 
     def _draw(self, run: StepRun, begun: Mapping[str, Any]) -> None:
-        """Have code that a fork has copied a step of go on with what it drew in the run that it began in."""
+        """Set the origins of a run with steps that a fork copied: its code draws the same values as in the original run."""
         run.origins = origins_of(begun)
         if run.origins:
             first = run.recorded.first_below(self.id) if self.id else 0
             self.context._source = None if first is None else source_of(run.origins, first)
 
     def until(self, ends_at: float | None) -> Frame:
-        """This frame with less time, for what is part of one of its steps."""
+        """Return a copy of this frame with an earlier end, for the parts of one of its steps."""
         other = copy.copy(self)
         other.ends_at = ends_at
         return other
 
     def has_replayed(self, result: StepResult, sequence: int, timestamp: str) -> None:
-        """Note a step that has ended, under the record that says so."""
+        """Note a step that has ended, and the record that says so."""
         self.results[result.name] = result
         self.followed = sequence
         self.context._followed_at = timestamp
@@ -152,14 +152,14 @@ class StepRun(Run):
         super().__init__(flow, store, run_id, options, is_listening=is_listening)
         self.config: Any = options.config
         self.given: Mapping[str, Any] | None = None
-        """The inputs that a resume was given, to be compared."""
+        """The inputs of a resume, to be compared with the recorded ones. None: the resume was given none."""
         self.version: int = flow.version
         self.wants_results = False
-        """Whether the results of a finished run's steps are asked for, and its code is played for them."""
+        """True if a caller wants the step results of a finished run. Its code is then played to get them."""
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing of what is recorded, as before a replay."""
+        """Forget all that is known of the record, as before a replay."""
         self.recorded = JournalHistory()
         self.is_live = True
         self.main: Routine[Any] | None = None
@@ -167,25 +167,28 @@ class StepRun(Run):
         self.pending: list[tuple[str, Step[Any]]] = []
         """The steps at which replays have come to their ends."""
         self.stood: set[str] = set()
-        """The steps at which the run stood when it was taken, to go on."""
+        """The steps at which the run stood when it was claimed in order to go on."""
         self.later: set[str] = set()
-        """Items of maps that the run did not stand at, though it stood at others of their map."""
+        """Items of maps at which the run did not stand, though it stood at other items of the same map."""
         self.taken_at = -1
-        """The sequence of the record that says that it was taken."""
+        """The sequence of the record of the claim."""
         self.undos: dict[str, undoing.Undo] = {}
         self.unsaved: tuple[PendingRecord, ...] = ()
         self.rollback_errors: tuple[RollbackError, ...] = ()
         self.rolled_back: set[str] = set()
-        """The steps that were undone by this process."""
+        """The steps that this process has undone."""
         self.cancel: str | None = None
-        """The reason of a cancel that the write of a step's result told of: the step is over first."""
+        """The reason of a cancel that the write of a step's result reported.
+
+        The step completes before the cancel takes effect.
+        """
         self.failed_step: StepResult | None = None
         self.open_waits: dict[str, parking.Open] = {}
 
     # -- beginning and going on ------------------------------------------------------------------------
 
     def expect(self, inputs: Mapping[str, Any] | None) -> None:
-        """Have a resume compare these inputs with those that the run began with; None: it takes them from the record."""
+        """Have a resume compare these inputs with those that the run began with. None: it takes the recorded ones."""
         if inputs is not None:
             self.given = inputs
 
@@ -207,15 +210,15 @@ class StepRun(Run):
         return self._played(self.whole(given))
 
     def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
-        """Play what is recorded, up to the first thing that is new."""
+        """Play the recorded part, up to the first thing that is new."""
         return replaying.find(self, wish, latest)
 
     def refusal(self, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
-        """Why the verb does not go on where the replay ended, or None."""
+        """Return the reason why the verb does not go on from the end of the replay, or None."""
         return replaying.refusal(self, wish, found)
 
     def go_on(self, wish: ResumeRequest, found: ExaminedWorkflow, amendment: Amendment | None) -> Routine[Any]:
-        """Go on with the code that was replayed, or with the end that the run was on its way to."""
+        """Go on with the code that was replayed, or with the rollbacks of a failure that is already recorded."""
         assert self.main is not None
         self._taken(found)
         final = self.recorded.final
@@ -227,7 +230,7 @@ class StepRun(Run):
         return (yield from self._played(self.main))
 
     def end(self, found: ExaminedWorkflow, row: RunRow) -> Routine[Any]:
-        """Carry out a cancel that is open: what can be undone is undone first."""
+        """Carry out a cancel that is open. Steps with a rollback are undone first."""
         assert self.main is not None
         self._taken(found)
         self.main.close()
@@ -236,7 +239,7 @@ class StepRun(Run):
         raise self.journal.cancelled(row.cancel or "")
 
     def _taken(self, found: ExaminedWorkflow) -> None:
-        """The run is this call's now."""
+        """Note that this call owns the run from now on."""
         self.is_live = True
         if found.row.lease == "ended":
             self.recorded.crashes.append(self.journal.sequence)
@@ -245,14 +248,14 @@ class StepRun(Run):
         self.taken_at = self.journal.sequence
 
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
-        """Nothing: a replay counts visits over all records."""
+        """Return no node and visit 1: a replay counts visits over all records."""
         return "", 1
         yield  # the marker of a generator: it never asks for anything
 
     # -- playing the code ------------------------------------------------------------------------------
 
     def _played(self, main: Routine[Any]) -> Routine[Any]:
-        """Play to the end; a run that has to wait is parked, or plays again where the answer came meanwhile."""
+        """Play to the end. A run that has to wait is parked, or plays again if the answer has arrived meanwhile."""
         while True:
             try:
                 return (yield from main)
@@ -292,7 +295,7 @@ class StepRun(Run):
         return output
 
     def _cancelled_by(self, exc: BaseException) -> RunCancelled | None:
-        """The cancel that ended a call in flight: what was done before that call is undone all the same."""
+        """Return the cancel that ended a call in flight, or None. The steps before that call are still undone."""
         held = self.journal.held
         if held is None or held.cancel is None or not isinstance(exc, (HoldOver, MilepostInterrupt)):
             return None
@@ -300,7 +303,7 @@ class StepRun(Run):
         return ended if isinstance(ended, RunCancelled) else None
 
     def _is_refusal(self, exc: BaseException) -> bool:
-        """Whether a replay cannot go on, so that nothing may be written, not even that the run failed."""
+        """Return whether a replay cannot go on, so that nothing may be written, not even that the run failed."""
         if not isinstance(exc, Exception):
             return True
         return not self.is_live and isinstance(
@@ -308,11 +311,11 @@ class StepRun(Run):
         )
 
     def frame(self, flow: Any, step_id: str, inputs: Mapping[str, Any], ends_at: float | None) -> Frame:
-        """A frame for a workflow that is a step of this run."""
+        """Return a frame for a workflow that is a step of this run."""
         return Frame(self, flow, step_id, inputs, ends_at)
 
     def is_failure(self, exc: BaseException) -> bool:
-        """Whether it is a workflow that failed, and not its store, its owner or its time."""
+        """Return whether the workflow itself failed, and not its store, its owner or its time."""
         return isinstance(exc, StepFailed) or recording.ends_run(exc)
 
     def do(
@@ -322,7 +325,7 @@ class StepRun(Run):
         return performing.do(self, step, step_id, frame, is_child=is_child, floor=floor)
 
     def play(self, frame: Frame) -> Routine[Any]:
-        """Ask the code for steps and do them, until it returns; what it returned."""
+        """Ask the code for steps and do them until it returns; return its output."""
         body = frame.flow.begin(frame.context, frame.inputs)
         answer: Any = None
         try:
@@ -361,7 +364,11 @@ class StepRun(Run):
             raise
 
     def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
-        """The step that the code asks for, if it is one, has a name of its own, and was recorded here if any was."""
+        """Return the step that the code asks for, after the checks.
+
+        Raises `WorkflowError` if it is no step, `DuplicateStepNameError` if its name is in use, and
+        `NonDeterminismError` if another step is recorded at this position.
+        """
         if not isinstance(asked, Step):
             if isinstance(asked, Named):
                 what = f"{asked!r}, which has no kind: complete it, as in {asked!r}.python(f)"
@@ -394,7 +401,7 @@ class StepRun(Run):
         return asked
 
     def _check_failed(self, frame: Frame, step: Step[Any], step_id: str) -> None:
-        """Raise the recorded failure of a step that ended the workflow that it is a step of, where that is a step itself."""
+        """Raise the recorded failure of a step that ended the workflow around it, if that workflow is itself a step."""
         entry = self.recorded.standing_failure(step_id)
         if entry is None or (step.modifiers.on_error is not None and entry.fields.get("op") != "on_error"):
             return
@@ -430,12 +437,12 @@ class StepRun(Run):
     # -- what is live ----------------------------------------------------------------------------------
 
     def live(self) -> Routine[None]:
-        """Come back when the run is taken: what follows is new."""
+        """Wait until the run is claimed: whatever follows is new."""
         if not self.is_live:
             yield READY
 
     def enter(self, step_id: str) -> None:
-        """Raise what keeps the run from beginning something new."""
+        """Raise the error, if any, that keeps the run from beginning something new."""
         if self.journal.held is not None:
             self.journal.check_hold()
         if self.options.run_timeout is not None:
@@ -444,7 +451,7 @@ class StepRun(Run):
             raise self._stopped("before", step_id)
 
     def stood_at(self, node_id: str) -> bool:
-        """Whether the replay of a run that goes on came to its end at this step, or in it."""
+        """Return whether the replay of a resumed run came to its end at this step, or inside it."""
         if self.info is None or node_id in self.later:
             return False
         if self.journal.sequence == self.taken_at:
@@ -452,7 +459,7 @@ class StepRun(Run):
         return node_id in self.stood
 
     def leave(self, step_id: str) -> None:
-        """Raise what keeps the run from going on after a step."""
+        """Raise the error, if any, that keeps the run from going on after a step."""
         if self.cancel is not None:
             raise self.journal.cancelled(self.cancel)
         if step_id in self.options.stop_after:
@@ -464,7 +471,7 @@ class StepRun(Run):
         max_parallel: int | None = None,
         is_stopped: Callable[[], bool] | None = None,
     ) -> Routine[dict[str, Outcome]]:
-        """Do several things at once: an outcome for each, in order. What can be answered from the record is so first."""
+        """Do several things at once and return an outcome for each, in order. Answers from the record come first."""
         outcomes, still = yield from self.answered(routines)
         if still:
             yield from self.live()
@@ -474,7 +481,10 @@ class StepRun(Run):
     def answered(
         self, routines: Mapping[str, Routine[Any]]
     ) -> Routine[tuple[dict[str, Outcome], Mapping[str, Routine[Any]]]]:
-        """Answer from the record what can be answered: the outcomes of that, and the others, where they begin anew."""
+        """Answer from the record as many routines as possible.
+
+        Returns the outcomes of those, and the other routines, each at the place where it begins anew.
+        """
         if self.is_live:
             return {}, routines
         outcomes: dict[str, Outcome] = {}
@@ -501,15 +511,15 @@ class StepRun(Run):
         statements: tuple[Statement, ...] = (),
         tags: dict[str, str] | None = None,
     ) -> Routine[tuple[int, str]]:
-        """Write records; the number and the time of the last of them. See `recording.record`."""
+        """Write records; return the number and the time of the last of them. See `recording.record`."""
         return recording.record(self, drafts, is_fatal=is_fatal, release=release, statements=statements, tags=tags)
 
     def known_before(self) -> dict[str, Any]:
-        """Nothing: a replay reads the whole record anyway."""
+        """Return nothing: a replay reads the whole record anyway."""
         return {}
 
     def still_waiting(self) -> Routine[tuple[Wait, ...]]:
-        """What it waits for still, though it ends otherwise."""
+        """Return the waits that are still open although the run ends otherwise."""
         return parking.unanswered(self)
 
     def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
@@ -519,11 +529,11 @@ class StepRun(Run):
     # -- what it gives ---------------------------------------------------------------------------------
 
     def result(self, value: Any) -> WorkflowResult[Any]:
-        """How the workflow ended."""
+        """Return the result of the workflow that has ended."""
         return self.told(value, None)
 
     def told(self, value: Any, error: BaseException | None) -> WorkflowResult[Any]:
-        """The result so far, or with `error`."""
+        """Return the result so far, or with `error`."""
         results = () if self.root is None else tuple(self.root.results.values())
         if self.failed_step is not None:
             results = (*results, self.failed_step)
@@ -544,7 +554,7 @@ class StepRun(Run):
         )
 
     def so_far(self, stopped: MilepostError) -> WorkflowResult[Any]:
-        """The result of a run that waits or was stopped."""
+        """Return the result of a run that waits or was stopped."""
         waits = tuple(getattr(stopped, "waiting_for", ()))
         return dataclasses.replace(self.told(None, None), waiting_for=waits)
 
@@ -582,7 +592,7 @@ class StepRun(Run):
 
 
 def _close(body: Any, why: BaseException) -> None:
-    """Close a workflow's code, which ends because of `why`; a step that it asks for in a `finally` is refused."""
+    """Close a workflow's code, which ends because of `why`. A step that it asks for in a `finally` is refused."""
     try:
         contained(body.close)
     except Exception as exc:

@@ -1,8 +1,8 @@
-"""One step, from being asked for to being recorded.
+"""The life of one step, from the request of the code to its record.
 
 The order of effect is fixed: when, then the work with its retries and timeouts, on_error, skip_on_error, as_result; the
-registration of its rollback and the result in one record; the checkpoint. Everything that is decided is recorded before it
-has consequences, and answered from the record afterwards.
+registration of its rollback and the result in one record; the checkpoint. Every decision is recorded before it has
+consequences, and is answered from the record afterwards.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ logger = logging.getLogger("milepost")
 
 _encode = msgspec.json.Encoder().encode
 _UNSPENT = AttemptBudget()
-"""What the visit of a step has used up that nobody has asked for yet; never changed."""
+"""The budget of a step's visit before anybody has asked what the visit has used up. It never changes."""
 
 
 def do(
@@ -69,8 +69,8 @@ def do(
 ) -> Routine[StepResult]:
     """Answer a step from the record, or do it and record it.
 
-    `is_child`: part of a group, which is handed a failure instead of ending with it. A failure that was recorded up to
-    `floor` counts no more, and the step is done again.
+    `is_child`: the step is part of a group, which gets a failure as a result instead of ending with it. A failure that
+    was recorded up to `floor` no longer counts, and the step is done again.
     """
     return _Doing(run, step, step_id, frame, is_child=is_child).tell_end(floor)
 
@@ -98,12 +98,12 @@ class _Doing(Composing):
         self.tried = 1
         self.began = 0.0
         self.is_open = False
-        """Whether its beginning was told, and not yet its end."""
+        """True after the event of its beginning and before the event of its end."""
         self.done: StepResult | None = None
-        """Its result, where that is recorded already: with the statements of the attempt that made it."""
+        """Its result, if that is recorded already, together with the statements of the successful attempt."""
 
     def tell_end(self, floor: int) -> Routine[StepResult]:
-        """`do`, with an event for an end that leaves no result: a failure of the run, a cancel, an interruption.
+        """Do the step, and emit an event for an end without a result: a failure of the run, a cancel, an interruption.
 
         A step that waits has not ended, nor has one in which the run stopped at a breakpoint.
         """
@@ -123,7 +123,10 @@ class _Doing(Composing):
             raise
 
     def do(self, floor: int) -> Routine[StepResult]:
-        """Answer or do the step; `StepFailed` where its failure is not made anything else of here."""
+        """Answer or do the step.
+
+        Raises `StepFailed` if it fails and no modifier of the step turns the failure into a result.
+        """
         run = self.run
         entry = run.recorded.done.get(self.step_id)
         if entry is not None and (entry.sequence > floor or entry.fields.get("outcome") != "failed"):
@@ -133,7 +136,7 @@ class _Doing(Composing):
             run.pending.append((self.step_id, self.step))
         self.began = began = run.options.clock.monotonic()
         if run.store is not None:
-            # Taken down before anything is called with them: a function may change what it is given.
+            # The arguments are written down before any call: a function may change its arguments.
             self.arguments = asked_with(run, self.step)
         if self.mods.when is not None and self.step_id not in run.recorded.choices:
             skipped = yield from self._asked()
@@ -167,7 +170,10 @@ class _Doing(Composing):
         return (yield from self._after_failure(failed, began))
 
     def _after_failure(self, failed: StepFailed, began: float) -> Routine[StepResult]:
-        """What the step makes of its failure."""
+        """Apply the step's modifiers to its failure: on_error, skip_on_error, as_result.
+
+        Raises the failure if none applies.
+        """
         run, mods = self.run, self.mods
         if mods.on_error is not None:
             if failed.draft is not None:
@@ -191,7 +197,7 @@ class _Doing(Composing):
     # -- when ------------------------------------------------------------------------------------------
 
     def _asked(self) -> Routine[str | None]:
-        """Ask the predicate: why the step is skipped, or None."""
+        """Ask the predicate. Returns the reason why the step is skipped, or None."""
         run = self.run
         yield from run.live()
         run.enter(self.step_id)
@@ -225,7 +231,7 @@ class _Doing(Composing):
     # -- the work, with its attempts -------------------------------------------------------------------
 
     def _given_up(self) -> StepRecord | None:
-        """The failure with which the step's attempts were used up, where what is made of that is what is next."""
+        """Return the failure that used up the step's attempts, if its handling is what comes next, or None."""
         if self.mods.on_error is None:
             return self.run.recorded.standing_failure(self.step_id) if parent_of(self.step_id) else None
         found = self.run.recorded.failures.get(self.step_id)
@@ -250,7 +256,10 @@ class _Doing(Composing):
         return StepFailed(error, result, None)
 
     def _called(self, work: Calls) -> Routine[tuple[Context[Any], Any]]:
-        """Call the function until it succeeds: the context of that attempt, and its output with that as JSON."""
+        """Call the function until it succeeds.
+
+        Returns the context of that attempt, and a pair of its output and that as JSON.
+        """
         run, step_id, frame = self.run, self.step_id, self.frame
         refuse_async(run, work.fn, step_id)
         if not run.is_live:
@@ -270,14 +279,14 @@ class _Doing(Composing):
         return context, made
 
     def _caller(self, work: Calls, *, is_retried: bool) -> Callable[..., Call]:
-        """Makes the calls of the step; where it may be tried again each has arguments that no other has changed."""
+        """Return a function that makes the step's calls. A step with retries gets fresh arguments for each call."""
         run = self.run
         kept: Any = None
         if is_retried:
             try:
                 kept = copy.deepcopy((work.args, work.kwargs))
             except Exception:
-                # What cannot be copied, a client say, is shared by all attempts.
+                # Arguments that cannot be copied, a client say, are shared by all attempts.
                 kept = None
         is_first = True
 
@@ -291,14 +300,17 @@ class _Doing(Composing):
             announce = None
             if run.is_listening:
                 announce, self.is_open = started(run, self.step, context), True
-            # Where the driver cannot await, it was refused already.
+            # A coroutine function was refused already if the driver cannot await.
             is_awaited = run.is_awaited and work.is_async
             return Call(fn, args, context, is_awaited, limit, announce, executor=work.executor or run.options.executor)
 
         return prepare
 
     def _put_together(self) -> Routine[tuple[Context[Any], Any]]:
-        """`_called`, for a step that is made of others: its parts have their own timeouts, and a map's items their retries."""
+        """Do a step that is made of others, as `_called` does a call.
+
+        Its parts have their own timeouts, and a map's items their own retries.
+        """
         run, step_id = self.run, self.step_id
         if not self._has_begun():
             if not run.is_live:
@@ -317,7 +329,7 @@ class _Doing(Composing):
     def _commit(
         self, context: Context[Any], made: Any, duration: float, statements: tuple[Statement, ...]
     ) -> Routine[None]:
-        """Record the step's success, and have the statements of its attempt count with it."""
+        """Record the step's success in the same write as the statements of its attempt."""
         output, data = made
         if isinstance(data, SerializeStateError):
             return  # it ends the run, as it does without statements
@@ -327,7 +339,7 @@ class _Doing(Composing):
         )
 
     def _has_begun(self) -> bool:
-        """Whether anything of what the step is made of is recorded, so that a replay has something to answer from."""
+        """Return whether any part of the step is recorded, so that a replay can answer from it."""
         recorded = self.run.recorded
         return not self.run.is_live and (
             bool(recorded.children(self.step_id))
@@ -341,7 +353,10 @@ class _Doing(Composing):
         return output, self.run.encoded(output, codec, "output")
 
     def _unencoded(self, exc: SerializeStateError) -> Routine[None]:
-        """A result that cannot be recorded ends the run: a resume would do everything after it on another footing."""
+        """Raise `StepFailed` for a result that cannot be recorded.
+
+        It ends the run, because a resume would do everything after it on another basis.
+        """
         run = self.run
         place(
             exc,
@@ -357,7 +372,7 @@ class _Doing(Composing):
         raise StepFailed(exc, result, PendingRecord(FAILURE, self.step_id, self.spent.visit, fields))
 
     def _failed(self, context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
-        """Record a failed attempt; raise what the step failed with where there is no other one."""
+        """Record a failed attempt. Raises `StepFailed` if no other attempt follows."""
         run = self.run
         cause = exc.__cause__ if isinstance(exc, Unable) and exc.__cause__ is not None else cause_of(exc)
         yield from run.live()
@@ -393,7 +408,7 @@ class _Doing(Composing):
         self.spent.notes.append(f"attempt {context.attempt} failed: {describe(cause)}")
 
     def _take_in(self) -> Routine[None]:
-        """Learn what is recorded of this process's own work, so that the next attempt does not do again what succeeded."""
+        """Read this process's own records, so that the next attempt does not repeat the parts that succeeded."""
         run = self.run
         if run.store is None:
             return
@@ -439,7 +454,7 @@ class _Doing(Composing):
         )
 
     def _doubly_failed(self, first: StepFailed, second: StepFailed) -> Routine[StepFailed]:
-        """The failure of a step whose on_error failed as well."""
+        """Make the failure of a step whose on_error failed as well."""
         if second.draft is not None:
             yield from self.run.record((second.draft,))
         text = f"{first.result.error}; and what its on_error gave failed too: {second.result.error}"
@@ -471,7 +486,7 @@ class _Doing(Composing):
         statements: tuple[Statement, ...] = (),
         tags: dict[str, str] | None = None,
     ) -> Routine[StepResult]:
-        """Record how the step ended, with its rollback if it has one; tell of it."""
+        """Record how the step ended, with its rollback if it has one, and emit the event."""
         run, step, mods = self.run, self.step, self.mods
         if not run.is_live:
             yield from run.live()
@@ -563,7 +578,10 @@ class _Doing(Composing):
 
 
 def _told(cause: BaseException) -> str:
-    """What a step failed with; where that is something inside it, the innermost step that failed, whose id says where."""
+    """Describe the cause of a step's failure.
+
+    For a failure inside it, this is the innermost failed step, whose id says where.
+    """
     if not isinstance(cause, StepError):
         return describe(cause)
     while isinstance(cause.__cause__, StepError) and cause.__cause__.node_id:
@@ -572,13 +590,13 @@ def _told(cause: BaseException) -> str:
 
 
 def _unrecorded(output: Any) -> tuple[Any, None]:
-    """An output that is not encoded, because nothing is recorded."""
+    """Return an output that is not encoded, because nothing is recorded."""
     refuse_unawaited(output)
     return output, None
 
 
 def _carry_tags(run: StepRun, context: Context[Any]) -> None:
-    """Let the tags that code below the run's own has added go with the next write."""
+    """Move tags that code below the run's own has added to the run's next write."""
     if run.root is None or context is run.root.context:
         return
     added, context._tags = context._tags, None
@@ -586,5 +604,5 @@ def _carry_tags(run: StepRun, context: Context[Any]) -> None:
 
 
 def _as_it_is(made: tuple[Any, bytes | SerializeStateError | None]) -> tuple[Any, bytes | SerializeStateError | None]:
-    """What a step that is made of others gives: its output and that as JSON."""
+    """Return the output of a step that is made of others, and that output as JSON, unchanged."""
     return made

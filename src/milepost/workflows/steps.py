@@ -58,7 +58,7 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 OutputT = TypeVar("OutputT", covariant=True)
 ElseT = TypeVar("ElseT")
-"""What a step may give beside the output of its work: a `SkipMarker`, or the output of a fallback; Never: nothing."""
+"""The type of a step's result beside the output of its work: a `SkipMarker`, a fallback's output; Never: nothing."""
 Ts = TypeVarTuple("Ts")
 
 Steps = Generator[Any, Any, R]
@@ -66,7 +66,7 @@ Steps = Generator[Any, Any, R]
 
 
 class Modifiers(msgspec.Struct, frozen=True):
-    """How a step is done; the order of effect is fixed, whatever the order of writing."""
+    """The options of how a step is done. Their order of effect is fixed, whatever the order of writing."""
 
     when: Callable[[Any], Any] | None = None
     retry: Retry | None = None
@@ -78,7 +78,7 @@ class Modifiers(msgspec.Struct, frozen=True):
     rollback_retry: Retry | None = None
     checkpoint: bool = False
     compare_args: bool | None = None
-    """False: whatever the step is called with; True and None: as recorded."""
+    """False: the arguments of the step are not compared on a resume. True and None: they must be as recorded."""
     must_succeed: bool = False
 
 
@@ -86,7 +86,7 @@ _PLAIN = Modifiers()
 
 
 class Calls:
-    """Call a function. What it is called with is compared on a resume."""
+    """A call of a function. Its arguments are compared on a resume."""
 
     __slots__ = ("args", "executor", "fn", "kwargs")
     step_type = StepType.PYTHON
@@ -105,12 +105,12 @@ class Calls:
 
     @property
     def is_async(self) -> bool:
-        """Whether a call gives a coroutine. Found out when somebody asks: a replay does not."""
+        """True if a call gives a coroutine. It is computed on demand, because a replay does not need it."""
         return is_async(self.fn)
 
 
 class Maps:
-    """Call a function for each of several items, at most `max_parallel` at once."""
+    """A call of a function for each of several items, at most `max_parallel` at once."""
 
     __slots__ = ("executor", "fn", "is_async", "items", "key", "max_parallel")
     step_type = StepType.MAP
@@ -132,7 +132,7 @@ class Maps:
 
 
 class Invokes:
-    """Run another flow, a workflow or a graph, inside the same journal."""
+    """A run of another flow, a workflow or a graph, inside the same journal."""
 
     __slots__ = ("flow", "given")
     step_type = StepType.SUBWORKFLOW
@@ -144,7 +144,7 @@ class Invokes:
 
 
 class Chooses:
-    """Do the first of several steps whose predicate is true."""
+    """A choice: the first of several steps whose predicate is true is done."""
 
     __slots__ = ("options",)
     step_type = StepType.BRANCH
@@ -154,7 +154,7 @@ class Chooses:
 
 
 class Spreads:
-    """Do several steps at once."""
+    """Several steps at once."""
 
     __slots__ = ("children", "max_parallel")
     step_type = StepType.PARALLEL
@@ -168,7 +168,7 @@ Work = Calls | Maps | Invokes | Chooses | Spreads | Waits
 
 
 class _Definition:
-    """A name and how the step is done: what a step has before and after its kind."""
+    """A name and modifiers: the part that a step has both before and after its kind is chosen."""
 
     __slots__ = ("modifiers", "name")
 
@@ -200,7 +200,7 @@ class _Definition:
     def retry(
         self, max_attempts: int | Retry | None = None, backoff: float | timedelta | None = None, **unknown: Any
     ) -> Self:
-        """Try again when the call fails: `max_attempts` in all, with pauses that double from `backoff` (None: 1 s) on.
+        """Try again if the call fails: `max_attempts` in all, with pauses that double from `backoff` (None: 1 s) on.
 
         Give a `Retry` for anything else. Raises `OptionError` for values that make no sense.
         """
@@ -219,7 +219,7 @@ class _Definition:
         return cast("Self", self._with(retry=policy))
 
     def timeout(self, seconds: float | timedelta) -> Self:
-        """End an attempt after that long; of a wait for a signal, as its own `timeout=`."""
+        """End an attempt after that long. For a wait for a signal this is the same as its own `timeout=`."""
         limit = as_seconds(seconds, "timeout")
         if limit == 0:
             raise ValueError(f"timeout of step {self.name!r} must be more than 0 seconds")
@@ -234,11 +234,11 @@ class _Definition:
         return cast("Self", self._with(checkpoint=True))
 
     def compare_args(self, is_compared: bool) -> Self:
-        """False: a resume takes the recorded result whatever the step is called with now."""
+        """Compare the step's arguments on a resume or, if False, take its recorded result whatever its arguments are now."""
         return cast("Self", self._with(compare_args=is_compared))
 
     def must_succeed(self) -> Self:
-        """Let a group fail if one of its steps does, after all have ended."""
+        """Let a group fail if one of its steps fails, after all its steps have ended."""
         return cast("Self", self._with(must_succeed=True))
 
 
@@ -266,11 +266,14 @@ class Named(_Definition, Generic[ElseT]):
     @overload
     def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Step[T]]]) -> Named[ElseT | T]: ...
     def on_error(self, handler: Any) -> Any:
-        """After the last attempt let `handler(ctx, failed_result)` give another step, whose result counts instead."""
+        """Let `handler(ctx, failed_result)` give another step after the last attempt.
+
+        The result of that step counts instead.
+        """
         return self._with(on_error=_callable(handler, self.name, "on_error"))
 
     def skip_on_error(self) -> Named[ElseT | SkipMarker]:
-        """Let a failure be a skip."""
+        """Count the step as skipped if it fails."""
         return cast("Named[ElseT | SkipMarker]", self._with(skip_on_error=True))
 
     def as_result(self) -> NamedResult:
@@ -320,10 +323,11 @@ class Named(_Definition, Generic[ElseT]):
         max_parallel: int | None = None,
         executor: ExecutorLike | None = None,
     ) -> Any:
-        """Call `fn(item)` for each item, at most `max_parallel` at once; a list of what they gave, in item order.
+        """Call `fn(item)` for each item, at most `max_parallel` at once, and give a list of the results in item order.
 
-        Each item is recorded for itself, under its index or what `key(item)` says. With `executor`, or a factory of one,
-        a plain function is called there. `OptionError` for anything else, and for an executor of a coroutine function.
+        Each item is recorded for itself, under its index or the result of `key(item)`. `executor` is an executor, or a
+        factory of one, in which a plain function is called. Raises `OptionError` for anything else, and for an executor
+        of a coroutine function.
         """
         _callable(fn, self.name, "map")
         if not isinstance(items, Iterable):
@@ -343,7 +347,10 @@ class Named(_Definition, Generic[ElseT]):
     @overload
     def subworkflow(self, wf: Bound[R]) -> Step[SubWorkflowInvocationResult[R] | ElseT]: ...
     def subworkflow(self, wf: Any, inputs: Any = None) -> Any:
-        """Run another workflow with `inputs` by name, or a compiled graph on the state `inputs`; a `Bound` has its own."""
+        """Run another workflow with `inputs` by name, or a compiled graph on the state `inputs`.
+
+        A `Bound` has its own inputs.
+        """
         if hasattr(wf, "flow") and hasattr(wf, "state"):
             if inputs is not None:
                 raise TypeError(f"step {self.name!r}: a bound flow has its inputs already: leave them out")
@@ -357,7 +364,7 @@ class Named(_Definition, Generic[ElseT]):
         return Step(self.name, Invokes(wf, inputs), self.modifiers)
 
     def branch(self, *options: tuple[Callable[[Any], bool | Awaitable[bool]], Step[Any]]) -> Step[BranchResult | ElseT]:
-        """Do the step of the first predicate that is True; which one is recorded."""
+        """Do the step of the first predicate that is True. The choice is recorded."""
         if not options:
             raise ValueError(f"branch {self.name!r} needs at least one (predicate, step)")
         for option in options:
@@ -367,7 +374,7 @@ class Named(_Definition, Generic[ElseT]):
         return Step(self.name, Chooses(options), self.modifiers)
 
     def parallel(self, steps: Iterable[Step[Any]], max_parallel: int | None = None) -> Step[ParallelResult | ElseT]:
-        """Do the steps at once. Two of one name: `DuplicateStepNameError`."""
+        """Do the steps at once. Raises `DuplicateStepNameError` if two have the same name."""
         children = tuple(steps)
         seen: set[str] = set()
         for child in children:
@@ -406,8 +413,9 @@ class Named(_Definition, Generic[ElseT]):
     ) -> Any:
         """Park the run until `signal` arrives, or `timeout` seconds have passed.
 
-        `prompt` is recorded with the wait, for whoever answers. `payload` is the type of the answer: others are refused,
-        and the run waits on. `early=False`: a signal that was sent before the run waited here does not count.
+        `prompt` is recorded with the wait, for whoever answers. `payload` is the type of the answer: answers of other
+        types are refused, and the run waits on. With `early=False` a signal that was sent before the run waited here
+        does not count.
         """
         if not isinstance(signal, str) or not signal:
             raise ValueError(f"step {self.name!r} waits for a signal with a name, not {signal!r}")
@@ -415,18 +423,18 @@ class Named(_Definition, Generic[ElseT]):
         return Step(self.name, Waits(signal, seconds, None, prompt, payload, early), self.modifiers)
 
     def sleep(self, duration: float | timedelta) -> Step[Reply[None] | ElseT]:
-        """Park the run for that long."""
+        """Park the run for `duration`, in seconds if it is a number."""
         return Step(self.name, Waits(None, as_seconds(duration, "duration")), self.modifiers)
 
     def sleep_until(self, when: datetime) -> Step[Reply[None] | ElseT]:
-        """Park the run until then, an aware datetime."""
+        """Park the run until `when`, an aware datetime."""
         if not isinstance(when, datetime) or when.tzinfo is None:
             raise ValueError(f"step {self.name!r} sleeps until a datetime with a zone, not {when!r}")
         return Step(self.name, Waits(None, None, when), self.modifiers)
 
 
 class Step(_Definition, Generic[OutputT]):
-    """A step, complete: what is yielded, awaited or put into a group."""
+    """A complete step, ready to be yielded, awaited or put into a group."""
 
     __slots__ = ("work",)
     work: Work
@@ -441,7 +449,7 @@ class Step(_Definition, Generic[OutputT]):
 
     @property
     def step_type(self) -> StepType:
-        """What it does."""
+        """The kind of the step's work."""
         return self.work.step_type
 
     def __repr__(self) -> str:
@@ -462,11 +470,14 @@ class Step(_Definition, Generic[OutputT]):
     @overload
     def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Step[T]]]) -> Step[OutputT | T]: ...
     def on_error(self, handler: Any) -> Any:
-        """After the last attempt let `handler(ctx, failed_result)` give another step, whose result counts instead."""
+        """Let `handler(ctx, failed_result)` give another step after the last attempt.
+
+        The result of that step counts instead.
+        """
         return self._with(on_error=_callable(handler, self.name, "on_error"))
 
     def skip_on_error(self) -> Step[OutputT | SkipMarker]:
-        """Let a failure be a skip."""
+        """Count the step as skipped if it fails."""
         return cast("Step[OutputT | SkipMarker]", self._with(skip_on_error=True))
 
     def as_result(self) -> ResultStep:
@@ -474,7 +485,7 @@ class Step(_Definition, Generic[OutputT]):
         return cast("ResultStep", self._with(as_result=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """The definition as JSON: names and numbers, no live objects."""
+        """Return the definition as JSON: names and numbers, no live objects."""
         told: dict[str, Any] = {"name": self.name, "step_type": self.work.step_type.value, **_told(self.work)}
         for name in Modifiers.__struct_fields__:
             value = getattr(self.modifiers, name)
@@ -489,7 +500,7 @@ class Step(_Definition, Generic[OutputT]):
 _set_work = vars(Step)["work"].__set__
 
 if TYPE_CHECKING:
-    # A step whose `StepResult` is asked for gives that, whatever its work is and whatever else is said of it.
+    # A step with `.as_result()` gives its `StepResult`, whatever its work and its other modifiers are.
 
     class NamedResult(Named[Never]):
         """A step without a kind yet that will give its `StepResult`."""
@@ -545,7 +556,10 @@ _METHODS = {"rollback": "with_rollback"}
 
 
 def step(name: str) -> Named[Never]:
-    """Begin a step; a kind completes it. ValueError for a name that is empty or has a `/`, or that no store accepts."""
+    """Begin a step; a kind completes it.
+
+    Raises ValueError for a name that is empty or has a `/`, or that no store accepts.
+    """
     if type(name) is not str or name not in _accepted:
         if type(name) is not str or not name or "/" in name or name.isspace():
             raise ValueError(f"a step needs a name without '/', not {name!r}")
@@ -569,7 +583,7 @@ def parallel(name: str, *steps: Step[Any], max_parallel: int | None = None) -> S
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether a call of `fn` gives a coroutine."""
+    """Return whether a call of `fn` gives a coroutine."""
     if type(fn) is FunctionType:  # nearly always, and the general answer takes as long as everything else of a step
         return bool(fn.__code__.co_flags & CO_COROUTINE) or hasattr(fn, "_is_coroutine_marker")
     if isinstance(fn, partial):
@@ -592,7 +606,7 @@ def _positive(value: int | None, name: str) -> int | None:
 
 
 def name_of(fn: Any) -> str:
-    """What a function is called where it is told of."""
+    """Return the name of a function for messages and events."""
     if isinstance(fn, partial):
         return name_of(fn.func)
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)

@@ -1,4 +1,4 @@
-"""What all ways to do a step have in common: what it is asked with, what its visit has used up, and how it fails."""
+"""Parts that all kinds of steps share: the arguments of a step, the checks before its visit, and its failure."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ __all__ = [
 
 
 class StepFailed(Exception):
-    """A step failed for good, and nothing in the step itself makes anything else of it.
+    """The final failure of a step, which nothing in the step itself turns into a result.
 
-    `draft` is the record of its last failure, which whoever catches this writes; None where that is written.
+    `draft` is the record of its last failure, which the code that catches this writes; None if it is written already.
     """
 
     def __init__(self, error: MilepostError, result: StepResult, draft: PendingRecord | None) -> None:
@@ -54,21 +54,21 @@ class StepFailed(Exception):
         self.draft = draft
 
     def add_note(self, note: str) -> None:
-        """Tell it with the error, which is what a user gets to see."""
+        """Add the note to the error, which is the exception that a user gets to see."""
         self.error.add_note(note)
 
     @property
     def is_of_saving(self) -> bool:
-        """Whether it is the step's output that cannot be recorded: no step makes anything of that, the run ends."""
+        """True if the step's output cannot be recorded. No step can handle that: the run ends."""
         return isinstance(self.error, SerializeStateError)
 
 
 class Unable(Exception):
-    """The work of a step that is made of others did not succeed; the cause is why."""
+    """The failure of the work of a step that is made of others. `__cause__` is the reason."""
 
 
 def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
-    """What the step is called with, to be compared with what it was called with."""
+    """Return a step's arguments, to be compared with the recorded ones."""
     work = step.work
     if isinstance(work, Calls):
         plain = None if work.kwargs or type(work.fn) is partial else plain_arguments(work.args)
@@ -84,14 +84,14 @@ def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
 
 
 def _arguments_for(run: StepRun, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """What a function is called with, beginning with what a partial one was given already."""
+    """Return the arguments of a function. Those of a `partial` come first."""
     if isinstance(fn, partial):
         args, kwargs = (*fn.args, *args), {**fn.keywords, **kwargs}
     return arguments_of(args, kwargs, run.flow.argument_types_of(fn))
 
 
 def check_begun(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
-    """Refuse a step that has begun as another one: what it waits for, maps over or has chosen is recorded."""
+    """Refuse a step that has begun as another one: its wait, its items or its choice is recorded."""
     recorded, work = run.recorded, step.work
     wait, items, choice = (kept.get(step_id) for kept in (recorded.waits, recorded.items, recorded.choices))
     was: str | None = None
@@ -111,11 +111,11 @@ def check_begun(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> No
 
 
 def answer_of(run: StepRun, step: Step[Any], step_id: str, result: StepResult, frame: Frame) -> Any:
-    """What is given to whoever asked for the step: its output or, where that was asked for, its result."""
+    """Return the answer to the code that asked for the step: its output or, with `.as_result()`, its result."""
     if step.modifiers.as_result:
         return result
     if not result.success:
-        # Only a record tells of a failure here: one that is no outcome is raised.
+        # Only a recorded failure comes here: any other failure without `.as_result()` is raised.
         raise non_determinism(
             run.run_id,
             frame.position - 1,
@@ -127,7 +127,7 @@ def answer_of(run: StepRun, step: Step[Any], step_id: str, result: StepResult, f
 
 
 def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | SerializeStateError:
-    """What a workflow returned, encoded; `StateTypeError` where it declares something else."""
+    """Encode the output of a workflow. Raises `StateTypeError` if it is not of the declared type."""
     try:
         return run.encoded(output, flow.output_codec, "output")
     except StateTypeError as exc:
@@ -137,7 +137,7 @@ def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | Seriali
 
 
 def refuse_async(run: StepRun, fn: Callable[..., Any], step_id: str) -> None:
-    """Refuse to call what a sync verb cannot await."""
+    """Refuse a function that a sync verb cannot await."""
     if not run.is_awaited and is_async(fn):
         raise _unawaited(run, repr(name_of(fn)), step_id)
 
@@ -159,7 +159,7 @@ def _unawaited(run: StepRun, what: str, step_id: str) -> AsyncNodeError:
 
 
 def refuse_unawaited(returned: Any) -> None:
-    """Raise TypeError for a coroutine: a function that is none gave it, so that nobody has awaited it."""
+    """Raise TypeError for a coroutine. A function that is no coroutine function returned it, so nobody has awaited it."""
     if type(returned) is CoroutineType:
         returned.close()
         raise TypeError(
