@@ -1,1 +1,1 @@
-"""What all stores share: the fence, the verbs, and what stands between the verbs and a backend."""
+"""The parts that all stores share: the fence, the verbs, and the layer between the verbs and a backend."""

@@ -1,7 +1,8 @@
-"""The columns of a database's tables as values, and back.
+"""Conversion between the columns of a database's tables and the values of the fence and the journal.
 
-A damaged database may have anything in them. What can't be read must not hide what stands beside it: a row of `runs` is
-then a StoreError of that run alone, a record comes as one with an empty header, which no check lets pass.
+The columns of a damaged database may hold anything. A row or record that can't be read must not hide its
+neighbours: a damaged row of `runs` raises a StoreError for that run alone, and a damaged record is given with an
+empty header, which no check lets pass.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _waits() -> msgspec.json.Decoder[tuple[Wait, ...]]:
 
 
 class _RowColumns(msgspec.Struct, array_like=True):
-    """What the columns of a row must be; a damaged database may have anything in them."""
+    """The types that the columns of a row must have; a damaged database may hold anything in them."""
 
     run_id: str
     flow: str
@@ -77,14 +78,14 @@ _BRACE = ord("}")
 
 
 def record_values(record: Record) -> tuple[Any, ...]:
-    """The bound values of a record, but for run and note."""
+    """Return the values to bind for a record, without those of its run and its note."""
     sequence, kind, node_id, visit, size, header, payload, packing = record
     text = None if header is None else (header + b"}").decode()
     return sequence, kind, node_id, visit, size, packing, text, payload
 
 
 def row_values(row: Row) -> tuple[Any, ...]:
-    """The bound values of a row, but for its `id`."""
+    """Return the values to bind for a row, without its `id`."""
     return (
         row.run_id,
         row.flow,
@@ -119,12 +120,12 @@ def _text(value: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """The JSON text of a value that a column keeps."""
+    """Return the JSON text of a value for a column."""
     return _encode(value).decode()
 
 
 def row_of(values: Sequence[Any]) -> Row:
-    """The row that columns hold. Raises `DamagedRow` if they hold none."""
+    """Build a row from its columns. Raise `DamagedRow` if they hold no row."""
     try:
         msgspec.convert(values, _RowColumns)
         columns: tuple[Any, ...] = (
@@ -144,7 +145,7 @@ def row_of(values: Sequence[Any]) -> Row:
 
 
 def damaged_row(run_id: Any, exc: Exception) -> DamagedRow:
-    """The error of a row that can't be read."""
+    """Return the error to raise for a row that can't be read."""
     return DamagedRow(
         f"the row of run {run_id!r} is damaged ({exc}): restore the store from a copy, or delete the run with force=True",
         op="read",
@@ -152,7 +153,7 @@ def damaged_row(run_id: Any, exc: Exception) -> DamagedRow:
 
 
 def row_to_show(values: Sequence[Any], damage: DamagedRow) -> Row:
-    """What is left of a row that can't be read."""
+    """Build a row to show from what is readable of a damaged one; its status is "blocked", its reason says why."""
     created_at, updated_at = (_time_of(value) for value in values[3:5])
     run_id, flow = str(values[0]), str(values[1])
     return Row(run_id, flow, "blocked", created_at=created_at, updated_at=updated_at, epoch=0, reason=str(damage))
@@ -166,24 +167,24 @@ def _time_of(value: Any) -> float:
 
 
 def _damaged(values: Sequence[Any]) -> Record:
-    """A record whose columns are of types that no store writes."""
+    """Build a record from columns whose types no store writes. It has an empty header and no payload."""
     sequence, kind, node_id, visit, *_ = values
     number, count = (value if type(value) is int else 0 for value in (sequence, visit))
     return Record(number, str(kind), str(node_id), count, 0, b"", None)
 
 
 def record_of(values: Sequence[Any]) -> Record:
-    """The record that columns hold."""
+    """Build a record from its columns."""
     if (*map(type, values),) not in _RECORD_SHAPES:
         return _damaged(values)
     sequence, kind, node_id, visit, size, header, packing, payload = values
-    # Read by the thousand: `_open_header`, without its call.
+    # Reads call this for thousands of records, so `_open_header` is inlined.
     opened = header[:-1] if header and header[-1] == _BRACE else header
     return new_record((sequence, kind, node_id, visit, size, opened, payload, packing))
 
 
 def entry_of(values: Sequence[Any]) -> RecordEntry:
-    """The record without its payload, with its note."""
+    """Build a record without its payload, and its note."""
     if (*map(type, values),) not in _ENTRY_SHAPES:
         return RecordEntry(_damaged(values), None)
     sequence, kind, node_id, visit, size, header, packing, note = values

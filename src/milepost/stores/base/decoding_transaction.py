@@ -1,7 +1,8 @@
-"""What stands between the verbs and a medium: what goes in is sealed and encrypted, what comes out is opened and whole.
+"""The layer between the verbs and a backend. It seals and encrypts records on their way in; on their way out it
+decrypts them and restores whole states.
 
-Entries, which have no payload, and what is only counted pass as they are: they show nothing that is hidden. Before a record
-is deleted whose state others build on, the next of those is written anew.
+Entries, which have no payload, and counts pass unchanged: they reveal nothing that is hidden. Before a record is
+deleted that later states build on, the next record that builds on it is rewritten.
 """
 
 from __future__ import annotations
@@ -22,24 +23,27 @@ __all__ = ["DecodingTransaction"]
 
 _PAGE = 256
 _READ = 128
-"""Records of a chain that are read at once."""
+"""Number of records of a chain that are read at once."""
 _NEAR = 8
-"""How far apart two links of a chain are at most for those before them to be read with them."""
+"""Greatest distance between two links of a chain at which the records before them are read in the same query."""
 _REMEMBERED = 16
-"""Large records that a transaction remembers: as many as a fork has branches, more or less."""
+"""Number of large records that a transaction remembers: about as many as a fork has branches."""
 
 
 class DecodingTransaction(Transaction):
-    """`tx`, with what `keeper` does on the way in and out; `packed` compresses what the medium keeps so."""
+    """A transaction that passes values of `tx` through `keeper` in both directions.
+
+    `packed` compresses a record as the backend stores it.
+    """
 
     def __init__(self, tx: Transaction, keeper: RecordCipher | None, packed: Callable[[Record], Record]) -> None:
         self._tx = tx
         self._keeper = keeper
         self._packed = packed
         self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
-        """By run and number, large records that were given last: the next ones may build on them."""
+        """The large records that were read last, by run and number. The next records may build on them."""
         self._lost: set[tuple[str, int]] = set()
-        """Those that could not be made whole: nor can what builds on them."""
+        """The records that could not be made whole. No record that builds on them can be made whole either."""
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class DecodingTransaction(Transaction):
         if self._keeper is None:
             self._tx.insert(run_id, records, note)
             return
-        # All but saves from outside were kept before: the fast ways of media insert without coming here.
+        # Only saves from outside arrive without a sealed header: the backends' fast paths insert without this method.
         kept = [self._keeper.keep(run_id, record, note) if record.header is None else record for record in records]
         self._tx.insert(run_id, kept)
 
@@ -132,7 +136,7 @@ class DecodingTransaction(Transaction):
             ]
         if not newest:
             return [self._opened(run_id, record) for record in found]
-        # In order, in which each builds on the one before.
+        # Read in order, because each record builds on the one before it.
         return [self._opened(run_id, record) for record in reversed(found)][::-1]
 
     def newest_checkpoint(
@@ -187,7 +191,7 @@ class DecodingTransaction(Transaction):
     def perform(self, statements: Sequence[Statement]) -> None:
         self._tx.perform(statements)
 
-    # -- what media may do in fewer steps than the parts that it is made of ------------------------------
+    # -- what backends may do in fewer steps than the primitives above ----------------------------------------------
 
     def live_checkpoint(
         self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
@@ -204,11 +208,11 @@ class DecodingTransaction(Transaction):
     # -- whole records -----------------------------------------------------------------------------
 
     def base_of(self, run_id: str, sequence: int) -> Base | None:
-        """The record as one that others may build on, if it was the last of its run that was given, and is large enough."""
+        """Return a record as a base for others, or None if it was not read lately or is too small."""
         return self._given.get((run_id, sequence))
 
     def _opened(self, run_id: str, record: Record) -> Record:
-        """The record as it was given to `insert`, and with its state whole if that can be had."""
+        """Return the record as it was given to `insert`, with its whole state if that can be restored."""
         opened = record if self._keeper is None else self._keeper.opened(run_id, record)
         if opened.packing != DIFFERENCE:
             if opened.size >= SMALLEST and is_base(opened):
@@ -216,7 +220,7 @@ class DecodingTransaction(Transaction):
             return opened
         base = self._whole(run_id, opened)
         if base is None and self._tx.reread(run_id):
-            # What it builds on may have gone since it was read, and then it was written anew before that.
+            # The base may have been deleted since this record was read. This record was rewritten before that.
             for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
                 if again != record:
                     return self._opened(run_id, again)
@@ -236,7 +240,7 @@ class DecodingTransaction(Transaction):
         page: dict[int, Record] = {}
 
         def base_of(said: Difference) -> Record | None:
-            """A record of the chain; with it are read those before it that are likely to be next."""
+            """Return a record of the chain. Read the records before it that are likely to be needed next along with it."""
             nonlocal page
             if (run_id, said.base) in self._lost:
                 return None
@@ -254,9 +258,9 @@ class DecodingTransaction(Transaction):
         return record if self._keeper is None or record.packing != ENCRYPTED else self._keeper.opened(run_id, record)
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
-        """Write records anew that build on unwanted ones and stay.
+        """Rewrite the records that stay and build on records in `unwanted`.
 
-        `CheckpointIntegrityError` if one that stays can't be decrypted: nobody could tell what it builds on.
+        Raise `CheckpointIntegrityError` if a record that stays can't be decrypted: nobody could tell what it builds on.
         """
         if not unwanted:
             return
@@ -276,14 +280,14 @@ class DecodingTransaction(Transaction):
                 if whole is None:  # damaged: what it builds on may go all the same
                     continue
                 self._note(run_id, whole)
-                # Those that build on this one look for nothing before the whole one that they knew of.
+                # Records that build on this one look for nothing before the whole record that they were written with.
                 nearest = moved if moved is not None and moved.since >= said.since else None
                 less, moved = lessened(whole.record, nearest)
                 self._put(run_id, less, is_encrypted=kept.packing == ENCRYPTED)
             after += _PAGE
 
     def _put(self, run_id: str, record: Record, *, is_encrypted: bool) -> None:
-        """Keep a sealed record in another form, under the seal that it has: whoever made it answers for it, not we."""
+        """Store a sealed record in another form and keep its seal: its author vouches for it, this store does not."""
         header = record.header or b""
         if record.packing == "" and b'"compressed":true' in header:
             record = record._replace(packing=UNPACKED)

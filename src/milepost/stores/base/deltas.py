@@ -1,12 +1,13 @@
-"""States that are kept as what changed: differences to an earlier record of the same run.
+"""Deltas: a state stored as its difference from the state of an earlier record of the same run.
 
-A difference is JSON, `{"base": 41, "since": 7, "edits": [[1042, 0, "text"]]}`: which record it builds on, from where on
-all are that it may need, and where how many bytes of the base's state give way to which text. It is the record's payload; its
-header, with the digest of the whole state, is as it would be otherwise. What reads a record gets it whole.
+A difference is JSON, `{"base": 41, "since": 7, "edits": [[1042, 0, "text"]]}`. It names the record that it builds on,
+the first record that it may need, and for each edit a place in the base's state, the number of bytes to remove there
+and the text to put in. It is the record's payload. The record's header, with the digest of the whole state, is as it
+would be otherwise. Readers are given the whole state.
 
-A whole one is written when a chain is long and holds more than the state does: by count alone storage would grow with the
-square of the steps. Found by comparing places that must agree, not by a search for the least text, so that a state that was
-replaced costs little more than its writing.
+A whole state is written once a chain is long and holds more bytes than the state does: a limit on the count alone would
+let storage grow with the square of the steps. Differences are found by comparing places that should agree. A search for
+the shortest text would cost more: this way a state that was replaced costs little more than its writing.
 """
 
 from __future__ import annotations
@@ -39,33 +40,33 @@ __all__ = [
 ]
 
 SMALLEST = 4096
-"""Bytes of a state below which it is kept whole: what stands beside it in its record weighs as much."""
+"""Size of a state in bytes below which it is stored whole: the rest of its record weighs as much."""
 _LONG = 64
-"""Differences in a chain before another whole state may be written."""
+"""Number of differences in a chain before another whole state may be written."""
 _BESIDE = 128
-"""Bytes that a medium needs for a record beside its header and its payload, about."""
+"""Approximate number of bytes that a backend needs for a record beside its header and its payload."""
 _MOST_EDITS = 128
 _MOST_READ = 4096
-"""Edits that are taken from a payload, each of which may move the whole state."""
+"""Greatest number of edits that a reader accepts in a payload: each edit may move the whole state."""
 _ANCHOR = 24
-"""Bytes that must agree for two places to be taken for the same."""
+"""Number of bytes that must agree for two places to count as the same."""
 _CLOSE = 256
-"""How far the same place is looked for first."""
+"""Distance in bytes within which the same place is looked for first."""
 _NEAR = 16 * 1024
-"""How far it is looked for then, at least."""
+"""Least distance in bytes within which it is looked for after that."""
 _FARTHEST = 64 * 1024
-"""The longest text that may be gone for what follows it to be found again."""
+"""Length in bytes of the longest removed text after which the following text is still recognised."""
 _MOST_BRANCHES = 64
-"""Of a run whose newest records are remembered."""
+"""Number of branches of a run whose newest records are remembered."""
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of states that a store remembers to build on; the runs that were written to longest ago are forgotten."""
+"""Total bytes of states that a store remembers as bases. The runs that were written to longest ago are forgotten first."""
 
 Edit = tuple[int, int, int, int]
-"""Where a text of the old state begins and ends, and where the one of the new state that takes its place."""
+"""Begin and end of a text in the old state, then begin and end of the text in the new state that replaces it."""
 
 
 class Difference(msgspec.Struct):
-    """What a payload says that is a difference."""
+    """The content of a payload that is a difference."""
 
     base: int
     since: int
@@ -77,32 +78,32 @@ _decode = msgspec.json.Decoder(Difference).decode
 
 
 class Base(NamedTuple):
-    """A record that another one may build on, and the chain that it ends."""
+    """A record that others may build on, and facts about the chain that it ends."""
 
     record: Record
-    """With its state whole."""
+    """The record with its whole state."""
     since: int
-    """The sequence of the whole record that the chain began with when it was written: nothing before it is needed."""
+    """The sequence of the whole record that began the chain when it was written. Nothing before it is needed."""
     kept: int
-    """Bytes of that record's state and of all differences after it."""
+    """Total bytes of that record's state and of all differences after it."""
     links: int
-    """How many differences there are."""
+    """Number of differences in the chain."""
 
 
 # -- out ---------------------------------------------------------------------------------------------------
 
 
 def lessened(record: Record, base: Base | None) -> tuple[Record, Base]:
-    """The record as a difference to `base`, or as it is where that is not worth while; and the base that it is itself.
+    """Return the record as a difference to `base`, or unchanged if that saves too little; and the record as a new base.
 
-    Its state must be whole, and its header as it was made or as it is sealed.
+    Its state must be whole, and its header either not sealed yet or sealed already.
     """
     state = record.state()
     assert state is not None
     if base is not None and (base.links < _LONG or base.kept <= 2 * len(state)):
         edits = difference(base.record.state() or b"", state)
         payload = None if edits is None else _encode(Difference(base.record.sequence, base.since, edits))
-        # A state that is packed when it is whole must gain more by far.
+        # A state that is compressed when it is whole must gain far more.
         if payload is not None and len(payload) <= len(state) // (8 if record.packing else 2):
             kept = base.kept + len(payload) + len(record.header or b"") + _BESIDE
             return (
@@ -113,9 +114,11 @@ def lessened(record: Record, base: Base | None) -> tuple[Record, Base]:
 
 
 def chained(records: Sequence[Record], bases: Mapping[bytes, Base]) -> tuple[Sequence[Record], dict[bytes, Base]]:
-    """Records of one run that are to be kept next, as `lessened` has them; and the newest base of each branch then.
+    """Convert the records of one run that are written next as `lessened` does, and return the newest base of each
+    branch.
 
-    A record builds on the one before it in its branch, or where that is not known on the newest of any.
+    A record builds on the one before it in its branch. If that one is not known, it builds on
+    the newest one of any branch.
     """
     less: list[Record] = []
     left = dict(bases)
@@ -132,13 +135,14 @@ def chained(records: Sequence[Record], bases: Mapping[bytes, Base]) -> tuple[Seq
 
 
 def _branch_of(header: bytes) -> bytes:
-    """The text of a header's branch, or something else that stands for it: it only decides what is compared."""
+    """Return the text of a header's branch, or another text in its place: it only decides which states are compared."""
     _, found, rest = header.partition(b'"branch":"')
     return rest.partition(b'"')[0] if found else b""
 
 
 def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
-    """The edits that make `new` of `old`: where, how many bytes go, which text comes. None: too much differs."""
+    """Return the edits that turn `old` into `new`: place, number of bytes to remove, text to put
+    in. None if too much differs."""
     found = [] if old is new else _edits(old, new)
     if found is None:
         return None
@@ -165,7 +169,7 @@ def _edits(old: bytes, new: bytes) -> list[Edit] | None:
         at, start = again or (old_end, new_end)
         spent += start - j
         edits.append(_on_characters(old, i, at, new, j, start))
-        # What is changed all over is noticed early.
+        # Stop early if the state has changed all over.
         if spent > most or (len(edits) == _MOST_EDITS // 8 and j < new_end // 8):
             return None
         if again is None:
@@ -174,8 +178,8 @@ def _edits(old: bytes, new: bytes) -> list[Edit] | None:
 
 
 def _found_again(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int) -> tuple[int, int] | None:
-    """The nearest places after two that differ from which both texts agree again, if they are found."""
-    # Most changes are small: to look far for what is gone costs more than to look nearby for all that may come next.
+    """Find the nearest places after a difference from which both texts agree again. Return None if there are none."""
+    # Most changes are small. A search far ahead in the old text costs more than a close search for all that may come next.
     for near, farthest in ((_CLOSE, _CLOSE), (_NEAR, _FARTHEST)):
         skip = 0
         while i + skip + _ANCHOR <= old_end and skip <= farthest:
@@ -184,13 +188,13 @@ def _found_again(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: 
                 back = agreeing_back(old, i + skip, new, found, min(skip, found - j))
                 return i + skip - back, found - back
             skip = max(8, 2 * skip)
-    # Much may have come in here.
+    # A long text may have been inserted here.
     found = new.find(old[i : i + _ANCHOR], j, new_end) if i + _ANCHOR <= old_end else -1
     return (i, found) if found >= 0 else None
 
 
 def _on_characters(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int) -> Edit:
-    """The edit widened to whole characters: what stands around it agrees, and is UTF-8."""
+    """Widen an edit to whole characters of UTF-8. The bytes around the edit agree on both sides, and are UTF-8."""
     while i > 0 and (_is_within(old, i) or _is_within(new, j)):
         i, j = i - 1, j - 1
     while _is_within(old, old_end) or _is_within(new, new_end):
@@ -199,12 +203,12 @@ def _on_characters(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end
 
 
 def _is_within(text: bytes, at: int) -> bool:
-    """Whether a character of UTF-8 goes on at a place."""
+    """Return whether the byte at a place continues a character of UTF-8."""
     return at < len(text) and text[at] & 0xC0 == 0x80
 
 
 def _disjoint(edits: list[Edit]) -> list[Edit]:
-    """The edits with those joined that have grown into each other."""
+    """Join edits that overlap now that they are widened to whole characters."""
     joined: list[Edit] = []
     for edit in edits:
         if joined and edit[0] < joined[-1][1]:
@@ -218,7 +222,7 @@ def _disjoint(edits: list[Edit]) -> list[Edit]:
 
 
 def read_difference(record: Record) -> Difference | None:
-    """What the payload of a record says that is kept as a difference; None if it can't be read."""
+    """Decode a record's payload as a difference; None if it can't be read."""
     try:
         found = _decode(record.payload or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -228,10 +232,10 @@ def read_difference(record: Record) -> Difference | None:
 
 
 def whole_of(record: Record, base_of: Callable[[Difference], Record | None], known: Mapping[int, Base]) -> Base | None:
-    """The record with its state whole, and the chain that it ends; None if that can't be had.
+    """Restore the record's whole state, and return it with the chain that it ends; None if that is impossible.
 
-    `base_of` gives the record that a difference builds on as it is kept, and is asked along the chain; `known` are records
-    that are whole already, by sequence, of which one may stand in the chain.
+    `base_of` returns the stored record that a difference builds on; it is called along the chain. `known` maps
+    sequences to records that are whole already; one of them may be part of the chain.
     """
     chain: list[tuple[Record, Difference]] = []
     member: Record | None = record
@@ -264,7 +268,7 @@ def whole_of(record: Record, base_of: Callable[[Difference], Record | None], kno
 
 
 def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]]) -> bool:
-    """Make the edits; False, with some of them made, if they do not fit."""
+    """Apply the edits to `state`. Return False, with some of them applied, if they do not fit."""
     bound = len(state)
     for at, count, text in reversed(edits):
         if at < 0 or count < 0 or at + count > bound:
@@ -275,7 +279,7 @@ def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]]) -> bool:
 
 
 def is_base(record: Record) -> bool:
-    """Whether a record that is kept whole has a state that others may build on."""
+    """Return whether the state of a record, which is stored whole, may be the base of others."""
     return record.header is not None and record.payload is not None and record.packing in {"", UNPACKED, ZSTD}
 
 
@@ -283,26 +287,27 @@ def is_base(record: Record) -> bool:
 
 
 Reign = tuple[int, str | float]
-"""An epoch of a run and its owner's nonce, or without an owner the time at which the run was made: another run of the same
-id has the same epochs.
+"""An epoch of a run, and its owner's nonce. Without an owner it is the run's creation time instead of the nonce,
+because another run of the same id has the same epochs.
 """
 
 
 class _Known(NamedTuple):
-    """What is remembered of a run."""
+    """The bases that a store remembers for one run."""
 
     reign: Reign
-    """In which its records are in the journal: whatever takes records out begins another."""
+    """The reign in which these records are in the journal. A new reign begins whenever records are removed."""
     bases: dict[bytes, Base]
-    """By branch, the newest last."""
+    """The bases by branch, the newest last."""
     last: int
-    """The number of the run's newest record then, as far as is known."""
+    """The number of the run's newest record at that time, as far as this store knows."""
     size: int
-    """Of the states, in bytes."""
+    """Total size of the states in bytes."""
 
 
 class Bases:
-    """For each run that a store writes to, what its next records may build on, as long as those are sure to be there."""
+    """For each run that a store writes to, the bases of its next records, as long as those are sure to be in the
+    journal."""
 
     def __init__(self) -> None:
         self._begin()
@@ -312,18 +317,18 @@ class Bases:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._next: dict[str, _Known] = {}
-        """What is on its way to the medium."""
+        """The bases that are being written to the backend."""
         self._size = 0
 
     def _before_fork(self) -> None:
-        """Nothing is shared with a child: it begins with none."""
+        """Do nothing: a child starts without bases, so there is nothing to share."""
 
     def _after_fork(self, is_child: bool) -> None:
         if is_child:
             self._begin()
 
     def lessened(self, token: Token, records: Sequence[Record]) -> Sequence[Record]:
-        """The records of an append as they are to be kept. Call `settle` once they are."""
+        """Return the records of an append as they are to be stored. Call `settle` once they are written."""
         self._next.pop(token.run_id, None)  # of an append that failed
         if all(record.size < SMALLEST for record in records):
             return records
@@ -335,32 +340,32 @@ class Bases:
         return less
 
     def settle(self, token: Token, records: Sequence[Record]) -> None:
-        """Tell that `records` are kept, which are what `lessened` was given last or what it gave."""
+        """Confirm that `records` are written. They are what `lessened` was given last, or what it returned."""
         coming = self._next.get(token.run_id)
-        # One batch may have several appends of a run, of which not all were written.
+        # A batch may hold several appends of one run, and some of them may have been refused.
         if coming is not None and records and (_reign_of(token), records[-1].sequence) == (coming.reign, coming.last):
             del self._next[token.run_id]
             self._remember(token.run_id, coming)
 
     def know(self, run_id: str, owned: Token | Row, base: Base) -> None:
-        """Remember a record that is kept and stands in the journal under this owner, or as of this row."""
+        """Remember a record that is in the journal under this owner, or as of this row."""
         branch = _branch_of(base.record.header or b"")
         self._remember(run_id, _Known(_reign_of(owned), {branch: base}, base.record.sequence, base.record.size))
 
     def hand_over(self, row: Row, token: Token) -> None:
-        """Tell that whoever has `token` takes the run as it is in `row`."""
+        """Carry the bases over from the run as it is in `row` to the owner with `token`."""
         known = self._known.get(token.run_id)
         if known is not None and known.reign == _reign_of(row):
             self._remember(token.run_id, known._replace(reign=_reign_of(token)))
 
     def part_from(self, run_id: str, unwanted: Collection[int]) -> None:
-        """Tell that these records are about to go: nothing is to build on them."""
+        """Forget a run's bases if one of them is about to be deleted, so that nothing builds on it."""
         known = self._known.get(run_id)
         if known is not None and any(base.record.sequence in unwanted for base in known.bases.values()):
             self.forget(run_id)
 
     def forget(self, run_id: str) -> None:
-        """Remember nothing of a run."""
+        """Forget all bases of a run."""
         self._next.pop(run_id, None)
         if run_id in self._known:
             with self._lock:

@@ -1,8 +1,8 @@
-"""A run as lines of JSON, and back: what `export` writes and `import_run` reads. No I/O.
+"""The format of an exported run, lines of JSON: `export` writes it and `import_run` reads it. No I/O.
 
-The first line is the run's row. Then come its records in order, each as its envelope, or where it was saved from outside
-as its place and its bytes. Last come the signals. `read_run` believes nothing: each line is checked, and then whether they
-are all there.
+The first line is the run's row. Its records follow in order: each as its envelope, or as its place and its
+bytes if it was saved from outside. The signals come last. `read_run` trusts nothing: it checks each line,
+and then that none is missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Moment = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]
 
 
 class Copy(NamedTuple):
-    """A run that nobody owns. Headers are not sealed; a record from outside has its note."""
+    """An imported run, without an owner. Headers are not sealed; a record from outside has its note."""
 
     row: Row
     records: tuple[tuple[Record, Note | None], ...]
@@ -51,7 +51,7 @@ class Copy(NamedTuple):
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
-    """The row of a run as a line holds it. A release that had fewer fields left some out."""
+    """The row of a run as a line holds it. Older releases have fewer fields, so most have defaults."""
 
     run_id: str
     flow: str
@@ -79,7 +79,7 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
-    """A record from outside as a line holds it. `seal` proves place and bytes, where the line has one."""
+    """A record from outside as a line holds it. `seal`, if the line has one, proves its place and bytes."""
 
     run_id: str
     node_id: str
@@ -91,7 +91,7 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Sent(msgspec.Struct, forbid_unknown_fields=True):
-    """A signal as a line holds it. `data` counts where it is there."""
+    """A signal as a line holds it. `data`, if there, counts instead of `payload`."""
 
     number: _Number
     name: str
@@ -111,7 +111,7 @@ def lines_of(
     signals: Iterable[Signal],
     envelope_of: Callable[[Record], bytes],
 ) -> list[bytes]:
-    """The lines of a run, of which none has a line break in it."""
+    """Return the lines of a run. None contains a line break."""
     lines = [_encode({"run": {name: value for name, value in asdict(row).items() if name != "nonce"}})]
     for record, note in records:
         envelope = envelope_of(record)
@@ -152,9 +152,9 @@ def _sent(signal: Signal) -> dict[str, Any]:
 
 
 def read_run(data: bytes, seals: Seals, run_id: str | None = None) -> Copy:
-    """The run that `lines_of` wrote, under its own id or under another. `seals` prove what was sealed with their keys.
+    """Read a run that `lines_of` wrote, under its own id or under `run_id`. Check seals whose keys are in `seals`.
 
-    Raises `CheckpointCorruptError`, `CheckpointIntegrityError` or `CheckpointVersionError`, which name the line.
+    Raise `CheckpointCorruptError`, `CheckpointIntegrityError` or `CheckpointVersionError`; the message names the line.
     """
     reader = _Reader(seals, run_id)
     number = 0
@@ -181,7 +181,7 @@ def _broken(exc: Exception, where: str) -> DeserializeStateError:
 
 
 class _Reader:
-    """Takes the lines of one run, in order."""
+    """A reader of one run's lines, in order."""
 
     def __init__(self, seals: Seals, run_id: str | None) -> None:
         self._seals = seals
@@ -192,7 +192,7 @@ class _Reader:
         self._signals: list[Signal] = []
 
     def read(self, line: bytes) -> None:
-        """Take the next line."""
+        """Read the next line."""
         try:
             members = _decode_members(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -209,7 +209,7 @@ class _Reader:
             self._take_envelope(self._run, line, members)
 
     def copy(self) -> Copy:
-        """The run, if all of it is there."""
+        """Return the run. Raise `CheckpointCorruptError` if a part of it is missing."""
         run = self._run
         if run is None:
             raise CheckpointCorruptError("there is no line in it: give what an export wrote")
@@ -262,7 +262,7 @@ class _Reader:
         kind = fields.get("kind") or CHECKPOINT
         place = fields["sequence"], kind, fields.get("node_id") or "", fields.get("visit") or 1
         if bytes(members.get("version", b"")) != b"1" or ("state" in members and "digest" not in members):
-            # A form that no journal of ours has: kept as the bytes that it is.
+            # No journal of ours has this form: it is stored as plain bytes.
             moment = parse_time(fields["timestamp"]).timestamp() if fields.get("timestamp") else run.updated_at
             self._take_foreign(run, fields.get("run_id"), Record(*place, len(line), None, line), moment)
             return
@@ -279,9 +279,9 @@ class _Reader:
         self._gaps.note_deletion(kind, fields)
 
     def _check_seal(self, header: bytes, seal: str) -> None:
-        """Raise where a seal does not fit that was made with a key at hand. Seals without a key are checked by now."""
+        """Raise if a seal that was made with a known key does not fit. Seals without a key were checked earlier."""
         flaw = self._seals.flaw_of(header, seal.encode()) if seal.startswith(KEYED) else None
-        # What only lacks its key can't be proven here, and may be as good as it was.
+        # A seal whose key is missing can't be checked here, and may be sound.
         if flaw is not None and not flaw.act:
             raise CheckpointIntegrityError(
                 f"the record {flaw.what}: take a copy that was not", expected=flaw.expected, found=flaw.found
@@ -304,16 +304,16 @@ class _Reader:
 
 
 def _header(texts: Mapping[str, bytes]) -> bytes:
-    """The header of a record, without a seal and without its closing brace."""
+    """Build the header of a record, without a seal and without its closing brace."""
     return b"{" + b",".join(_encode(name) + b":" + text for name, text in texts.items())
 
 
 def _unowned(run: _Run, run_id: str | None) -> Row:
-    """The row of a copy, of which no token counts."""
+    """Build the row of an imported run. No existing token is valid for it."""
     fields: dict[str, Any] = {name: getattr(run, name) for name in run.__struct_fields__}
     fields |= {"run_id": run_id or run.run_id, "epoch": run.epoch + 1, "owner": "", "lease": 0.0, "lease_until": None}
     if run.status == "running":
-        # Its owner may go on with the original: no worker takes the copy before somebody has looked.
+        # Its owner may still run the original: no worker takes the copy before a person has looked at it.
         fields |= {"status": "interrupted", "reason": "it was running when it was exported", "worked": False}
     return Row(**fields)
 

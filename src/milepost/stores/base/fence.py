@@ -1,7 +1,7 @@
-"""The fence: every decision about who owns a run and what becomes of it, without any I/O.
+"""The fence: every decision about who owns a run and how its row changes, without any I/O.
 
-A store reads a `Row`, asks one of these functions what follows, and writes the row that comes back, all in one
-atomic write. So every store decides alike, and a store is only a place to keep rows and records.
+A store reads a `Row`, asks one of these functions for the decision, and writes the row that comes back, all in one
+atomic write. So every store decides alike, and a store is only a place for rows and records.
 
 Time, process names and the tokens at hand are passed in. Nothing here changes a value that it is given.
 """
@@ -56,12 +56,12 @@ class Row(msgspec.Struct, frozen=True):
     nonce: str = ""
     owner: str = ""
     lease: float = 0.0
-    """How long the lease is from one renewal to the next."""
+    """The length of the lease in seconds, from one renewal to the next."""
     lease_until: float | None = None
     reason: str = ""
     wake_at: float | None = None
     waiting: tuple[Wait, ...] = ()
-    """What the run was parked for, less what has come since."""
+    """The waits that the run was parked for and that no signal has served yet."""
     crash_count: int = 0
     crashed_at: int = -1
     """The newest checkpoint's sequence when a crash was last counted; see `crashes`."""
@@ -72,49 +72,50 @@ class Row(msgspec.Struct, frozen=True):
     tags: Mapping[str, str] = {}
     live: Ranges = ()
     worked: bool = False
-    """Whether a worker took the run last."""
+    """True if a worker was the last to take the run."""
     sequence: int = 0
-    """The newest record when the row was last written: the journal may be longer, never shorter."""
+    """The number of the newest record when the row was last written. The journal may be longer, never shorter."""
     pruned: int = 0
-    """How many records were taken out of the journal to save space, in all."""
+    """The total number of records that were removed from the journal to save space."""
 
 
 class TokenState(NamedTuple):
-    """A token that this store object handed out, and whether the verb that held it has ended."""
+    """A token that this store object handed out, and whether the verb that held it has ended without releasing the run."""
 
     token: Token
     is_abandoned: bool = False
 
 
 class Ruling(NamedTuple):
-    """What was decided. `row` is what to write instead of the old row, None if nothing changes."""
+    """A decision. `row` is the row to write instead of the old one, None if nothing changes."""
 
     outcome: Literal["claimed", "locked", "moved", "blocked"]
     row: Row | None = None
 
 
 def is_current(row: Row, token: Token) -> bool:
-    """Whether writes with `token` count: this process made it, and nobody owned the run since."""
+    """Return whether writes with `token` count: this process got it, and nobody has owned the run since."""
     return bool(row.nonce) and row.epoch == token.epoch and row.nonce == token.nonce and token.is_ours
 
 
 def is_live(sequence: int, live: Ranges) -> bool:
-    """Whether a record with this number is not superseded."""
+    """Return whether the record with this number counts, that is, is not superseded."""
     if not live:
         return True
     return any(first <= sequence and (last is None or sequence <= last) for _, first, last in live)
 
 
 def crashes(row: Row, newest_checkpoint: int) -> int:
-    """Crashes in a row without progress: counting starts again once there is a newer checkpoint."""
+    """Return the number of crashes in a row without progress. A newer checkpoint sets the count back to 0."""
     return 0 if newest_checkpoint > row.crashed_at else row.crash_count
 
 
 def lease_state(row: Row, now: float, held: TokenState | None, is_gone: Callable[[str], bool]) -> LeaseState:
-    """Who owns the run, as far as one can know; see `LeaseState`. `held` is this store object's token of the run.
+    """Decide who owns the run, as far as one can know; see `LeaseState`. `held` is this store object's token of the
+    run.
 
-    A lease ends with its time, with its owner's process, or when it lies further ahead than it is long: then the
-    clock was set back, and nobody knows when it will end.
+    A lease ends with its time or with its owner's process. It also ends if its end is further ahead than the lease is
+    long: then the clock was set back, and nobody knows when it would end.
     """
     if not row.owner:
         return "free"
@@ -129,7 +130,7 @@ def lease_state(row: Row, now: float, held: TokenState | None, is_gone: Callable
 
 
 def shown_status(row: Row, state: LeaseState) -> str:
-    """The status as people see it: a run whose owner stopped without a word is dead."""
+    """Return the status as people see it: "dead" for a running run whose lease ended without a release."""
     return "dead" if row.status == "running" and state == "ended" else row.status
 
 
@@ -145,7 +146,8 @@ def claim(
     until: float | None,
     worked: bool = False,
 ) -> Ruling:
-    """Decide about `wish`. Claimed: the row with the new owner · blocked, with a row: this crash was one too many."""
+    """Decide about a claim. "claimed": the row has the new owner. "blocked" with a row: this
+    crash reached `max_crashes`."""
     if state in {"live", "ours"} and not wish.takeover:
         return Ruling("locked")
     is_crash = state == "ended"
@@ -198,7 +200,7 @@ def _blocked(row: Row, count: int, newest: int, newest_checkpoint: int, now: flo
 
 
 def judge(row: Row | None, append: Append, newest: int) -> Literal["written", "lost", "taken", "gap", "refused"]:
-    """What becomes of `append` to a journal that ends at `newest`."""
+    """Decide about `append`, for a journal whose newest record is `newest`."""
     if row is None or not is_current(row, append.token):
         return "lost"
     for expected, record in enumerate(append.records, newest + 1):
@@ -208,25 +210,25 @@ def judge(row: Row | None, append: Append, newest: int) -> Literal["written", "l
 
 
 def give_up(row: Row, now: float) -> Row:
-    """The row without an owner; what it had is otherwise unchanged."""
+    """Return the row without an owner, otherwise unchanged."""
     return replace(row, nonce="", owner="", lease=0.0, lease_until=None, updated_at=now)
 
 
 def refusal(row: Row, release: Release) -> bool:
-    """Whether `release` comes too late: a cancel is open, or a signal came that it doesn't know of."""
+    """Return whether `release` comes too late: a cancel is open, or a signal has arrived that its owner has not seen."""
     if release.status == "finished":
         return row.cancel is not None
     return release.status == "waiting" and release.signals is not None and row.signals != release.signals
 
 
 def intruded(row: Row, newest: int, now: float) -> Row:
-    """The row after somebody from outside wrote to its journal: a new epoch, which fences off a frozen owner."""
+    """Return the row after a write from outside to its journal. The new epoch fences off an owner that was frozen."""
     status = "interrupted" if row.status == "running" else row.status
     return replace(give_up(row, now), epoch=row.epoch + 1, status=status, worked=False, sequence=newest)
 
 
 def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row:
-    """The row after `release`. The end of a run closes a cancel that was open."""
+    """Return the row after `release`. The end of a run closes a cancel that was open."""
     crashed = row if release.crash_count is None else replace(row, crash_count=release.crash_count, crashed_at=newest)
     return replace(
         give_up(crashed, now),
@@ -242,19 +244,20 @@ def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row
 
 
 def renewed(row: Row, until: float | None, now: float) -> Row:
-    """The row with its lease extended to `until`."""
+    """Return the row with its lease extended to `until`."""
     return replace(row, lease_until=until, updated_at=now)
 
 
 def tagged(row: Row, tags: Mapping[str, str], *, newest: int, now: float) -> Row:
-    """The row with more tags, as of a journal that ends at `newest`."""
+    """Return the row with `tags` added. `newest` is the newest record of its journal."""
     return replace(row, tags={**row.tags, **tags}, sequence=newest, updated_at=now)
 
 
 def place_signal(row: Row, name: str, to: str | None, now: float) -> tuple[Wait | None, Row]:
-    """The wait that a signal is for, if there is one, and the row that has got the signal.
+    """Find the wait that a signal is for, None if there is none, and return the row with the signal.
 
-    A wait serves one signal and is over with its time. Only a signal that a wait is open for makes a waiting run ready.
+    A wait serves one signal, and is closed when its time is over. A waiting run becomes ready only if a
+    wait was open for the signal.
     """
     match = next(
         (
@@ -281,7 +284,7 @@ def place_signal(row: Row, name: str, to: str | None, now: float) -> tuple[Wait 
 def cancel(
     row: Row, reason: str, sequence: int | None, *, state: LeaseState, newest: int, now: float
 ) -> tuple[Literal["cancelled", "requested", "ended"], Row | None]:
-    """Decide about a cancel. Cancelled: the row's new epoch needs a finish record at `newest + 1`."""
+    """Decide about a request to cancel. "cancelled": the row has a new epoch, and needs a finish record at `newest + 1`."""
     if row.status in _UNCANCELLABLE:
         return "ended", None
     if state in {"live", "ours"} or sequence is None or newest > sequence:
@@ -300,7 +303,7 @@ def cancel(
 
 
 def is_due(row: Row, state: LeaseState, now: float) -> bool:
-    """Whether a worker may go on with the run."""
+    """Return whether a worker may go on with the run."""
     if state in {"live", "ours"} or row.status in _UNCANCELLABLE:
         return False
     if row.cancel is not None:

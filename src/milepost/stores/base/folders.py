@@ -1,4 +1,4 @@
-"""Folders that are there for good once they are made, each for its owner alone."""
+"""Creation of folders that are durable once the call returns, each readable for its owner alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["make_folder", "make_folders", "sync_folder"]
 
 
 def make_folder(path: str) -> bool:
-    """Make a folder for its owner alone; False if there is one. Its parent must be there."""
+    """Create a folder for its owner alone. Return False if it exists. Its parent must exist."""
     while True:
         try:
             os.mkdir(path, 0o700)
@@ -23,7 +23,7 @@ def make_folder(path: str) -> bool:
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and all above it that are missing, each for its owner alone, and bring their names to the disk."""
+    """Create a folder and all missing ones above it, each for its owner alone, and sync their names to the disk."""
     if os.path.isdir(path):
         return
     above = os.path.dirname(path)
@@ -34,7 +34,7 @@ def make_folders(path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync the names in a folder to the disk."""
     if sys.platform == "win32":
         return  # Windows has no call for this, and keeps names by its file system's log
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""A run up to one of its records, as the lines of a run of its own. No I/O.
+"""A fork: the beginning of a run, up to one of its records, as the lines of a run of its own. No I/O.
 
-They are what `import_run` takes, so that a fork is kept as an import is: in a store of any kind, checked, sealed anew and
-in one write.
+`import_run` takes these lines, so a fork is stored as an import is: by a store of any kind, checked,
+sealed anew and in one write.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from milepost.stores.base.transaction import Note, note_of
 __all__ = ["Prefix", "lines_of_fork", "live_of", "unexplained_gaps"]
 
 NOT_COPIED = "milepost.not-copied"
-"""The name of a signal that was not copied, where one with a higher number was: nothing waits for it."""
+"""The name that replaces the name of a signal that is not copied, while one with a higher
+number is. Nothing waits for it."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Prefix(NamedTuple):
-    """The records of a run up to one of them, all checked, and what else is copied of it."""
+    """The records of a run up to one of them, all checked, and what else is copied with them."""
 
     row: RunRow
     records: tuple[Record, ...]
     signals: tuple[Signal, ...]
-    """All that were ever sent, or () where no record has used one."""
+    """All signals that were ever sent, or () if no record has used one."""
     moments: Mapping[int, float]
-    """When records from outside were saved, in POSIX seconds by their numbers."""
+    """The times at which records from outside were saved, in POSIX seconds by record number."""
 
     @property
     def sequence(self) -> int:
-        """Of the last record."""
+        """The number of the last record."""
         return self.records[-1].sequence
 
 
 def unexplained_gaps(prefix: Prefix) -> int:
-    """How many numbers are missing among the records, less those whose deletion is recorded among them."""
+    """Count the numbers that are missing among the records, less the deletions that are recorded among them."""
     gaps = Gaps(has_start=bool(prefix.row.info.flow))
     missing = removed = 0
     for record in prefix.records:
@@ -64,9 +65,10 @@ def lines_of_fork(
     missed: Sequence[str],
     amendment: tuple[Mapping[str, Any], bytes | None] | None,
 ) -> bytes:
-    """The lines of the fork, still under the run id of its origin, sealed with that one's `seals`.
+    """Return the lines of the fork, under the run id of its origin and sealed with the origin's `seals`.
 
-    `amendment` is what an owner record says of how the point is amended, and its new state, encoded (None: as it was).
+    `amendment` holds the fields of the owner record that amends the point, and the new state, encoded (None:
+    unchanged).
     """
     info, records = prefix.row.info, list(prefix.records)
     epoch = prefix.row.epoch
@@ -97,7 +99,7 @@ def lines_of_fork(
 
 
 def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals) -> Record:
-    """The start record with where the fork comes from; of a fork of a fork it tells all of the way."""
+    """Add the fork's origin to its start record. A fork of a fork names all its origins."""
     fields = start.fields()
     fields.pop("seal", None)
     origin: dict[str, Any] = {"run_id": run_id, "sequence": sequence}
@@ -118,7 +120,7 @@ def _amendment(
 
 
 def live_of(records: Sequence[Record]) -> Ranges:
-    """The live ranges as they were at the end of these records."""
+    """Return the live ranges as they were at the end of these records."""
     for record in reversed(records):
         live = record.fields().get("live") if record.kind == OWNER else None
         if live is not None:
@@ -127,7 +129,7 @@ def live_of(records: Sequence[Record]) -> Ranges:
 
 
 def _signals(prefix: Prefix) -> list[Signal]:
-    """The signals that the records have used, under their numbers. Of the others at most a number stays."""
+    """Return the signals that the records have used, under their numbers. Of an unused one at most the number stays."""
     used = {record.fields().get("signal") for record in prefix.records if record.kind == REPLY}
     newest = max((number for number in used if isinstance(number, int)), default=0)
     return [

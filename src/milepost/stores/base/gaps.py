@@ -1,4 +1,4 @@
-"""Which numbers of a journal are missing, and whether something says why."""
+"""Search for numbers that are missing in a journal and that no recorded deletion explains."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ __all__ = ["Gaps"]
 
 
 class Gaps:
-    """Counts the records of a journal as they are shown to it, in order. `has_start`: it begins with a start record."""
+    """A counter of a journal's records, which it is shown in order. `has_start`: the journal begins with a start record."""
 
     def __init__(self, *, has_start: bool) -> None:
         self.next = 0 if has_start else 1
-        """One more than the number that was shown last."""
+        """The number that should come next: one more than the number that was shown last."""
         self._missing: list[tuple[int, int]] = []
         self._removed = 0
 
     def pass_over(self, sequence: int) -> None:
-        """Note that there is a record with that number, above all others so far."""
+        """Note that a record with this number exists. Numbers must ascend."""
         if sequence > self.next:
             self._missing.append((self.next, sequence - 1))
         self.next = sequence + 1
 
     def note_deletion(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Count what a record says was deleted."""
+        """Add the number of deleted records that a record reports."""
         removed = fields.get("removed") if kind == OWNER and fields.get("verb") == "delete" else None
         self._removed += removed if isinstance(removed, int) else 0
 
     def problems(self, *, pruned: int, newest: int, status: str) -> list[str]:
-        """What is wrong, where `pruned` records were taken out and `newest` was the last when the run became `status`."""
+        """Return one sentence for each problem. `pruned` records were removed; the run had
+        `newest` when it became `status`."""
         problems = []
         if sum(last - first + 1 for first, last in self._missing) > pruned + self._removed:
             problems += [

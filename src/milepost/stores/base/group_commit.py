@@ -1,14 +1,14 @@
-"""Threads that append at the same time share a commit.
+"""Group commit: threads that append at the same time share one commit.
 
-Each queues what it has, and the first in line commits all that waits, in one go, and hands each its verdicts. A
-thread that is alone does not come here: it takes `lock` and writes.
+Each thread queues its appends. The first in line, the leader, commits all that is queued at once, and hands each thread
+its verdicts. A thread that is alone does not come here: it takes `lock` and writes.
 
-Nobody waits in vain: whoever lets go of the lock wakes the first in line, and a thread that queues up and finds the
-lock free and itself the first goes ahead. On every way out of the leader, a signal's exception included, the others
-are settled or are back in line. Should a wake-up be lost to a signal all the same, who waits looks for itself now and then.
+No thread waits in vain. Whoever releases the lock wakes the first in line, and a thread that queues up, finds the lock
+free and is first goes ahead. However the leader ends, by a signal's exception too, the others are settled or back in
+line. If a wake-up is lost to a signal all the same, a waiting thread looks by itself now and then.
 
-Those who are settled wake one another, each another one before it goes on. All at once they would only wait for each
-other again: the interpreter runs one thread at a time, and to contend for that costs more than a commit.
+Threads that are settled wake one another: each wakes one more before it goes on. If all woke at once, they would only
+wait for each other again: the interpreter runs one thread at a time, and contention for it costs more than a commit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from milepost.store import Append, Verdict
 __all__ = ["GroupCommit"]
 
 _LOOK = 1.0
-"""Seconds after which who waits looks whether it need not."""
+"""Seconds after which a waiting thread looks by itself whether it may go on."""
 _ABREAST = 3
-"""How many of them are woken at once: one goes on, the others are ready when it stops, also on a busy machine."""
+"""Number of threads that are woken at once: one runs, and the others are ready when it stops, on a busy machine too."""
 
 
 class _Job:
-    """One thread's batch. `verdicts` or `error` is there once it is settled."""
+    """The batch of one thread. `verdicts` or `error` is set once it is settled."""
 
     __slots__ = ("after", "appends", "error", "gate", "verdicts")
 
@@ -39,9 +39,9 @@ class _Job:
         self.verdicts: list[Verdict] | None = None
         self.error: BaseException | None = None
         self.after: Sequence[_Job] = ()
-        """Who is in the same commit and to be woken next."""
+        """The jobs of the same commit that this thread wakes next."""
         self.gate = threading.Lock()
-        """Its thread waits here, to be told that the job is settled or first in line."""
+        """The lock at which the job's thread waits until the job is settled or first in line."""
         self.gate.acquire()
 
     @property
@@ -57,8 +57,8 @@ class _Job:
 class GroupCommit:
     """The queue before a writing connection, and the lock that guards that connection.
 
-    `commit(appends, told)` writes all appends in one commit; it adds their verdicts to `told` if and only if that
-    took place. `is_medium_at_fault(error)`: a failure that every other commit would meet too.
+    `commit(appends, told)` writes all appends in one commit, and adds their verdicts to `told` if and only if the
+    commit took place. `is_medium_at_fault(error)` returns whether every other commit would fail in the same way.
     """
 
     def __init__(
@@ -70,26 +70,26 @@ class GroupCommit:
         self._commit = commit
         self._is_medium_at_fault = is_medium_at_fault
         self.queue: deque[_Job] = deque()
-        """Who waits, the first in line first."""
+        """The waiting jobs, the first in line first."""
         self.crowd = 0
-        """How many were in line when the newest leader began."""
+        """The number of jobs in line when the newest leader began."""
 
     def __len__(self) -> int:
         return len(self.queue)
 
     @property
     def is_busy(self) -> bool:
-        """Whether others write or wait. Who then took the lock could do so again and again, and starve them."""
+        """True while others write or wait. A thread that took the lock now could do so again and again, and starve them."""
         return bool(self.queue) or self.lock.locked()
 
     def wake_first(self) -> None:
-        """Call after each release of the lock."""
+        """Wake the first in line. Call this after each release of the lock."""
         if self.queue:
             with suppress(IndexError):
                 self.queue[0].wake()
 
     def append(self, appends: list[Append]) -> list[Verdict]:
-        """Have `appends` written with those of others. Raises what `commit` raised."""
+        """Write `appends` together with those of other threads. Raise what `commit` raised."""
         job = _Job(appends)
         self.queue.append(job)
         try:
@@ -119,7 +119,7 @@ class GroupCommit:
             return False
 
     def _withdraw(self, job: _Job) -> None:
-        """Take `job` back, or if it is being written wait for the end of that."""
+        """Take `job` out of the queue. If it is being written already, wait until that has ended."""
         try:
             self.queue.remove(job)
         except ValueError:
@@ -128,7 +128,7 @@ class GroupCommit:
                     pass
 
     def _lead(self, mine: _Job) -> None:
-        """Commit what waits, and settle all of it. Call with the lock."""
+        """Commit all queued jobs and settle them. The caller holds the lock."""
         jobs = []
         while self.queue:
             jobs.append(self.queue.popleft())
@@ -144,13 +144,13 @@ class GroupCommit:
                 if not self._settle_together(group):
                     groups += [[job] for job in group]
         except BaseException as exc:
-            # This thread is being stopped. What is not settled is not written: the others go on without it.
+            # This thread is being stopped. Jobs that are not settled are not written: the other threads go on without it.
             mine.error = exc
             self.queue.extendleft(job for job in reversed(jobs) if not job.is_settled)
             raise
 
     def _settle_together(self, jobs: list[_Job]) -> bool:
-        """Commit `jobs` as one and settle them; False if one of them, not the medium, is at fault."""
+        """Commit `jobs` as one and settle them. Return False if the fault lies with one of them, not with the backend."""
         told: list[Verdict] = []
         try:
             self._commit([append for job in jobs for append in job.appends], told)
@@ -160,7 +160,7 @@ class GroupCommit:
             for job in jobs:
                 job.error = exc
         finally:
-            # Also when a signal's exception came after the commit.
+            # This also runs if a signal's exception came after the commit.
             verdicts = iter(told)
             for job in jobs if told else ():
                 job.verdicts = list(itertools.islice(verdicts, len(job.appends)))

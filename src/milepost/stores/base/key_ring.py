@@ -1,11 +1,11 @@
 """Encryption: AES-256-GCM under keys that never leave this object.
 
-Each run has a key of its own, derived from the store's by HKDF-SHA256 over the run's id, so that nonces can be random: no
-key encrypts so much that two of its nonces are likely to be the same. What is encrypted is bound to where it stands: the
-same bytes at another place do not decrypt.
+Each run has a key of its own, derived from the store's key by HKDF-SHA256 over the run's id. So nonces can be random:
+no key encrypts so much that two of its nonces are likely to be the same. Ciphertext is bound to its place: the same
+bytes at another place do not decrypt.
 
-The package that does it is an extra, and is imported when a vault is made: never later, for a process that is forked
-while another thread imports cannot import any more.
+The package that encrypts is an extra. It is imported when a key ring is built, never later, because a process that is
+forked while another thread imports cannot import any more.
 Sources: NIST SP 800-38D on random nonces, RFC 5869 on HKDF
 """
 
@@ -29,22 +29,23 @@ _NONCE_SIZE = 12
 
 
 class _RunKeys(NamedTuple):
-    """What one key of the store gives for one run."""
+    """The cipher and the code that one key of the store yields for one run."""
 
     cipher: AESGCM
     code: Code
 
 
 class KeyRing:
-    """Encrypts with the first key of `keys` (key ids and secrets of 32 bytes), decrypts with all.
+    """A cipher that encrypts with the first key of `keys` (key ids and secrets of 32 bytes)
+    and decrypts with all of them.
 
-    `OptionError` for keys that are none, `MissingExtraError` where the extra `crypto` is not installed.
+    Raises `OptionError` if a key is invalid, `MissingExtraError` if the extra `crypto` is not installed.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = check_keys("encryption_key", keys, shortest=KEY_SIZE, longest=KEY_SIZE)
         self.key_id = next(iter(self._keys))
-        """Of the key that encrypts."""
+        """The id of the key that encrypts."""
         self._tools = _load()
         self._of_run = functools.lru_cache(maxsize=1024)(self._derived)
 
@@ -54,12 +55,13 @@ class KeyRing:
         return frozenset(self._keys)
 
     def lock(self, run_id: str, plain: bytes, place: bytes) -> bytes:
-        """`plain` encrypted with the first key, bound to the run and to `place`: a nonce and what it makes of it."""
+        """Encrypt `plain` with the first key, bound to the run and to `place`. Return a nonce followed by the
+        ciphertext."""
         nonce = os.urandom(_NONCE_SIZE)
         return nonce + self._of_run(self.key_id, run_id).cipher.encrypt(nonce, plain, place)
 
     def unlock(self, key_id: object, run_id: str, locked: bytes, place: bytes) -> bytes | None:
-        """What `lock` was given; None if the key is not there, or if anything is not as it was then."""
+        """Decrypt what `lock` returned. Return None if the key is missing, or if anything differs from then."""
         if not isinstance(key_id, str) or key_id not in self._keys:
             return None
         try:
@@ -68,7 +70,7 @@ class KeyRing:
             return None
 
     def digest(self, key_id: str, run_id: str, content: bytes) -> str:
-        """A digest that nobody can make or compare without the key. The key must be there."""
+        """Return a digest that nobody can make or compare without the key. The key must be known."""
         return KEYED + self._of_run(key_id, run_id).code.of(content)
 
     def _derived(self, key_id: str, run_id: str) -> _RunKeys:
@@ -78,13 +80,13 @@ class KeyRing:
 
 
 class _Tools(NamedTuple):
-    """What is used of the extra's package."""
+    """The parts of the extra's package that are used here."""
 
     cipher: type[AESGCM]
     hkdf: Any
     sha256: Any
     invalid: type[Exception]
-    """Raised for what does not decrypt."""
+    """The exception that is raised for what does not decrypt."""
 
 
 def _load() -> _Tools:

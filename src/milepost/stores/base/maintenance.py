@@ -1,6 +1,6 @@
-"""The verbs that keep a store in order: counting, checking, and moving runs.
+"""The verbs that maintain a store: counting, checking, exporting and importing runs.
 
-Written once over the primitives of `Transaction`. What a run looks like on its way is told in `transfer`.
+They are written once over the primitives of `Transaction`. `export.py` defines the format of an exported run.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["Keeping"]
 
 _PAGE = 256
 _MOST = 1 << 40
-"""More runs than any store has."""
+"""A limit that no number of runs reaches."""
 
 _Group = tuple[tuple[Record, ...], Note | None]
-"""Records that a medium takes at once, and the note of one from outside."""
+"""Records that a backend inserts at once. A record from outside stands alone, with its note."""
 
 
 class Keeping(Pruning):
-    """What a store does with runs as wholes."""
+    """A store's verbs for whole runs: `stats`, `verify`, `export` and `import_run`."""
 
     # -- counting and checking ---------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Keeping(Pruning):
                 problems.append(f"the run was sent {counted} signals, and there are {there}")
         except (DamagedRow, DeserializeStateError) as exc:
             problems.append(str(exc))
-        # What was pruned while the records were read is counted in the row as it is now.
+        # Records that were pruned while this read them are counted in the row as it is now.
         row = before and self._row_to_verify(run_id, problems)
         pruned = 0 if row is None else row.pruned
         newest, status = (-1, "") if before is None else (before.sequence, before.status)
@@ -127,7 +127,7 @@ class Keeping(Pruning):
         return None if entry is None else entry.note
 
     def _all(self, run_id: str, problems: builtins.list[str]) -> Iterator[Record]:
-        """All records in order, a page at a time, so that memory stays small and nobody waits for long."""
+        """Yield all records in order. Read them page by page, so that memory stays small and nobody waits for long."""
         after = -1
         while True:
             try:
@@ -148,7 +148,8 @@ class Keeping(Pruning):
         from milepost.stores.base.export import lines_of
 
         with self._reading("export") as tx:
-            # The row tells the newest record as of some time ago: as of now it tells whether the export is all there.
+            # The stored row may name an older newest record. With the current number an import can
+            # check that nothing is missing.
             row = replace(self._row(tx, run_id), sequence=tx.newest(run_id))
             notes = {entry.record.sequence: entry.note for entry in tx.entries(run_id)}
             records = [(record, notes.get(record.sequence)) for record in tx.records(run_id)]
@@ -156,7 +157,7 @@ class Keeping(Pruning):
         return b"\n".join(lines) + b"\n"
 
     def _envelope(self, run_id: str, record: Record) -> bytes:
-        """The envelope of a record; `CheckpointIntegrityError` where the store has not what it takes to open it."""
+        """Return the envelope of a record. Raise `CheckpointIntegrityError` if the store lacks the key to open it."""
         if record.packing in {ENCRYPTED, UNENCRYPTED}:
             self.seals.check(run_id, record)
         return record.envelope()
@@ -198,7 +199,7 @@ class Keeping(Pruning):
 
 
 def _groups(copy: Copy) -> Iterator[_Group]:
-    """The records as a medium takes them: those from outside one by one, the others in groups without a gap."""
+    """Group the records as a backend inserts them: each record from outside alone, the others in groups without a gap."""
     group: builtins.list[Record] = []
     for record, note in copy.records:
         if group and (note is not None or record.sequence != group[-1].sequence + 1):

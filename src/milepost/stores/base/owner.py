@@ -1,7 +1,7 @@
 """The verbs of a run's owner, written once over the primitives of `Transaction`.
 
-A verb reads the row inside a write, asks the fence, and writes what follows in the same write. What the fence
-can't know, which tokens this object handed out and which processes are gone, is kept and looked up here.
+A verb reads the row inside a write, asks the fence, and writes what the fence decided in the same write. This module
+holds what the fence can't know: the tokens that this store object handed out, and which processes are gone.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ T = TypeVar("T")
 _logger = logging.getLogger("milepost")
 
 _PASSED_OVER = 60.0
-"""Seconds for which a run that could not be claimed is left alone."""
+"""Seconds for which a run that could not be claimed is skipped."""
 _TRIES = 20
-"""How often a write is begun anew because somebody else was faster."""
+"""Number of times that a write is tried while other writers are faster."""
 
 
 class _Unclaimable(Exception):
-    """A run that could not be claimed; the cause is why. Ends a write, which is begun anew without that run."""
+    """A run that could not be claimed; its cause says why. It ends the write, which is tried again without that run."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id)
@@ -81,15 +81,15 @@ class _Unclaimable(Exception):
 
 
 class OwnerStore(Store):
-    """Rows and journals under the fence. A medium adds `_read`, `_write` and `close`."""
+    """A store of rows and journals under the fence. A backend adds `_read`, `_write` and `close`."""
 
     can_encrypt = True
     keeps_differences = False
-    """Whether the medium takes what changed in place of a state: one that keeps no more than what it is given need not."""
+    """True if the backend stores states as differences. One that keeps only references to what it is given need not."""
     errors_of_one_run: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError, DamagedRow)
-    """What goes wrong with one run, by what its row or its records say, while the medium is well."""
+    """Exceptions that a run's row or records cause while the backend itself is well."""
     has_one_writer = True
-    """Whether a write keeps all others waiting, and not only those of the same runs."""
+    """True if a write makes all other writes wait, not only those of the same runs."""
 
     def __init__(self, **options: Unpack[StoreOptions]) -> None:
         super().__init__(**options)
@@ -99,26 +99,29 @@ class OwnerStore(Store):
         self._bases = Bases() if self.keeps_differences else None
         self._held: dict[str, TokenState] = {}
         self._unclaimable: dict[str, float] = {}
-        """By run, until when it is left alone, by the monotonic clock."""
+        """For each run that could not be claimed, the time on the monotonic clock until which it is skipped."""
         self._is_closed = False
         watch(self)
 
-    # -- the medium --------------------------------------------------------------------------------
+    # -- the backend --------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _write(self, op: str) -> AbstractContextManager[Transaction]:
-        """One atomic write: durable when its block ends, undone if that raises.
+        """Open an atomic write. It is durable when its block ends, and undone if the block raises.
 
-        What the block reads is so still when it is written; where the medium finds that it is not, it undoes the write
-        and raises `WriteConflict`, from the block or from its end.
+        All that the block reads must still be so when it is written. Where the backend finds that it is not, it undoes
+        the write and raises `WriteConflict`, from the block or from its end.
         """
 
     @abc.abstractmethod
     def _read(self, op: str) -> AbstractContextManager[Transaction]:
-        """A view of one moment. Never waits for a commit, where the medium allows that."""
+        """Open a view of one moment. It never waits for a commit, if the backend allows that."""
 
     def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
-        """What `body` gives, performed in one atomic write, and again where another writer was faster."""
+        """Run `body` in one atomic write and return its result. Try again if another writer was faster.
+
+        Raise `StoreError` after `_TRIES` tries.
+        """
         for _ in range(_TRIES):
             try:
                 with self._write(op) as tx:
@@ -137,17 +140,17 @@ class OwnerStore(Store):
             yield self._guard(tx)
 
     def _guard(self, tx: Transaction) -> Transaction:
-        """What stands between the verbs and the medium."""
+        """Wrap `tx` in the layer that decrypts records and makes states whole, if this store needs one."""
         return (
             tx if self._keeper is None and self._bases is None else DecodingTransaction(tx, self._keeper, self._packed)
         )
 
     def _lease_end(self, now: float, lease: float) -> float | None:
-        """When a lease taken now ends; None: not by itself."""
+        """Return when a lease taken now ends, None if it does not end by itself."""
         return now + lease
 
     def _before_fork(self) -> None:
-        """Bring what is shared with a child into a state that both can go on from."""
+        """Bring all that a child process would share into a state from which both processes can go on."""
 
     def _after_fork(self, is_child: bool) -> None:
         """Undo `_before_fork`."""
@@ -295,12 +298,12 @@ class OwnerStore(Store):
         return taken
 
     def _pass_over(self, run_id: str, cause: BaseException | None) -> None:
-        """Leave a run that could not be claimed alone for a while, so that it keeps no other from being claimed."""
+        """Skip a run that could not be claimed for a while, so that it does not keep others from being claimed."""
         self._unclaimable[run_id] = self.clock.monotonic() + _PASSED_OVER
         _logger.warning("run %r can't be claimed, and others go on: %s", run_id, cause, extra={"run_id": run_id})
 
     def _passed_over(self) -> builtins.list[str]:
-        """The runs that are left alone now."""
+        """Return the ids of the runs that are skipped now."""
         now = self.clock.monotonic()
         for run_id in [run_id for run_id, until in [*self._unclaimable.items()] if until <= now]:
             self._unclaimable.pop(run_id, None)
@@ -308,7 +311,7 @@ class OwnerStore(Store):
 
     @contextmanager
     def _abandoning(self, tokens: builtins.list[Token]) -> Iterator[None]:
-        """Abandon `tokens` where the block fails: they may be written all the same, and nobody is told of them."""
+        """Abandon `tokens` if the block fails: they may have been written all the same, and no caller learns of them."""
         try:
             yield
         except BaseException:
@@ -358,7 +361,7 @@ class OwnerStore(Store):
         return self._append_together(batch)
 
     def _append_together(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
-        """Write a batch in one atomic write, whatever is in it."""
+        """Write any batch in one atomic write."""
         appends = [self._prepared(append) for append in batch]
         verdicts = self._change("append", lambda tx: [self._append(tx, append) for append in appends])
         self._settle(appends, verdicts)
@@ -374,7 +377,7 @@ class OwnerStore(Store):
         return Append(token, self._kept(token, records), release, tags, statements)
 
     def _kept(self, token: Token, records: Sequence[Record]) -> tuple[Record, ...]:
-        """Records of an owner as the medium keeps them. Call `_note_kept` once it does."""
+        """Convert an owner's records to the form that the backend stores. Call `_note_kept` once they are written."""
         if self._bases is not None:
             records = self._bases.lessened(token, records)
         return tuple([self._sealed(token.run_id, record) for record in records])
@@ -403,15 +406,15 @@ class OwnerStore(Store):
         return Verdict("written", row.cancel)
 
     def _find_surplus(self, batch: Sequence[Append]) -> bool:
-        """Find out which records go when `batch` is written; whether there are any. Those appends need `_append`."""
+        """Find the records to prune when `batch` is written. Return whether there are any: such appends need `_append`."""
         return False
 
     def _take_out_surplus(self, tx: Transaction, row: Row, records: Sequence[Record]) -> Row:
-        """Take out the records that go when `records` come in; the row as it is then."""
+        """Prune the records that were marked for removal when `records` are appended. Return the row after that."""
         return row
 
     def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
-        """Take in what was written, and forget the tokens that are good for nothing any more."""
+        """Update this object after a write: note the written records, and drop tokens that no longer count."""
         for append, verdict in zip(appends, verdicts, strict=True):
             if verdict.outcome == "written":
                 self._note_kept(append.token, append.records)
@@ -488,7 +491,7 @@ class OwnerStore(Store):
             return [record if record.header is not None else self._proven(tx, run_id, record) for record in found]
 
     def _proven(self, tx: Transaction, run_id: str, record: Record) -> Record:
-        """`record`; or, if it was saved from outside and was changed since, one with a header that no check lets pass."""
+        """Return `record`. If it came from outside and was changed since, give it a header that no check lets pass."""
         if record.header is not None or self._keeper is not None:  # a keeper has proven it with its key
             return record
         entry = tx.newest_checkpoint(run_id, after=record.sequence - 1, before=record.sequence + 1)
@@ -511,7 +514,7 @@ class OwnerStore(Store):
                     point = tail.pop(0)
             after = -1 if point is None else point.sequence
             if isinstance(tx, DecodingTransaction) and self._bases is not None:
-                # Whoever goes on from here writes what changed since.
+                # An owner that goes on from here writes its states as differences to this one.
                 base = tx.base_of(run_id, after)
                 if base is not None:
                     self._bases.know(run_id, row, base)
@@ -535,7 +538,7 @@ class OwnerStore(Store):
             return msgspec.structs.replace(row, info=dataclasses.replace(row.info, error=self._failure_of(tx, run_id)))
 
     def _failure_of(self, tx: Transaction, run_id: str) -> RunFailure | None:
-        """What the newest failure of a run says, if it ended the run and is proven."""
+        """Return the newest failure of a run, if it ended the run and its seal is sound. None otherwise."""
         try:
             for record in tx.records(run_id, kinds=(FAILURE,), newest=True, limit=1):
                 self.seals.check(run_id, record)
@@ -558,7 +561,7 @@ class OwnerStore(Store):
         return found
 
     def _shown_cancel(self, run_id: str, cancel: str | None) -> str | None:
-        """The reason of a cancel as it was given, for a medium that reads it without its row."""
+        """Return the reason of a cancel in plain text, for a backend that reads it without the row."""
         return cancel if self._keeper is None or cancel is None else self._keeper.opened_cancel(run_id, cancel)
 
     def _row(self, tx: Transaction, run_id: str) -> Row:
@@ -570,13 +573,16 @@ class OwnerStore(Store):
     def _state(
         self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, TokenState] | None = None
     ) -> LeaseState:
-        """Who owns the run. `held`: what this object held before the row was read, where another thread may let go since."""
+        """Return who owns the run. Pass `held`, taken before the row was read, if another thread
+        may release the run meanwhile."""
         known = self._held if held is None else held
         return fence.lease_state(row, now, known.get(row.run_id), gone or is_gone)
 
     def _holding(self, run_id: str) -> dict[str, TokenState]:
-        """What this object holds of a run now. Asked before its row is read: of a run that another thread releases in
-        between the row is as before, and nobody would know the token in it.
+        """Return this object's token of a run. Call it before the run's row is read.
+
+        If another thread releases the run in between, the row still names the token, but this object no longer knows
+        it.
         """
         held = self._held.get(run_id)
         return {} if held is None else {run_id: held}
@@ -594,7 +600,7 @@ class OwnerStore(Store):
     def _view_of(
         self, tx: Transaction, row: Row, state: LeaseState, newest_checkpoint: RecordEntry | None, newest: int
     ) -> RunRow:
-        """The row as others see it, with the newest checkpoint and the newest record of its run."""
+        """Build the row that others see, from the newest checkpoint and the number of the newest record."""
         shown, now = newest_checkpoint, self.clock.time()
         if shown is not None and not fence.is_live(shown.record.sequence, row.live):
             shown = tx.live_entry(row.run_id, row.live)
@@ -624,7 +630,7 @@ class OwnerStore(Store):
     # -- shared ------------------------------------------------------------------------------------
 
     def _sealed(self, run_id: str, record: Record) -> Record:
-        """`record` as the medium keeps it."""
+        """Return `record` as the backend stores it: compressed, and sealed or encrypted."""
         if record.header is None:  # from outside: sealed where it is inserted
             return record
         sequence, kind, node_id, visit, size, header, payload, packing = record = self._packed(record)
@@ -634,11 +640,11 @@ class OwnerStore(Store):
         return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
 
     def _packed(self, record: Record) -> Record:
-        """`record` with its payload compressed, where its header says so or the medium keeps it so."""
+        """Return `record` with its payload compressed if its header says so. Some backends compress more."""
         return packed(record)
 
     def _refuse_live(self, row: Row, state: LeaseState, deed: str) -> None:
-        """Raise `RunLockedError` while somebody owns the run."""
+        """Raise `RunLockedError` if somebody owns the run."""
         if state in {"live", "ours"}:
             until = None if row.lease_until is None else _moment(row.lease_until)
             end = "" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC"
@@ -652,7 +658,7 @@ class OwnerStore(Store):
 
 
 def has_statements(appends: Sequence[Append]) -> bool:
-    """Whether a batch is an append with statements. ValueError if it is that and more."""
+    """Return whether the batch is one append with statements. Raise ValueError if it has other appends too."""
     if not any(append.statements for append in appends):
         return False
     if len(appends) > 1:
@@ -661,7 +667,7 @@ def has_statements(appends: Sequence[Append]) -> bool:
 
 
 def check_tags(tags: Mapping[Any, Any]) -> None:
-    """TypeError unless all tags are str to str."""
+    """Raise TypeError unless `tags` maps str to str."""
     if not isinstance(tags, Mapping):
         raise TypeError(f"tags are a mapping of str to str, not {tags!r}")
     for key, value in tags.items():

@@ -1,4 +1,4 @@
-"""Stores are told before and after the process forks, so that nothing half done or shared gets into the child."""
+"""Notice of process forks: stores hear before and after a fork, so that nothing half done or shared gets into the child."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Forkable", "watch"]
 
 
 class Forkable(Protocol):
-    """What is told of forks."""
+    """An object that is notified of forks."""
 
     def _before_fork(self) -> None:
-        """Let writes end, hold off others, let go of what must not be shared."""
+        """Wait for writes to end, hold off others, and release what must not be shared."""
 
     def _after_fork(self, is_child: bool) -> None:
-        """Go on. A child may also come from a fork that was not announced."""
+        """Go on after a fork. A child may also come from a fork that was not announced."""
 
 
 def watch(store: Forkable) -> None:
-    """Tell `store` of forks for as long as it lives."""
+    """Notify `store` of forks for as long as it lives."""
     _stores.add(store)
 
 

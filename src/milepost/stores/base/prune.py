@@ -1,6 +1,6 @@
-"""Forgetting: runs that are old, and visits of runs that nobody needs any more.
+"""Pruning: the deletion of old runs, and of visits that nobody needs any more.
 
-Which records of a run go is decided in `thinning`; here they are found, and taken out run by run.
+`retention.py` decides which records of a run go. This module finds the runs, and prunes them one by one.
 """
 
 from __future__ import annotations
@@ -36,42 +36,43 @@ _logger = logging.getLogger("milepost")
 
 _PAGE = 256
 _MOST = 1 << 40
-"""More runs than any store has."""
+"""A limit that no number of runs reaches."""
 _ALWAYS_PRUNED = frozenset({"finished", "cancelled"})
 _SWEEP = 60.0
-"""Seconds between two looks for old runs at the end of runs."""
+"""Seconds between two searches for old runs when runs end."""
 _AT_AN_END = 100
-"""Old runs that the end of one run deletes at most, so that it does not take long."""
+"""Greatest number of old runs that the end of one run deletes, so that it does not take long."""
 _OVERLAP = 60.0
-"""Seconds by which two looks of a worker at what has ended overlap, should clocks differ."""
+"""Seconds by which two searches of a worker for ended runs overlap, in case clocks differ."""
 _TRIES = 5
 _SHARE = 20
-"""What thinning a live run may take of its time: one part in that many."""
+"""Divisor of a live run's time: pruning may take one part in this many."""
 
 
 class _Pace(msgspec.Struct):
-    """How often a live run is thinned by its owner."""
+    """The pace at which the owner of a live run prunes it."""
 
     not_before: float = -math.inf
-    """By the monotonic clock: until then thinning has had its share of the run's time."""
+    """The time on the monotonic clock before which the run is not pruned again, because pruning has had its share."""
     visits: dict[str, int] = {}
-    """By node, the visit at which the run was thinned last."""
+    """For each node, the visit at which the run was pruned last."""
 
 
 class _Surplus(msgspec.Struct):
-    """What goes of a live run when its next records come in."""
+    """The records of a live run that are removed when its next records are appended."""
 
     before: int
-    """The number of the first of those."""
+    """The number of the first of those next records."""
     numbers: builtins.list[int]
     began: float | None = None
-    """When taking it out began, by the monotonic clock."""
+    """The time on the monotonic clock at which the removal began."""
 
 
 class PruneRequest(msgspec.Struct, frozen=True):
-    """What to forget: runs with `statuses` that were not changed after `before` (POSIX seconds), and visits of the others.
+    """A request to delete runs with `statuses` that have not changed after `before` (POSIX
+    seconds), and visits of the others.
 
-    Each node of those keeps its newest `keep_last` visits.
+    In runs that stay, each node keeps its newest `keep_last` visits.
     """
 
     statuses: frozenset[str]
@@ -80,22 +81,22 @@ class PruneRequest(msgspec.Struct, frozen=True):
     is_dry: bool = False
 
     def is_old(self, updated_at: float) -> bool:
-        """Whether a run that was last changed then is to be deleted."""
+        """Return whether a run that last changed at `updated_at` is to be deleted."""
         return self.before is not None and updated_at <= self.before
 
 
 class Pruning(OwnerStore):
-    """What a store forgets, when it is asked to or by its retention."""
+    """A store that deletes old runs and visits, on request or by its retention."""
 
     def __init__(self, **options: Unpack[StoreOptions]) -> None:
         super().__init__(**options)
         self._swept_at: float | None = None
-        """When the end of a run last looked for old runs, by the monotonic clock."""
+        """The time on the monotonic clock at which the end of a run last made this object search for old runs."""
         self._thinned_at: float | None = None
-        """Up to when all that has ended was thinned by this object."""
+        """The time up to which this object has pruned all runs that have ended."""
         self._paces: dict[str, _Pace] = {}
         self._surpluses: dict[str, _Surplus] = {}
-        """By run, what goes in the append that is under way."""
+        """For each run, the records to remove in the append that is under way."""
 
     def prune(
         self,
@@ -154,7 +155,7 @@ class Pruning(OwnerStore):
             self._prune(PruneRequest(_ALWAYS_PRUNED, self._cutoff(retention)))
         if retention.keep_last is not None:
             began = self.clock.time()
-            # A run that has ended changes no more without its time of activity.
+            # A run that has ended does not change without a new `updated_at`.
             self._prune(PruneRequest(_ALWAYS_PRUNED, keep_last=retention.keep_last), after=self._thinned_at)
             self._thinned_at = began - _OVERLAP
 
@@ -164,7 +165,7 @@ class Pruning(OwnerStore):
         return self.clock.time() - as_seconds(retention.older_than, "older_than")
 
     def _prune(self, wish: PruneRequest, *, after: float | None = None, most: int = _MOST) -> Pruned:
-        """Forget as `wish` says, of runs changed since `after`, until `most` of them have lost something."""
+        """Carry out `wish` on runs that changed since `after`. Stop once `most` of them were deleted or pruned."""
         deleted: builtins.list[str] = []
         thinned: builtins.list[str] = []
         records = 0
@@ -187,14 +188,15 @@ class Pruning(OwnerStore):
         return Pruned(tuple(deleted), tuple(thinned), records)
 
     def _candidates(self, wish: PruneRequest, changed_after: float | None) -> Iterator[tuple[float, str]]:
-        """When runs that may be meant were last changed and their ids, for each status the least recent first.
+        """Yield runs that may qualify: when each last changed, and its id. For each status the least
+        recently changed come first.
 
-        Read a page at a time; the run itself is asked again. What a page shows may be changed or deleted meanwhile: the
-        next one begins at a time, not at a run. What ends from now on is left to the next time, so that there is an end
-        also where runs end faster than they are pruned.
+        Runs are read page by page, and each is checked again before it is pruned. Runs on a page may change or go
+        meanwhile, so the next page begins at a time, not at a run. Runs that end from now on are left to the next call:
+        so this ends even where runs end faster than they are pruned.
         """
         newest = self.clock.time() if wish.before is None or wish.keep_last is not None else wish.before
-        until = newest + 1.0  # a medium may round times
+        until = newest + 1.0  # a backend may round times
         if "blocked" in wish.statuses:
             yield from self._blocked()
         for status in sorted({"running" if status == "dead" else status for status in wish.statuses} - {"blocked"}):
@@ -208,7 +210,7 @@ class Pruning(OwnerStore):
                 after = page[-1]
 
     def _blocked(self) -> Iterator[tuple[float, str]]:
-        """When blocked runs were last changed and their ids. With them are those that can't be read, whatever their status."""
+        """Yield blocked runs, and runs that can't be read, whatever their status: when each last changed, and its id."""
         after: int | None = None
         while True:
             with self._reading("prune") as tx:
@@ -227,7 +229,8 @@ class Pruning(OwnerStore):
                 return
 
     def _row_meant(self, tx: Transaction, run_id: str, wish: PruneRequest) -> Row | None:
-        """The row of a run that has a status that is meant, and no owner who may be alive. Raises `DamagedRow`."""
+        """Return the row of a run if its status is in `wish` and no owner may be alive, None
+        otherwise. Raise `DamagedRow`."""
         row = tx.row(run_id)
         if row is None:
             return None
@@ -236,14 +239,14 @@ class Pruning(OwnerStore):
         return row if is_meant else None
 
     def _forget(self, run_id: str, wish: PruneRequest) -> bool:
-        """Delete a run if it is still old and meant; whether it was."""
+        """Delete a run if it still qualifies, and return whether it did. A dry run deletes nothing."""
 
         def body(tx: Transaction) -> bool:
             try:
                 row = self._row_meant(tx, run_id, wish)
                 is_meant = row is not None and wish.is_old(row.updated_at)
             except DamagedRow:
-                # Of one that is running nobody can tell whether its owner lives.
+                # Nobody can tell whether the owner of a damaged running run lives.
                 is_meant = "blocked" in wish.statuses or not wish.statuses & {"running", "dead"}
                 if not is_meant:
                     raise
@@ -262,8 +265,8 @@ class Pruning(OwnerStore):
         return was_meant
 
     def _thin(self, run_id: str, wish: PruneRequest) -> int:
-        """Take out what is surplus of a run; how many records."""
-        # What goes is found out in a read, so that a long journal keeps nobody from writing.
+        """Prune the visits of a run and return the number of records that went. A dry run only counts them."""
+        # The records are found in a read, so that a long journal keeps nobody from writing.
         for _ in range(_TRIES):
             with self._reading("prune") as tx:
                 row = self._row_meant(tx, run_id, wish)
@@ -288,7 +291,8 @@ class Pruning(OwnerStore):
         return sum(self._finds_surplus(append, keep_last) for append in due) > 0
 
     def _is_due(self, append: Append, keep_last: int) -> bool:
-        """Whether a node has been visited `keep_last` times more, and thinning has had no more than its share of the time."""
+        """Return whether a node had `keep_last` visits since it was last pruned, and the share of
+        time allows another pruning."""
         is_due = False
         for record in append.records:
             if record.kind == CHECKPOINT and record.visit >= 2 * keep_last:
@@ -300,7 +304,8 @@ class Pruning(OwnerStore):
         return is_due
 
     def _finds_surplus(self, append: Append, keep_last: int) -> bool:
-        """Whether something goes when `append` comes in. That is read before, so that nobody is kept from writing."""
+        """Return whether records go when `append` is written. They are found in a read before,
+        which keeps nobody from writing."""
         run_id, first = append.token.run_id, append.records[0].sequence
         began = self.clock.monotonic()
         numbers: builtins.list[int] = []
@@ -324,7 +329,7 @@ class Pruning(OwnerStore):
         found = self._surpluses.get(row.run_id)
         if found is None or found.before != records[0].sequence:
             return row
-        # In the write of new records: a claim that was made ready before, whose point may be gone, fails by their numbers.
+        # This removes them in the write of new records. The new numbers make an older claim fail, whose point may be gone.
         found.began = self.clock.monotonic()
         try:
             removed = tx.remove_records(row.run_id, found.numbers)
@@ -357,7 +362,7 @@ class Pruning(OwnerStore):
     # -- which records -------------------------------------------------------------------------------
 
     def _surplus(self, tx: Transaction, row: Row, keep_last: int, coming: Sequence[Record] = ()) -> builtins.list[int]:
-        """The numbers of the records that go, where those that are `coming` are there already."""
+        """Return the numbers of the records that go, as if the `coming` ones were in the journal already."""
         run_id = row.run_id
         if tx.newest(run_id) + len(coming) <= keep_last:
             return []
@@ -374,11 +379,11 @@ class Pruning(OwnerStore):
     def _take_out(
         self, row: Row, wish: PruneRequest, newest: int, numbers: builtins.list[int], tx: Transaction
     ) -> int | None:
-        """Take records out of a journal that is as it was read with `row`; None if it isn't."""
+        """Remove records from a journal. Return None if it has changed since it was read with `row`."""
         now = self._row_meant(tx, row.run_id, wish)
         if now is None or now.epoch != row.epoch or tx.newest(row.run_id) != newest:
             return None
         removed = tx.remove_records(row.run_id, numbers)
-        # With a new epoch a claim that was made ready before fails, whose point may be gone, and is made ready anew.
+        # The new epoch makes a claim that was prepared before fail, because its point may be gone. It is prepared anew.
         tx.put_row(replace(now, epoch=now.epoch + 1, pruned=now.pruned + removed))
         return removed

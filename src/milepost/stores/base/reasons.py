@@ -1,4 +1,4 @@
-"""Why a run does not move, in one sentence for people."""
+"""The reason why a run does not move, in one sentence for people."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["why"]
 
 PATIENCE = 60.0
-"""Seconds for which a run may be ready before it is told that no worker has taken its flow."""
+"""Seconds for which a run may be ready before its reason says that no worker has taken its flow."""
 
 
 def why(row: Row, state: LeaseState, now: float) -> str:
-    """The reason of a run's row, and what follows from its status, lease and waits; "" where all is said."""
+    """Describe the situation of a run from its status, lease, waits and the reason in its row;
+    "" if there is nothing to say."""
     told = _situation(row, state, now)
     if row.cancel is not None:
         asked = f"a cancel is open{f' ({row.cancel})' if row.cancel else ''}"

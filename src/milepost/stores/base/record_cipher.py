@@ -1,12 +1,13 @@
-"""What a store with keys makes of records, signals and texts on their way in, and undoes on their way out.
+"""The sealing and encryption of records, signals and texts on their way into a keyed store, and
+the reverse on their way out.
 
-Records. With a signing key they are sealed as everywhere, and what was saved from outside gets a header that seals it.
-With an encryption key the whole record, header and payload, is encrypted; what stays readable is a header of those
-fields that say where a record stands and how it went, not what it says. The two are bound together: the readable header is
-associated data of the encryption, the seal covers it, and in it stands a keyed digest of the encrypted one.
+Records. With a signing key they are sealed as in other stores, and a record from outside gets a header with a seal.
+With an encryption key the whole record, header and payload, is encrypted. A readable header stays, of those fields that
+say where a record stands and how it went, not what it says. The two are bound together: the readable header is
+associated data of the encryption, the seal covers it, and it holds a keyed digest of the encrypted header.
 
-What comes out is the record as it was given, sealed as this store seals. A record that cannot be opened comes out as it is
-kept, and `Seals.check` tells why: one bad record must not hide others.
+A reader gets the record as it was given, sealed as this store seals. A record that cannot be opened is returned as it
+is stored, and `Seals.check` says why: one bad record must not hide others.
 """
 
 from __future__ import annotations
@@ -62,25 +63,26 @@ READABLE = {
     ),
     *("front", "step_type", "signal", "wake_at"),
 }
-"""The fields of a header that stay readable. Any other may hold what a user's code said, and is encrypted."""
+"""The header fields that stay readable. Any other may hold what a user's code said, and is encrypted."""
 
 _MARK = b"\0milepost "
-"""How the payload of a signal begins that was sealed or encrypted: no JSON text begins so."""
+"""The first bytes of a signal's payload that is sealed or encrypted. No JSON text begins so."""
 _LOCKED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):([A-Za-z0-9+/]{38,}=*)")
-"""A text of a row that is encrypted: the key's id, and nonce and tag at least."""
+"""The form of an encrypted text in a row: the key's id, then at least a nonce and a tag."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
 def keeper_of(seals: Seals, encryption_key: Mapping[str, bytes] | None, *, allow_plain: bool) -> RecordCipher | None:
-    """A keeper, or None for a store that has no key of either sort."""
+    """Build the cipher of a store, None for a store without a signing key and without an encryption key."""
     vault = None if encryption_key is None else KeyRing(encryption_key)
     return RecordCipher(seals, vault, allow_plain=allow_plain) if vault is not None or seals.is_keyed else None
 
 
 class RecordCipher:
-    """Seals with `seals` and, where there is one, encrypts with `vault`; `allow_plain`: takes what is not encrypted."""
+    """A cipher that seals with `seals` and, if there is a `vault`, encrypts with it.
+    `allow_plain`: accept plain records."""
 
     __slots__ = ("_accepts_plain", "_seals", "_vault")
 
@@ -92,7 +94,7 @@ class RecordCipher:
     # -- records -----------------------------------------------------------------------------------
 
     def keep(self, run_id: str, record: Record, note: Note | None = None) -> Record:
-        """`record` as the medium keeps it. `note` tells of one from outside what it does not tell itself."""
+        """Seal or encrypt `record` for the backend. `note` has the facts of a record from outside, which has no header."""
         if record.header is None:
             record = _with_header(run_id, record, note)
         assert record.header is not None
@@ -113,7 +115,8 @@ class RecordCipher:
         return record._replace(header=self._seals.seal(header), payload=payload, packing=ENCRYPTED)
 
     def opened(self, run_id: str, record: Record) -> Record:
-        """What `keep` was given, sealed; a record that cannot be opened so that `Seals.check` refuses it."""
+        """Return the record that `keep` was given, sealed. If it can't be opened, return it so
+        that `Seals.check` refuses it."""
         vault = self._vault
         if record.packing != ENCRYPTED:
             return record if self._accepts_plain else record._replace(packing=UNENCRYPTED)
@@ -140,7 +143,7 @@ class RecordCipher:
     # -- signals -----------------------------------------------------------------------------------
 
     def keep_signal(self, run_id: str, signal: Signal) -> Signal:
-        """`signal` as the medium keeps it."""
+        """Seal or encrypt `signal` for the backend."""
         place, vault = _place_of_signal(run_id, signal), self._vault
         content = b"" if signal.payload is None else b"=" + signal.payload
         if vault is not None:
@@ -150,7 +153,8 @@ class RecordCipher:
         return signal._replace(payload=b"%s%s %s %s" % (_MARK, seal, form, content))
 
     def opened_signal(self, run_id: str, signal: Signal) -> Signal:
-        """What `keep_signal` was given. `CheckpointIntegrityError` for anything else: no run may act on it."""
+        """Return the signal that `keep_signal` was given. Raise `CheckpointIntegrityError` for
+        another: no run may act on it."""
         payload, place = signal.payload or b"", _place_of_signal(run_id, signal)
         if not payload.startswith(_MARK):
             if not self._seals.accepts_unsealed:
@@ -174,7 +178,7 @@ class RecordCipher:
     # -- the row's texts ----------------------------------------------------------------------------
 
     def keep_row(self, row: Row) -> Row:
-        """`row` with its texts encrypted: why it stands still, why it was cancelled, what it asks."""
+        """Return `row` with its texts encrypted: its reason, its cancel's reason, and the prompts of its waits."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
             return row
         return msgspec.structs.replace(
@@ -185,7 +189,7 @@ class RecordCipher:
         )
 
     def opened_row(self, row: Row) -> Row:
-        """What `keep_row` was given; a text that does not decrypt stays as it is kept."""
+        """Return the row that `keep_row` was given. A text that does not decrypt stays as it is stored."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
             return row
         return msgspec.structs.replace(
@@ -196,7 +200,7 @@ class RecordCipher:
         )
 
     def opened_cancel(self, run_id: str, cancel: str) -> str:
-        """The reason of a cancel as it was given; one that does not decrypt stays as it is kept."""
+        """Decrypt the reason of a cancel. One that does not decrypt stays as it is stored."""
         return self._unlock(run_id, "cancel", cancel) or cancel
 
     def _with_prompt(self, run_id: str, wait: Wait, *, is_kept: bool) -> Wait:
@@ -211,14 +215,14 @@ class RecordCipher:
 
     def _lock(self, run_id: str, what: str, text: str) -> str:
         vault = self._vault
-        # What could not be decrypted came out as it is kept, and goes in again so.
+        # A text that could not be decrypted was read as it is stored, and is stored again unchanged.
         if vault is None or not text or (_LOCKED.fullmatch(text) and self._unlock(run_id, what, text) is None):
             return text
         locked = vault.lock(run_id, text.encode("utf-8", "replace"), _encode(("text", run_id, what)))
         return f"aesgcm:{vault.key_id}:{base64.b64encode(locked).decode()}"
 
     def _unlock(self, run_id: str, what: str, text: str) -> str | None:
-        """The text that was locked; None for any other."""
+        """Return the plain text of an encrypted one, None if it is not encrypted or does not decrypt."""
         found = _LOCKED.fullmatch(text)
         if self._vault is None or found is None:
             return None
@@ -239,7 +243,7 @@ def _place_of(run_id: str, record: Record) -> dict[str, Any]:
 
 
 def _with_header(run_id: str, record: Record, note: Note | None) -> Record:
-    """A record from outside with a header that can be sealed; its bytes stay as they are."""
+    """Add a header that can be sealed to a record from outside. Its bytes stay as they are."""
     data = record.payload or b""
     fields = _place_of(run_id, record)
     fields["timestamp"] = format_time(0.0 if note is None else note.timestamp)

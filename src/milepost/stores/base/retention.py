@@ -1,8 +1,8 @@
-"""Which records of a run go when each node keeps its newest visits: a decision, with nothing read or written.
+"""The choice of the records of a run that go when each node keeps its newest visits. It reads and writes nothing.
 
-What stays can be gone on with as before. So more stays than the newest visits: what tells how visits go on counting, visits
-that are under way, and whatever a visit that stays can't do without, which `_Kept._needed_by` tells. Of all else, the kinds in
-`DROPPED` go.
+A pruned run can go on from its remaining points as before. So more stays than the newest visits: the records by which
+visits are counted, visits that are under way, and all that a remaining visit needs; see `_Kept._needed_by`. Of all
+else, the kinds in `DROPPED` go.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ __all__ = ["CONSIDERED", "Trace", "surplus", "trace_of"]
 DROPPED = frozenset({CHECKPOINT, FAILURE, ROUTE, ITEMS, WAIT, ROLLBACK})
 """The kinds of records that go with their visit.
 
-A reply stays, for it says that its signal was used: without it the next wait would be given that signal again.
+A reply stays, because it says that its signal was used: without it the next wait would be given that signal again.
 """
 CONSIDERED = tuple(sorted({*DROPPED, OWNER, FINISH} - {CHECKPOINT}))
-"""The kinds besides checkpoints that the decision has to know of."""
+"""The kinds that the choice needs to see besides checkpoints."""
 _COUNTING = frozenset({CHECKPOINT, FAILURE, OWNER})
-"""The kinds of which the newest one of a node tells the number of its last visit."""
+"""The kinds of records by which visits are counted: a node's newest one has the number of its last visit."""
 
 Visit = tuple[str, int]
 
 
 class Trace(NamedTuple):
-    """What the decision needs to know of a record."""
+    """The facts about a record that the choice needs."""
 
     sequence: int
     kind: str
     node_id: str
     visit: int
     branch: str = ""
-    """Of a record inside a fork: `fork#visit/branch`, the outermost first."""
+    """The path of a record inside a fork: `fork#visit/branch`, the outermost first. Empty outside forks."""
     needs: int | None = None
-    """The number of the checkpoint that the record speaks of."""
+    """The number of the checkpoint that the record refers to."""
     is_turn: bool = False
-    """Whether a turn begins with it: the ends before it are no longer that of the run."""
+    """True if the record begins a continuation. Ends before it are no longer the end of the run."""
 
     @property
     def of(self) -> Visit:
-        """The visit that the record is of."""
+        """The visit that the record belongs to."""
         return self.node_id, self.visit
 
 
 def trace_of(record: Record) -> Trace:
-    """What a record, with or without its payload, tells. Of one with a damaged header, what its place tells."""
+    """Build the trace of a record, with or without its payload. If its header is damaged, use only its place."""
     header, branch, needs, is_turn = record.header or b"", "", None, False
     if b'"branch"' in header or record.kind in {OWNER, FINISH}:
         try:
@@ -70,13 +70,14 @@ def trace_of(record: Record) -> Trace:
 
 
 def surplus(traces: Sequence[Trace], live: Ranges, keep_last: int) -> list[int]:
-    """The numbers of the records that go, of a journal's `traces` in order, where each node keeps `keep_last` visits."""
+    """Return the numbers of the records that go. `traces` is the whole journal in order; each
+    node keeps `keep_last` visits."""
     kept = _Kept(traces, live, keep_last)
     return [trace.sequence for trace in traces if not kept.has(trace)]
 
 
 class _Kept:
-    """What stays of a journal."""
+    """The records of a journal that stay."""
 
     def __init__(self, traces: Sequence[Trace], live: Ranges, keep_last: int) -> None:
         self._live = live
@@ -99,15 +100,15 @@ class _Kept:
             self._visits.update((node_id, visit) for visit in best)
             self._oldest[node_id] = min(best) if len(visits) > keep_last else -1
         newest = {trace.node_id: trace for trace in traces if trace.kind in _COUNTING and trace.node_id}
-        # A count of crashes goes by the newest checkpoint of all, superseded or not.
+        # Crashes are counted from the newest checkpoint of all, even if it is superseded.
         self._visits.update(trace.of for trace in (*newest.values(), *self._points[-1:]))
         self._close(traces)
 
     def has(self, trace: Trace) -> bool:
-        """Whether a record stays."""
+        """Return whether a record stays."""
         if trace.kind not in DROPPED or not trace.node_id or trace.of in self._visits:
             return True
-        # A visit without a checkpoint, which may be under way, goes once it is older than those that stay.
+        # A visit without a checkpoint may be under way. It goes once it is older than the visits that stay.
         is_open = trace.visit not in self._completed.get(trace.node_id, ())
         return is_open and trace.visit > self._oldest.get(trace.node_id, -1)
 
@@ -115,7 +116,7 @@ class _Kept:
         return is_live(trace.sequence, self._live)
 
     def _close(self, traces: Sequence[Trace]) -> None:
-        """Add what that which stays can't do without, and what that can't do without in turn."""
+        """Add the visits that the remaining records need, and those that these need in turn."""
         by_visit: dict[Visit, list[Trace]] = {}
         for trace in traces:
             if trace.branch or trace.needs is not None or "/" in trace.node_id:
@@ -129,11 +130,11 @@ class _Kept:
                     pending += by_visit.get(visit, ())
 
     def _needed_by(self, trace: Trace) -> Iterator[Visit]:
-        """The visits without which nobody could go on from a record.
+        """Yield the visits without which nobody could go on from a record.
 
-        An override or an end, but not that of an earlier turn, needs the point that it speaks of; whoever goes on inside a
-        fork, where that began and what its other branches have done; whoever goes on inside a sub-graph, the state
-        around it.
+        An override or an end needs the point that it refers to, but the end of an earlier turn does not. To go on
+        inside a fork takes the visit that began it and what its other branches have done. To go on inside a
+        sub-graph takes the state around it.
         """
         is_past = trace.kind == FINISH and trace.sequence < self._turn
         if trace.needs in self._point_at and not is_past:
@@ -149,7 +150,7 @@ class _Kept:
                 yield around.of
 
     def _newest_before(self, sequence: int, prefix: str) -> Trace | None:
-        """The newest live point before a number that is of no node below `prefix`."""
+        """Return the newest live point before `sequence` that belongs to no node below `prefix`."""
         for point in reversed(self._points):
             if point.sequence < sequence and not point.node_id.startswith(prefix) and self._is_live(point):
                 return point
@@ -157,6 +158,6 @@ class _Kept:
 
 
 def _fork_of(trace: Trace) -> Visit:
-    """The visit of the outermost fork that a record is in."""
+    """Return the visit of the outermost fork that a record is in."""
     found = turnings(trace.branch)
     return (found[0].fork, found[0].visit) if found else (trace.branch, 0)

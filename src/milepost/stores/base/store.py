@@ -1,6 +1,6 @@
-"""The verbs of everybody else: saving and loading by node, listing, deleting, signalling.
+"""The verbs for everybody but the owner: saving and loading by node, listing, deleting, signalling.
 
-Written once over the primitives of `Transaction`, as are `Journal`, `Pruning` and `Keeping`, on which this builds.
+They are written once over the primitives of `Transaction`, and build on `OwnerStore`, `Pruning` and `Keeping`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = ["Runs"]
 _MOST_ENDS = 10_000
 
 _MOST = 1 << 40
-"""More runs than any store has; what a caller may give as a limit has no bound."""
+"""A limit that no number of runs reaches. A caller may give any limit."""
 
 
 class Runs(Keeping):
-    """A whole store, but for its medium."""
+    """A complete store, except for its backend."""
 
     def __init__(self, **options: Unpack[StoreOptions]) -> None:
         super().__init__(**options)
         self._ends: OrderedDict[str, int] = OrderedDict()
-        """By the last run of each page that was given, where that stood, so that the next page begins there all the same."""
+        """The positions of the runs that ended a page, so that the next page can begin there even if the run is gone."""
 
     # -- by run and node ---------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Runs(Keeping):
 
         def body(tx: Transaction) -> None:
             row = tx.row(run_id)
-            now = self.clock.time()  # after the row: a medium may wait for it
+            now = self.clock.time()  # after the row: a backend may wait for it
             if row is not None:
                 self._refuse_live(row, self._state(row, now), "saved to")
             save_from_outside(tx, run_id, node_id, copied, now, row)
@@ -123,7 +123,7 @@ class Runs(Keeping):
 
         def body(tx: Transaction) -> None:
             row = tx.row(run_id)
-            now = self.clock.time()  # after the row: a medium may wait for it
+            now = self.clock.time()  # after the row: a backend may wait for it
             if row is None or tx.newest_checkpoint(run_id, node_id=node_id) is None:
                 return
             if not force:
@@ -190,7 +190,7 @@ class Runs(Keeping):
             check_run_id(after)
         check_tags(tags or {})
         wanted = None if status is None else {status} if isinstance(status, str) else set(status)
-        # Whether a running run is dead is not in its row: it is asked of each.
+        # A row does not say whether a running run is dead: each is checked.
         statuses = None if wanted is None else {"running" if s == "dead" else s for s in wanted}
         gone = functools.cache(is_gone)
         found: builtins.list[tuple[RunInfo, int | None]] = []
@@ -213,7 +213,7 @@ class Runs(Keeping):
             found += [(info, place) for info, place in infos if wanted is None or info.status in wanted]
             if len(rows) < limit:
                 break
-            # Where the next page begins is told by the place, not by the run, which may go meanwhile.
+            # The next page begins at a position, not at a run, which may be deleted meanwhile.
             below = infos[-1][1]
         del found[limit:]
         if found:
@@ -221,7 +221,7 @@ class Runs(Keeping):
         return [info for info, _ in found]
 
     def _position(self, tx: Transaction, run_id: str) -> int:
-        """Where a run that was the last of a page stands, or stood: it may have gone since."""
+        """Return the position of a run that ended a page, even if it was deleted since."""
         known = self._ends.get(run_id)
         if known is None:
             known = tx.position(run_id)
@@ -248,7 +248,7 @@ class Runs(Keeping):
 
         def body(tx: Transaction) -> Literal["taken", "kept", "duplicate"]:
             row = self._row(tx, run_id)
-            now = self.clock.time()  # after the row: a medium may wait for it
+            now = self.clock.time()  # after the row: a backend may wait for it
             if signal_id is not None and tx.has_signal(run_id, signal_id):
                 return "duplicate"
             if row.status in {"finished", "cancelled"}:
@@ -287,12 +287,12 @@ class Runs(Keeping):
         check_run_id(run_id)
         if sequence is not None:
             check_number(sequence, "sequence")
-        # A reason is told, never compared: what UTF-8 cannot hold is told as its escape.
+        # A reason is shown, never compared, so characters that UTF-8 cannot hold become their escapes.
         reason = reason.encode("utf-8", "backslashreplace").decode()
 
         def body(tx: Transaction) -> Literal["cancelled", "requested", "ended"]:
             row = self._row(tx, run_id)
-            now = self.clock.time()  # after the row: a medium may wait for it
+            now = self.clock.time()  # after the row: a backend may wait for it
             newest = tx.newest(run_id)
             state = self._state(row, now)
             outcome, new = fence.cancel(row, reason, sequence, state=state, newest=newest, now=now)
@@ -308,7 +308,7 @@ class Runs(Keeping):
 
 
 def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
-    """The first record that counts of a step, or of what is part of it; None in a run that is none of steps."""
+    """Return the number of the first live record of a step or of a part of it. None if the run is not a workflow's."""
     start = tx.records(row.run_id, kinds=("start",), limit=1)
     try:
         if not start or start[0].fields().get("front") != "workflow":
@@ -322,7 +322,7 @@ def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
 
 
 def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> Row:
-    """The row of a workflow whose records from `first` on count no more; those from `sequence` on do."""
+    """Return the row of a workflow in which records from `first` on are superseded and those from `sequence` on count."""
     spans = row.live or (("", 0, None),)
     kept = [
         (name, begin, first - 1 if end is None else min(end, first - 1)) for name, begin, end in spans if begin < first
@@ -338,7 +338,7 @@ def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> 
 def save_from_outside(
     tx: Transaction, run_id: str, node_id: str, data: bytes, timestamp: float, row: Row | None
 ) -> None:
-    """Add a visit with the run's next number and epoch; the run is made if `row` is None."""
+    """Add a visit from outside, with the run's next number and a new epoch. Create the run if `row` is None."""
     if row is None:
         row = Row(run_id, "", "interrupted", created_at=timestamp, updated_at=timestamp, epoch=0)
         tx.add_row(row)

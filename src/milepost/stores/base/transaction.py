@@ -1,7 +1,7 @@
-"""What a medium must be able to do inside one atomic read or write, and nothing more.
+"""The primitives that a backend must offer inside one atomic read or write, and nothing more.
 
-`Journal` and `Runs` hold all logic and are written over these primitives. A new store implements them, and gets
-every verb of the contract.
+`OwnerStore` and the classes that build on it hold all logic, written over these primitives. A new store implements
+them, and gets every verb of the contract.
 """
 
 from __future__ import annotations
@@ -37,36 +37,37 @@ __all__ = [
 
 
 class WriteConflict(Exception):
-    """Raised by a medium whose write was undone: something that was read in it has changed. It is begun anew."""
+    """The exception of a backend that undid a write because something that was read in it has
+    changed. The write is tried again."""
 
 
 class DamagedRow(StoreError):
-    """A run that is there and can't be read. The medium is well: its other runs can be."""
+    """A run that exists and can't be read. The backend is well, and its other runs can be read."""
 
     is_of_one_run = True
 
 
 class NewerRow(DamagedRow, StoreVersionError):
-    """A run that a newer release wrote. To this one it is as good as damaged."""
+    """A run that a newer release wrote. This release treats it as damaged."""
 
 
 class Note(NamedTuple):
-    """What a store knows by itself of a record from outside, whose bytes may be anything."""
+    """The facts that a store knows about a record from outside, whose bytes may be anything."""
 
     timestamp: float
     next_node: str | None
     seal: str = ""
-    """Over place and bytes; see `seal_of`."""
+    """The digest of place and bytes; see `seal_of`."""
 
 
 class RecordEntry(NamedTuple):
-    """A record without its payload. `note` is there for a record from outside, which has no header."""
+    """A record without its payload. `note` is set for a record from outside, which has no header."""
 
     record: Record
     note: Note | None
 
     def info(self, run_id: str, superseded: bool) -> CheckpointInfo:
-        """The entry as people see it. What a damaged header hides is left at its default."""
+        """Build the info that people see. Facts that a damaged header hides keep their defaults."""
         record = self.record
         fields = self._known()
         try:
@@ -88,7 +89,10 @@ class RecordEntry(NamedTuple):
         )
 
     def next_node(self) -> str | None:
-        """Where this leads, if that is recorded and readable: a whole id, and END at the end of the run's own graph only."""
+        """Return the node that comes next, None if that is not recorded or can't be read.
+
+        It is a whole id, and END only at the end of the run's own graph.
+        """
         if self.note is not None:
             return self.note.next_node
         target = self._known().get("next_node")
@@ -107,19 +111,19 @@ class RecordEntry(NamedTuple):
 
 
 _MOST = 1 << 40
-"""More runs than any store has."""
+"""A limit that no number of runs reaches."""
 
 
 class StatusCount(NamedTuple):
-    """How much there is of the runs with one status."""
+    """The totals of the runs with one status."""
 
     status: str
     runs: int
     records: int
     size: int
-    """Bytes of the records as they are kept."""
+    """Size of the stored records in bytes."""
     oldest: float | None
-    """When the run that was changed least recently was changed, in POSIX seconds; None where no row tells."""
+    """The time at which the least recently changed run last changed, in POSIX seconds; None if no row says it."""
 
 
 class _Target(msgspec.Struct):
@@ -130,13 +134,14 @@ _decode_target = msgspec.json.Decoder(_Target).decode
 
 
 def failed_statement(sql: str, cause: Exception) -> StatementError:
-    """What a statement that failed means for its append; `cause` tells users which of them it was."""
+    """Return the error of an append whose statement failed. Add a note to `cause` that shows
+    users which statement it was."""
     cause.add_note(f"it came from the statement {sql!r} that was to count with a checkpoint")
     return StatementError(f"the statement {sql!r} failed: {cause}", sql=sql)
 
 
 def note_of(run_id: str, record: Record, timestamp: float) -> Note:
-    """The note for a record from outside; `next_node` if its bytes are a JSON object that has one."""
+    """Build the note of a record from outside. `next_node` is set if its bytes are a JSON object that has one."""
     try:
         target = _decode_target(record.payload or b"").next_node
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -145,30 +150,30 @@ def note_of(run_id: str, record: Record, timestamp: float) -> Note:
 
 
 def seal_of(run_id: str, record: Record) -> str:
-    """What proves that a record from outside has its bytes and its place still."""
+    """Return the digest that proves that a record from outside still has its bytes and its place."""
     place = msgspec.json.encode((run_id, record.node_id, record.sequence, record.visit))
     return digest_of(place + (record.payload or b""))
 
 
 class Transaction(abc.ABC):
-    """One atomic read or write of a medium. All that is read in it is as of one moment; it ends with its block."""
+    """One atomic read or write of a backend. All its reads show one moment. It ends with its block."""
 
     # -- rows --------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def row(self, run_id: str) -> Row | None:
-        """The run's row, or None. Raises `DamagedRow` if it can't be read."""
+        """Return the run's row, or None. Raise `DamagedRow` if it can't be read."""
 
     @abc.abstractmethod
     def add_row(self, row: Row) -> None:
-        """Keep the row of a run that has none."""
+        """Add the row of a run that has none."""
 
     @abc.abstractmethod
     def put_row(self, row: Row) -> None:
         """Replace the row of a run that has one."""
 
     def take(self, row: Row, record: Record) -> None:
-        """Replace a row by what it is with a new owner, and add the record that tells of it, whose number is the next one."""
+        """Replace a row by one with a new owner, and add the owner record, whose number is the next one."""
         self.put_row(row)
         self.insert(row.run_id, (record,))
 
@@ -184,21 +189,25 @@ class Transaction(abc.ABC):
         limit: int,
         after: str | int | None,
     ) -> builtins.list[Row]:
-        """Rows by creation, newest first, from below `after` on, a run or a position; all filters must match.
+        """List rows by creation, newest first, below `after`, which is a run or a position. All filters must match.
 
-        A damaged row hides no other: it comes with what is left of it, and its reason says so.
+        A damaged row hides no other: it is given with what is left of it, and its reason says so.
         """
 
     @abc.abstractmethod
     def position(self, run_id: str) -> int | None:
-        """The place of a run in the order of creation, which stays free when the run goes; None if it is not there."""
+        """Return the position of a run in the order of creation, or None if there is no such run.
+
+        The position stays free when the run is deleted.
+        """
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int
     ) -> builtins.list[tuple[float, str]]:
-        """When runs of one status were last changed and their ids, in that order, beyond `after` and up to `until`.
+        """List the times at which runs of one status last changed and their ids, in that order,
+        after `after` and up to `until`.
 
-        About `limit` of them; a medium that has all rows at hand gives all.
+        It gives about `limit` of them. A backend that has all rows at hand gives all.
         """
         rows = self.page(
             flow=None,
@@ -217,39 +226,42 @@ class Transaction(abc.ABC):
 
     @abc.abstractmethod
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
-        """Rows of `flow` that may be due, oldest first: at least the oldest `limit` of each kind that is due, of those whose
-        time has come the ones whose time came first. Runs in `skip` may be left out, and do not count."""
+        """List rows of `flow` that may be due, oldest first.
+
+        It gives at least the oldest `limit` of each kind of due run; of those whose time has come, those whose time
+        came first. Runs in `skip` may be left out, and do not count.
+        """
 
     @abc.abstractmethod
     def tally(self) -> builtins.list[StatusCount]:
-        """What the store has, by status as it is in the rows; the cost may grow with the store."""
+        """Count what the store has, by the status in the rows. The cost may grow with the store."""
 
     # -- records -----------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
-        """Add records, whose headers are sealed and whose numbers were never used."""
+        """Add records. Their headers are sealed, and their numbers were never used."""
 
     def put_payload(self, run_id: str, record: Record) -> None:
-        """Keep a record that is there with another header, payload and packing, which say the same.
-
-        Only for media that say `keeps_differences`.
+        """Replace header, payload and packing of a stored record by others that say the same. Only backends with
+        `keeps_differences` have this.
         """
         raise NotImplementedError
 
-    def hold(self, run_id: str) -> None:  # noqa: B027 - most media need do nothing
-        """Let nobody else remove records of a run, or keep any in another form, from now on until the end.
+    def hold(self, run_id: str) -> None:  # noqa: B027 - most backends need do nothing
+        """Keep others from removing or rewriting records of a run until this transaction ends.
 
-        For media where others could do so after this has read, and this would be begun anew only when it is written.
+        This is for backends where others could do so after this transaction has read, and
+        would be noticed only at its end.
         """
 
     def reread(self, run_id: str) -> bool:
-        """See the run as it is now from here on; False where all that a transaction reads is of one moment anyway."""
+        """Show the run as it is now from here on. Return False if all reads of a transaction show one moment anyway."""
         return False
 
     @abc.abstractmethod
     def newest(self, run_id: str) -> int:
-        """The sequence of the newest record, 0 if there is none."""
+        """Return the sequence of the newest record, 0 if there is none."""
 
     @abc.abstractmethod
     def records(
@@ -263,41 +275,42 @@ class Transaction(abc.ABC):
         newest: bool = False,
         limit: int | None = None,
     ) -> builtins.list[Record]:
-        """Records between `after` and `before`, both excluded; in order or from the newest back; by index."""
+        """List records between `after` and `before`, both excluded, in order or from the
+        newest back. An index serves this."""
 
     @abc.abstractmethod
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
     ) -> RecordEntry | None:
-        """The newest checkpoint between `after` and `before`, without its payload."""
+        """Return the newest checkpoint between `after` and `before`, without its payload."""
 
     @abc.abstractmethod
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
-        """The newest checkpoint of that visit."""
+        """Return the newest checkpoint of that visit."""
 
     @abc.abstractmethod
     def last_visit(self, run_id: str, node_id: str) -> int:
-        """The highest visit that the node's newest records tell of, 0 for none."""
+        """Return the highest visit that the node's newest records name, 0 if there is none."""
 
     def strays(self, run_id: str) -> builtins.list[str]:
-        """One sentence for each thing in the run's place that ought to be in its journal and is not."""
+        """Return one sentence for each thing in the run's place that should be in its journal and is not."""
         return []
 
     @abc.abstractmethod
     def entries(self, run_id: str) -> builtins.list[RecordEntry]:
-        """All checkpoints without their payloads, in order."""
+        """List all checkpoints in order, without their payloads."""
 
     @abc.abstractmethod
     def node_ids(self, run_id: str) -> builtins.list[str]:
-        """All nodes that a record is of, sorted; at a cost that grows with their number, not with their visits."""
+        """List all nodes that have a record, sorted. The cost grows with the number of nodes, not with their visits."""
 
     @abc.abstractmethod
     def remove_node(self, run_id: str, node_id: str) -> int:
-        """Delete all records of a node but its owner records; how many."""
+        """Delete all records of a node except its owner records. Return how many there were."""
 
     @abc.abstractmethod
     def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
-        """Delete the records with these numbers, which are ascending; how many there were."""
+        """Delete the records with these numbers, which ascend. Return how many there were."""
 
     @abc.abstractmethod
     def remove_run(self, run_id: str) -> None:
@@ -307,31 +320,32 @@ class Transaction(abc.ABC):
 
     @abc.abstractmethod
     def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
-        """Signals numbered above `after`, in order."""
+        """List the signals with a number above `after`, in order."""
 
     @abc.abstractmethod
     def has_signal(self, run_id: str, signal_id: str) -> bool:
-        """Whether a signal with that id was kept."""
+        """Return whether the run has a signal with that id."""
 
     @abc.abstractmethod
     def add_signal(self, run_id: str, signal: Signal) -> None:
-        """Keep a signal."""
+        """Add a signal."""
 
     # -- statements of users -----------------------------------------------------------------------
 
     def perform(self, statements: Sequence[Statement]) -> None:
-        """Execute statements in this transaction, in order. `StatementError` for one that fails or may not stand in one.
+        """Execute statements in this transaction, in order.
 
-        Only for media that say `runs_statements`.
+        Raise `StatementError` if one fails or may not stand in a transaction. Only backends with
+        `runs_statements` have this.
         """
         raise NotImplementedError
 
-    # -- made of the above -------------------------------------------------------------------------
+    # -- built from the primitives above ---------------------------------------------------------------
 
     def live_checkpoint(
         self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
     ) -> Record | None:
-        """The newest checkpoint that is not superseded."""
+        """Return the newest checkpoint that is not superseded."""
         for after, end in _spans(live, before):
             found = self.records(
                 run_id, after=after, before=end, kinds=("checkpoint",), node_id=node_id, newest=True, limit=1
@@ -341,7 +355,7 @@ class Transaction(abc.ABC):
         return None
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
-        """The nodes that have a live checkpoint below `before`, sorted."""
+        """List the nodes that have a live checkpoint below `before`, sorted."""
         if before <= 1:  # there is nothing but the start
             return ()
         spans = _spans(live, before)
@@ -352,7 +366,7 @@ class Transaction(abc.ABC):
         )
 
     def live_entry(self, run_id: str, live: Ranges) -> RecordEntry | None:
-        """`live_checkpoint` without its payload."""
+        """Return the checkpoint of `live_checkpoint` as an entry, without its payload."""
         for after, end in _spans(live, None):
             found = self.newest_checkpoint(run_id, after=after, before=end)
             if found is not None:
@@ -361,7 +375,8 @@ class Transaction(abc.ABC):
 
 
 def _spans(live: Ranges, before: int | None) -> builtins.list[tuple[int, int | None]]:
-    """The live ranges below `before`, newest first, bounds excluded. Those of branches may overlap: they are joined."""
+    """List the live ranges below `before`, newest first, bounds excluded. Ranges of branches
+    may overlap, and are joined."""
     if not live:
         return [(-1, before)]
     joined: builtins.list[tuple[int, int | None]] = []
