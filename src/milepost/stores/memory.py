@@ -1,7 +1,7 @@
 """A store in this process's memory, for tests and for runs that nobody needs to find again.
 
-It keeps bytes, never references to a user's objects. Its leases have no end of their own: a run is its owner's
-until that releases it or another takes it over.
+It stores bytes, never references to a user's objects. Its leases do not end by themselves: a run belongs to its owner
+until the owner releases it or another takes it over.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class MemoryStore(Runs):
 
 
 class _Memory(Transaction):
-    """The dict under its lock, with a note of how to undo each change."""
+    """A transaction on the dict under its lock. It notes how to undo each change."""
 
     def __init__(self, runs: dict[str, _Run], numbers: Iterator[int]) -> None:
         self._runs = runs
@@ -102,7 +102,7 @@ class _Memory(Transaction):
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
-        """Take back all changes, the last first."""
+        """Undo all changes, the last first."""
         while self._undo:
             self._undo.pop()()
 
@@ -258,7 +258,7 @@ class _Memory(Transaction):
         return len(old) - len(run.records)
 
     def remove_run(self, run_id: str) -> None:
-        # The order of the dict is that of creation: undoing by adding the run again would change it.
+        # The dict has the order of creation: to undo this by adding the run again would change that order.
         old = dict(self._runs)
 
         def put_back() -> None:

@@ -1,1 +1,1 @@
-"""Runs in a folder of text files."""
+"""A store in a folder of text files."""

@@ -1,7 +1,7 @@
 """The runs of a store in the order of their creation.
 
-That order is found by looking at all runs' folders; what their `journal` files say is remembered for as long as nothing
-in a folder has changed, so that only the first look reads them.
+The order comes from a listing of all runs' folders. The content of their `journal` files is remembered as long as
+nothing in the folder has changed, so that only the first listing reads them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from milepost.stores.file.paths import place_of
 __all__ = ["Catalogue", "Listed"]
 
 _CUT = re.compile(r"[^~]{100}~[0-9a-f]{16}")
-"""The name of a folder of a run whose id is too long for one."""
+"""The name of a run's folder if its id is too long for a folder name."""
 _NUMBER = re.compile(rb"[0-9a-f]{16}")
 _SUFFIX_BITS = 32
-"""Of a position, those that tell apart runs with the same number."""
+"""The low bits of a position, which tell runs with the same number apart."""
 _SETTLED = 2.0
-"""Seconds after which a change of a folder has certainly a time of its own, however coarse those are."""
+"""Seconds after which a later change of a folder certainly has another time, however coarse the file system's times are."""
 
 
 _MOST = 1 << 63
-"""Above all numbers of new runs: nanoseconds since 1970, or a little more."""
+"""A limit above all numbers of new runs, which are nanoseconds since 1970 or a little more."""
 
 
 class Listed(NamedTuple):
-    """A run; they sort by their creation. `damage` says why its `journal` can't be read."""
+    """A run in the list; runs sort by their creation. `damage` says why its `journal` can't be read."""
 
     position: int
     run_id: str
@@ -46,7 +46,8 @@ class Listed(NamedTuple):
 
 
 class Catalogue:
-    """The runs below `root`. The file `time`, which tells a file system's time too, has the number of the newest of them."""
+    """The runs below `root`. The file `time`, which also serves to read the file system's time,
+    holds the newest run's number."""
 
     def __init__(self, root: str, time: str) -> None:
         self._root = root
@@ -56,7 +57,7 @@ class Catalogue:
         self._lock = threading.Lock()
 
     def next_number(self) -> int:
-        """A number for a new run, above those of all runs that were made before, whatever the clocks say."""
+        """Return a number for a new run, above those of all earlier runs, whatever the clocks say."""
         with self._lock:
             number = time.time_ns()
             with suppress(OSError):  # the time alone is nearly always as good
@@ -78,7 +79,7 @@ class Catalogue:
         return max((run.position >> _SUFFIX_BITS for run in self.runs()), default=0)
 
     def runs(self) -> list[Listed]:
-        """All runs, newest first."""
+        """List all runs, newest first."""
         known, settled = self._known, time.time() - _SETTLED
         found: dict[str, tuple[tuple[int, int], Listed]] = {}
         listed: list[Listed] = []
@@ -119,16 +120,16 @@ class Catalogue:
 
 
 def _damaged(entry: os.DirEntry[str], why: str) -> Listed | None:
-    """What is left of a run; None for what is called as no run's folder is."""
+    """Return what is known of a damaged run; None if no run's folder has such a name."""
     run_id = unquote(entry.name.partition("~")[0])
     with suppress(UnicodeEncodeError):
         if _CUT.fullmatch(entry.name) or (run_id and place_of(run_id) == entry.name):
-            # Below all others, and not where another one is.
+            # Below all other positions, and not at one that another run has.
             position = int.from_bytes(hashlib.sha256(entry.name.encode()).digest()[:4], "big")
             return Listed(position, run_id, 0.0, why)
     return None
 
 
 def _position(folder: str) -> int:
-    """The place in the order of creation of a run whose commits are in `folder`."""
+    """Return the position in the order of creation of a run whose commits are in `folder`."""
     return int(folder.replace("-", ""), 16)

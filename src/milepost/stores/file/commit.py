@@ -1,8 +1,9 @@
-"""One commit of a run as a file that people can read: a line of JSON that says all, then a line for each record.
+"""The format of a commit of a run, a file that people can read: a line of JSON for the whole,
+then a line for each record.
 
-The first line has the run's row as it is after this commit, where each record stands in the lines below, and where to
-look for what came before. A record's line is its envelope. Lengths are counted, not searched for: what is no line of JSON
-(packed or encrypted states, bytes saved from outside) stands as base64, and comes back byte for byte as it went in.
+The first line has the run's row after this commit, the place of each record in the lines below, and where to look for
+earlier records. A record's line is its envelope. Readers go by lengths and search for nothing: content that is no line
+of JSON (packed or encrypted states, bytes saved from outside) is base64, and is read back byte for byte.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of the files; readers refuse higher ones."""
+"""The version of the files. Readers refuse a higher one."""
 
 _FIRST_READ = 16 * 1024
-"""Most commits are read whole at once; of larger ones only the parts that are asked for."""
+"""Size in bytes of the first read. Most commits are read whole at once; of larger ones only the parts that are needed."""
 
 _Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -54,21 +55,22 @@ ONE_FILE = {
     *(errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
     *(errno.ENXIO, errno.EAGAIN, getattr(errno, "EUCLEAN", errno.EIO)),
 }
-"""What is wrong with a file alone, and not with all there are."""
+"""Error numbers for a fault of one file, not of the whole file system."""
 
 Depth = Literal["line", "headers", "whole"]
-"""How much of a commit is read: its first line, the headers of its records too, or their payloads too."""
+"""How much of a commit to read: its first line, also the headers of its records, or also their payloads."""
 
 
 class Damaged(Exception):
-    """A file that should hold a commit of its run and does not: torn, changed, or of something else."""
+    """A file that should hold a commit of its run and does not: it is torn, changed, or belongs to something else."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} {why}")
 
 
 class RowText(msgspec.Struct, omit_defaults=True):
-    """A row as text: what is as it begins is left out. The fields of `Row` in their order, and what they must be."""
+    """A row as text, without the fields that have their default. It has the fields of `Row` in
+    their order, with their types."""
 
     run_id: str
     flow: str
@@ -97,7 +99,7 @@ class RowText(msgspec.Struct, omit_defaults=True):
 
 
 class Placed(msgspec.Struct, omit_defaults=True):
-    """A record and its place in the file: how many bytes of its line are the header and how many the payload."""
+    """A record and its place in the file: the lengths in bytes of the header and of the payload in its line."""
 
     sequence: int
     kind: str
@@ -105,7 +107,7 @@ class Placed(msgspec.Struct, omit_defaults=True):
     visit: int = 1
     size: int = 0
     header: _Size | None = None
-    """None: a record from outside, which has no header."""
+    """None for a record from outside, which has no header."""
     payload: _Size | None = None
     packing: str = ""
     base64: bool = False
@@ -113,19 +115,19 @@ class Placed(msgspec.Struct, omit_defaults=True):
 
     @property
     def before_payload(self) -> int:
-        """How many bytes of the line stand before the payload: the header, a comma, eight for a name, a quote."""
+        """The number of bytes before the payload in the line: the header, a comma, eight for a name, a quote."""
         return (1 if self.header is None else self.header + 1) + 8 + self.base64
 
     @property
     def length(self) -> int:
-        """Of the line."""
+        """The length of the line in bytes."""
         if self.payload is None:
             return (1 if self.header is None else self.header) + 2
         return self.before_payload + self.payload + self.base64 + 2
 
 
 class PlacedSignal(msgspec.Struct, omit_defaults=True):
-    """A signal; `payload` is how many bytes of its line are its payload. Without one it has no line."""
+    """A signal and its place in the file. `payload` is the length of its payload in bytes; without one it has no line."""
 
     number: int
     name: str
@@ -141,30 +143,31 @@ class Header(msgspec.Struct, omit_defaults=True):
 
     version: int
     commit: int
-    """The file's own number, from 0."""
+    """The number of this file, from 0."""
     row: RowText
     first: int
-    """The sequence of the commit's first record, or of the next one if it has none."""
+    """The sequence of the commit's first record, or the next one to come if it has none."""
     last: int
     """The newest sequence that the run has used."""
     records: tuple[Placed, ...] = ()
     signals: tuple[PlacedSignal, ...] = ()
     checkpoint: int | None = None
-    """The commit of the newest checkpoint before this one."""
+    """The number of the commit with the newest checkpoint before this one."""
     signalled: int | None = None
-    """The commit of the newest signal before this one."""
+    """The number of the commit with the newest signal before this one."""
     removal: int | None = None
-    """The newest commit, this one included, that took records out of the journal."""
+    """The number of the newest commit, this one included, that removed records from the journal."""
     removed: tuple[tuple[int, int], ...] = ()
-    """In such a commit, what it and those before it took out: first and last sequence of each gap, in order."""
+    """In such a commit, all removed records, those of earlier commits too: first and last
+    sequence of each gap, in order."""
     due: int | None = None
-    """The commit since which the run may be due; see `file_due`."""
+    """The number of the commit since which the run may be due; see `due.py`."""
     count: int = 0
-    """How many records the run has."""
+    """The number of records that the run has."""
     size: int = 0
-    """How many bytes they have."""
+    """Their size in bytes."""
     is_deleted: bool = False
-    """The run is gone with this commit; nothing follows it."""
+    """True if this commit deleted the run. Nothing follows it."""
 
 
 class _Version(msgspec.Struct):
@@ -180,12 +183,12 @@ _SIGNAL = b'{"payload":'
 
 
 def text_of(row: Row) -> RowText:
-    """The row as a commit has it."""
+    """Convert a row to the text of a commit."""
     return RowText(*_row_values(row))
 
 
 def row_of(text: RowText) -> Row:
-    """The row that a commit has."""
+    """Convert the text of a commit to a row."""
     return Row(*_row_values(text))
 
 
@@ -199,12 +202,12 @@ class Lines:
         self.parts: list[bytes] = []
         self.records = tuple([_place(record, note, self.parts) for record, note in records])
         self.size = sum([placed.length for placed in self.records])
-        """Bytes of the records."""
+        """Size of the records in bytes."""
         self.signals = tuple([_place_signal(signal, self.parts) for signal in signals])
 
 
 def encode(header: Header, lines: Lines) -> bytes:
-    """The file's bytes; fills in the header's `records` and `signals`."""
+    """Return the file's bytes. This fills in the header's `records` and `signals`."""
     header.records, header.signals = lines.records, lines.signals
     try:
         text = _encode(header)
@@ -228,7 +231,7 @@ def _place(record: Record, note: Note | None, lines: list[bytes]) -> Placed:
     is_foreign = header is None or packing == VERBATIM
     lines.append(b"{" if header is None else header + b"," if payload is not None else header)
     if payload is not None:
-        # A state is JSON by its making; bytes that somebody saved may be anything.
+        # A state is always JSON; bytes that were saved from outside may be anything.
         is_line = b"\n" not in payload and (_is_json(payload) if is_foreign else packing in {"", DIFFERENCE})
         lines.append(b'"saved":' if is_foreign else b'"delta":' if packing == DIFFERENCE else b'"state":')
         placed.payload, placed.base64 = _add(payload, is_line, lines)
@@ -268,7 +271,7 @@ def _is_json(payload: bytes) -> bool:
 
 
 class Commit:
-    """A commit that was read, as deep as was asked for."""
+    """A commit that was read, as deep as the reader asked."""
 
     __slots__ = ("_parts", "_start", "header", "is_whole")
 
@@ -276,18 +279,18 @@ class Commit:
         self.header = header
         self._start = start
         self._parts = parts
-        """The file's bytes, or parts of them by where they begin."""
+        """The file's bytes, or parts of them by the offset at which they begin."""
         self.is_whole = is_whole
 
     def places(self) -> Iterator[tuple[int, Placed]]:
-        """Each record and where its line begins, in order."""
+        """Yield each record's offset and place, in order."""
         at = self._start
         for placed in self.header.records:
             yield at, placed
             at += placed.length
 
     def record(self, at: int, placed: Placed, *, with_payload: bool = True) -> Record:
-        """The record whose line begins at `at`; one with an empty header if it can't be read."""
+        """Return the record whose line begins at `at`. If it can't be read, its header is empty."""
         header = None if placed.header is None else self._part(at, placed.header)
         payload = None
         if with_payload and placed.payload is not None:
@@ -300,13 +303,13 @@ class Commit:
         )
 
     def entry(self, at: int, placed: Placed) -> RecordEntry:
-        """The record without its payload, with its note."""
+        """Return the record without its payload, with its note."""
         return RecordEntry(
             self.record(at, placed, with_payload=False), None if placed.note is None else Note(*placed.note)
         )
 
     def signals(self) -> Iterator[Signal]:
-        """The signals, in order."""
+        """Yield the signals, in order."""
         at = self._start + sum(placed.length for placed in self.header.records)
         for placed in self.header.signals:
             payload = None
@@ -327,7 +330,7 @@ class Commit:
 
 
 def load(path: str, run_id: str, number: int, depth: Depth = "line") -> Commit:
-    """Read the commit `number` of a run. Raises FileNotFoundError; `Damaged`; `NewerRow` for a newer form."""
+    """Read commit `number` of a run. Raise FileNotFoundError, `Damaged`, or `NewerRow` for a newer format."""
     try:
         descriptor = open_to_read(path)
         try:

@@ -1,8 +1,8 @@
-"""Which runs a worker may have to look at: a marker for each, by flow, so that a poll need not read all runs.
+"""Markers of the runs that a worker may have to look at, one for each, by flow, so that a poll need not read all runs.
 
-A marker is an empty file that is there before the commit that makes its run one of these, and goes after the commit that
-makes it none. Its name has the number of the first: whoever is late takes away a marker of the past, never one that was put
-since. So one too many costs a look, and one too few there never is.
+A marker is an empty file. It is written before the commit after which its run may be due, and removed after the commit
+after which it is not. Its name has the number of the first of these: a late process removes a marker of the past, never
+a newer one. So there may be a marker too many, which costs a look, and never one too few.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _logger = logging.getLogger("milepost")
 _NAME = re.compile(r"(.+)\.([0-9a-f]+-[0-9a-f]+)\.([0-9]{12,})")
 
 _STALE = 3600.0
-"""Seconds after which the marker of a run that isn't there can't be one that is being made."""
+"""Seconds after which the marker of a missing run can't belong to a run that is being created."""
 
 _MOST_KNOWN = 1 << 16
-"""Of how many runs it is remembered which they are."""
+"""Number of runs whose ids are remembered."""
 
 
 class Marker(NamedTuple):
-    """What a marker's name says: the run's place, its folder there, and the commit since which it may be due."""
+    """The parts of a marker's name: the run's place, its folder there, and the commit since which it may be due."""
 
     path: str
     place: str
@@ -45,7 +45,7 @@ class Marker(NamedTuple):
 
 
 def may_be_due(row: Row) -> bool:
-    """Whether the run may become due without a further commit."""
+    """Return whether the run may become due without a further commit."""
     if row.status in {"finished", "cancelled"}:
         return False
     if row.cancel is not None or row.status in {"running", "ready"}:
@@ -59,13 +59,13 @@ class Due:
     def __init__(self, folder: str, root: str) -> None:
         self._folder = Path(folder)
         self._root = Path(root)
-        """Where the runs are."""
+        """The folder of the runs."""
         self._run_ids: dict[tuple[str, str], str] = {}
         self._unreadable: set[str] = set()
-        """The flows whose folders could not be read, of which that was told."""
+        """The flows whose folders could not be read and for which a warning was logged."""
 
     def add(self, flow: str, folder: str, number: int) -> None:
-        """Put a marker, durable on return. `folder` is that of the run's log."""
+        """Write a marker, durable on return. `folder` is that of the run's log."""
         path = self._path(flow, folder, number)
         try:
             self._make(path)
@@ -76,17 +76,17 @@ class Due:
         sync_folder(os.path.dirname(path))
 
     def drop(self, flow: str, folder: str, number: int) -> None:
-        """Take a marker away; what fails is left to who meets it."""
+        """Remove a marker. A failure is left to the next process that meets the marker."""
         with suppress(OSError):
             os.unlink(self._path(flow, folder, number))
 
     def remove(self, marker: Marker) -> None:
-        """Take away a marker of the past."""
+        """Remove a marker of the past."""
         with suppress(OSError):
             os.unlink(marker.path)
 
     def markers(self, flow: str) -> Iterator[Marker]:
-        """The markers of a flow."""
+        """Yield the markers of a flow."""
         try:
             folder = str(below(self._folder, place_of(flow)))
             with os.scandir(folder) as found:
@@ -106,7 +106,7 @@ class Due:
                 yield Marker(entry.path, named[1], named[2], int(named[3]))
 
     def run_id(self, marker: Marker) -> str | None:
-        """The run that a marker is of, if that is there. Raises StoreError if its `journal` is damaged."""
+        """Return the id of a marker's run, None if the run is missing. Raise StoreError if its `journal` is damaged."""
         key = (marker.place, marker.folder)
         known = self._run_ids.get(key)
         if known is None:
@@ -120,7 +120,7 @@ class Due:
         return known
 
     def _drop_stale(self, marker: Marker) -> None:
-        """Take away the marker of a run that isn't there, unless it may be about to be made."""
+        """Remove the marker of a missing run, unless the run may be about to be created."""
         with suppress(OSError):
             if time.time() - os.stat(marker.path).st_mtime > _STALE:
                 os.unlink(marker.path)

@@ -1,8 +1,8 @@
-"""What a file store asks of a file system: new files that are durable before anybody sees them, and put if absent.
+"""File system operations of a file store: new files that are durable before anybody sees them, and put if absent.
 
-A file is written under a name of this process's own in a folder for such, brought to the disk, and only then given its
-place by `os.link`, which fails if there is one already. What a process that died left behind is swept away later; what a
-living one is writing never is.
+A file is written under a name of its process in a folder for such files, and synced to the disk. Only then `os.link`
+gives it its place, which fails if the place is taken. Files that a dead process left behind are swept later; a file
+that a living process is writing never is.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if sys.platform != "win32":
 __all__ = ["Files", "exists", "lock", "open_to_read", "take_away"]
 
 _STALE = 3600.0
-"""Seconds after which the file of a process of which nothing is known counts as left behind."""
+"""Seconds after which a file counts as left behind if its process is unknown."""
 
 _OURS = re.compile(r".+%3A.*%3A.*~\w+~\w+")
-"""The name of a file or folder in the making: its process, that one's key, a number."""
+"""The form of a temporary name: the process, its key, and a number."""
 
 _numbers = itertools.count()
 
 
 class Files:
-    """Makes files through the folder `temporary`, which is on the same file system as where they go."""
+    """A writer of files through the folder `temporary`, which is on the same file system as their final places."""
 
     def __init__(self, temporary: str) -> None:
         self.temporary = temporary
 
     def check(self) -> None:
-        """Raise StoreError unless the file system has what keeps writers apart: hard links, and locks of files."""
+        """Raise StoreError unless the file system has what keeps writers apart: hard links and file locks."""
         made, other = self.write(b"", is_durable=False), self.new_name()
         try:
             os.link(made, other)
@@ -61,11 +61,11 @@ class Files:
             self.discard(made, other)
 
     def new_name(self) -> str:
-        """A path in the folder that nobody else uses; it tells whose it is."""
+        """Return a path in the folder that nobody else uses. It names its process."""
         return f"{self.temporary}/{_name_of(this_process())}~{next(_numbers)}"
 
     def write(self, data: bytes, path: str | None = None, *, is_durable: bool = True) -> str:
-        """Make a file with these bytes, brought to the disk but for its name, and give its path."""
+        """Write a file with these bytes, sync all of it but its name to the disk, and return its path."""
         path = path or self.new_name()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -83,25 +83,25 @@ class Files:
         return path
 
     def put(self, made: str, path: str) -> bool:
-        """Give the file `made` the name `path` too, unless another has it: whether it has the name now."""
+        """Link the file `made` to the name `path` unless that is taken. Return whether it has the name now."""
         try:
             os.link(made, path)
         except FileExistsError:
-            # A network file system may have lost its first answer, and have told us of our own link.
+            # The first answer may have been lost on a network file system, and this error may report our own link.
             return self.is_put(made, path)
         except FileNotFoundError:  # the folder is gone
             return False
         return True
 
     def is_put(self, made: str, path: str) -> bool:
-        """Whether the file `made` has the name `path` too."""
+        """Return whether the file `made` also has the name `path`."""
         try:
             return os.path.samefile(made, path)
         except FileNotFoundError:
             return False
 
     def discard(self, *made: str) -> None:
-        """Take away files or folders of ours; what is left is swept away later."""
+        """Remove temporary files or folders. What can't be removed is swept later."""
         for path in made:
             try:
                 os.unlink(path)
@@ -111,9 +111,9 @@ class Files:
                 continue
 
     def sweep(self) -> None:
-        """Take away what processes left behind that are gone, or of which nothing is known and that wrote long ago.
+        """Remove what processes left behind that are gone, or that are unknown and wrote long ago.
 
-        What is not called as `new_name` calls it is somebody else's, and so is all that a link leads to.
+        Files without a name of the form of `new_name` belong to others, and so does all that a link leads to.
         """
         if os.path.islink(self.temporary):
             return
@@ -133,13 +133,13 @@ def _name_of(process: Process) -> str:
 
 
 def _is_known_here(name: str) -> bool:
-    """Whether the process called `name` is one of which `is_gone` can tell."""
+    """Return whether `is_gone` can decide about the process with this name."""
     host, _, started = name.rpartition(":")
     return bool(started) and host.rpartition(":")[0] == this_process().name.rsplit(":", 2)[0]
 
 
 def exists(path: str) -> bool:
-    """Whether that name is taken, be it by a link that leads nowhere; OSError where that can't be told."""
+    """Return whether a name is taken, even by a link that leads nowhere. Raise OSError if that can't be found out."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -148,15 +148,16 @@ def exists(path: str) -> bool:
 
 
 def open_to_read(path: str) -> int:
-    """A descriptor of a file to read from. Never waits, as a named pipe would have it."""
+    """Open a file for reading and return its descriptor. This never waits, as a named pipe would otherwise make it."""
     return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
 
 
 def take_away(path: str, content: bytes) -> bool:
-    """Unlink `path` if it has this content; False if it has another, is gone, or somebody else is about to.
+    """Unlink `path` if it has this content. Return False if it has another, is gone, or
+    somebody else is about to unlink it.
 
-    A name can't be compared and unlinked at once: who was frozen in between would unlink what was put there meanwhile.
-    So whoever unlinks holds a lock on the very file that is meant, which goes with its process.
+    No call compares and unlinks a name at once: a process that was frozen in between would unlink what was put there
+    since. So whoever unlinks holds a lock on the very file that it means; the lock ends with its process.
     """
     try:
         descriptor = os.open(path, os.O_RDWR)  # some network file systems lock for one only what is open for writing
@@ -175,7 +176,8 @@ def take_away(path: str, content: bytes) -> bool:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed; False if it is locked by another. OSError where there are no locks."""
+    """Lock an open file until it is closed. Return False if another holds the lock. Raise
+    OSError where there are no locks."""
     if sys.platform == "win32":
         return True  # there a file that is open can't be unlinked by others
     try:

@@ -1,7 +1,7 @@
-"""A run's records in order, as of one commit of its log, whatever has become of single files.
+"""The records of a run in order, as of one commit of its log, even if single files are damaged.
 
-A commit that can't be read hides nothing but itself, and does not pass in silence either: in its place stand records
-that no check lets pass, so that nobody takes what is older for the newest.
+A commit that can't be read hides only itself, and is not passed over in silence: records that no check lets pass take
+its place, so that nobody takes an older record for the newest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKPOINTS = Sought(kinds=(CHECKPOINT,))
 
 
 class RecordLocation(NamedTuple):
-    """A record in its commit; without a commit it stands for one that can't be read."""
+    """A record and its commit. Without a commit it stands for a record that can't be read."""
 
     number: int
     placed: Placed
@@ -33,7 +33,7 @@ class RecordLocation(NamedTuple):
     at: int = 0
 
     def entry(self) -> RecordEntry:
-        """The record without its payload."""
+        """Return the record without its payload."""
         if self.commit is None:
             return RecordEntry(self._damaged(), None)
         return self.commit.entry(self.at, self.placed)
@@ -43,7 +43,7 @@ class RecordLocation(NamedTuple):
 
 
 class History:
-    """What a log says up to its tail. FileNotFoundError comes out of any method if the log is taken away meanwhile."""
+    """The content of a log up to its tail. All methods raise FileNotFoundError if the log is removed meanwhile."""
 
     def __init__(self, log: Log, tail: Tail) -> None:
         self._log = log
@@ -56,28 +56,28 @@ class History:
             number -= 1
             header = self._header(number)
         self._base = header
-        """Of the newest commit that can be read; None if none can."""
+        """The header of the newest commit that can be read; None if there is none."""
         self._base_number = -1 if header is None else number
 
     @property
     def row(self) -> RowText | None:
-        """The newest row that can be read, which is the run's only if its newest commit can."""
+        """The newest row that can be read. It is the run's row only if its newest commit can be read."""
         return None if self._base is None else self._base.row
 
     @property
     def last(self) -> int:
-        """The newest sequence that was used, as far as is known; 0 if none was."""
+        """The newest sequence that was used, as far as is known; 0 if there is none."""
         return self._last(self._tail.number)
 
     def search(
         self, sought: Sought, *, after: int = -1, before: int | None = None, newest: bool = False
     ) -> Iterator[RecordLocation]:
-        """The records between `after` and `before`, both excluded, in order or from the newest back."""
+        """Yield the records between `after` and `before`, both excluded, in order or from the newest back."""
         end = self.last + 1 if before is None else min(before, self.last + 1)
         if end <= after + 1:
             return
         low, high = self._commit_of(after + 1), self._commit_of(end - 1)
-        # One that can't be read counts up to the next one's end: that one may be meant.
+        # A commit that can't be read counts up to the end of the next one, which may be the right one.
         while high < self._tail.number and self._header(high) is None:
             high += 1
         if newest and sought == CHECKPOINTS:
@@ -91,7 +91,7 @@ class History:
                     yield item
 
     def record(self, found: RecordLocation) -> Record | None:
-        """The record with its payload; None if it was taken out meanwhile."""
+        """Return the record with its payload; None if it was removed meanwhile."""
         number, placed, commit, at = found
         if commit is None:
             return found._damaged()
@@ -107,11 +107,11 @@ class History:
         return None
 
     def nodes(self) -> set[str]:
-        """The nodes of which the journal has had records."""
+        """Return the nodes of which the journal has or had records."""
         return self._log.index.nodes(self._base_number)
 
     def signals(self, after: int) -> list[Signal]:
-        """Signals numbered above `after`, in order."""
+        """List the signals with a number above `after`, in order."""
         found: list[Signal] = []
         for commit in self._with_signals("whole"):
             for signal in reversed([*commit.signals()]):
@@ -121,7 +121,7 @@ class History:
         return found[::-1]
 
     def signal_ids(self) -> Collection[str]:
-        """The ids of all signals. The log remembers them, so that only those that are new are read."""
+        """Return the ids of all signals. The log remembers them, so that only new ones are read."""
         known, after = self._log.signal_ids, self._log.newest_signal
         for commit in self._with_signals("line"):
             for placed in reversed(commit.header.signals):
@@ -133,7 +133,7 @@ class History:
         return known
 
     def _with_signals(self, depth: Depth) -> Iterator[Commit]:
-        """The newest commit, then those with signals, from the newest back."""
+        """Yield the newest commit, then those with signals, from the newest back."""
         number: int | None = self._base_number
         while number is not None and number >= 0:
             try:
@@ -147,7 +147,7 @@ class History:
     # -- commits -----------------------------------------------------------------------------------
 
     def _load(self, number: int, depth: Depth) -> Commit:
-        # One after another a search asks for what a commit has and for where to look next; then comes the next search.
+        # A search asks for what a commit has, then for where to look next. The next search does the same again.
         commit = self._read.get(number)
         if commit is None or not (commit.is_whole or depth == "line"):
             if len(self._read) >= _MOST_READ:
@@ -162,7 +162,8 @@ class History:
             return None
 
     def _last(self, number: int) -> int:
-        """The newest sequence up to a commit; of one that can't be read as if it had all up to the next that can."""
+        """Return the newest sequence up to a commit. One that can't be read counts as if it had all
+        up to the next readable one."""
         base = self._base
         if base is None:
             return number
@@ -174,7 +175,7 @@ class History:
         return base.last + number - self._base_number
 
     def _commit_of(self, sequence: int) -> int:
-        """The first commit up to which `sequence` has been used, searched for from the end."""
+        """Return the first commit up to which `sequence` has been used. The search begins at the end."""
         high = self._tail.number
         if sequence <= 0:
             return 0
@@ -192,7 +193,7 @@ class History:
         return high
 
     def _chain(self, low: int, high: int) -> Iterator[int]:
-        """Commits with checkpoints, from the newest back: each names the one before."""
+        """Yield the commits with checkpoints, from the newest back: each names the one before."""
         number: int | None = high
         while number is not None and number >= low:
             yield number
@@ -216,7 +217,8 @@ class History:
         ]
 
     def _instead_of(self, number: int) -> list[RecordLocation]:
-        """What stands for the records of a commit that can't be read; all of several in a row with the first of them."""
+        """Return replacements for the records of a commit that can't be read. The first of
+        several in a row stands for all."""
         base = self._base
         first = 1 if base is not None and not base.row.flow else 0
         if number:
@@ -237,7 +239,7 @@ class History:
         ]
 
     def _is_removed(self, number: int, sequence: int) -> bool:
-        """Whether a record was taken out, though its file may have it still."""
+        """Return whether a record was removed, even if its file still has it."""
         base = self._base
         if base is None or base.removal is None or number > base.removal:
             return False
@@ -247,15 +249,15 @@ class History:
         return at > 0 and sequence <= self._gaps[at - 1][1]
 
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """What was taken out of the journal: first and last sequence of each gap, in order."""
+        """Return the gaps of removed records: first and last sequence of each, in order."""
         base = self._base
         if base is None or base.removal is None:
             return ()
         header = base if base.removal == base.commit else self._header(base.removal)
-        # If that can't be read any more: files that have been emptied say the same.
+        # If that commit can't be read any more, the emptied files show the same.
         return () if header is None else header.removed
 
 
 def _below(number: int | None, than: int) -> int | None:
-    """The number that a commit names, which a damaged one may have wrong: so that each step goes down."""
+    """Return the number that a commit names, but always below `than`: a damaged commit may name a wrong one."""
     return number if number is None or number < than else than - 1

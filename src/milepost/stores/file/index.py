@@ -1,11 +1,12 @@
-"""Which commits may have records of a node or a kind, without reading them all.
+"""An index of the commits that may have records of a node or a kind, so that a search need not read them all.
 
-16 commits in a row make a block, 16 blocks a larger one, and so on. For each block that is complete a small file says
-which nodes and kinds are in it. A search goes from the largest blocks down into those that may have what it looks for:
-some dozens of files in a journal of a hundred thousand commits.
+16 commits in a row make a block, 16 blocks a larger one, and so on. A small file for each complete block names its
+nodes and kinds. A search begins at the largest blocks and goes down into those that may have a match: it reads some
+dozens of files in a journal of a hundred thousand commits.
 
-These files only save time. They are made by whoever completes a block, without waiting for the disk; where one is missing
-or torn the search goes down into its parts, and what a block names may have been taken out of the journal since.
+These files only save time. The process that completes a block writes its file, without waiting for the
+disk. Where a file is missing or torn, the search goes down into the block's parts. A block may also name
+records that were removed since.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = ["Index", "Sought"]
 
 _BLOCK = 16
 _MOST_READ = 4096
-"""Nodes of blocks that are remembered, so that one search after another does not read the largest blocks anew."""
+"""Number of nodes of blocks that are remembered, so that successive searches do not read the largest blocks anew."""
 
 
 class Sought(NamedTuple):
-    """What is looked for. None: anything."""
+    """The criteria of a search. None matches anything."""
 
     node_id: str | None = None
     kinds: Collection[str] | None = None
@@ -36,20 +37,20 @@ class Sought(NamedTuple):
 
 
 class _Summary(msgspec.Struct):
-    """What a block has: nodes, each with its lowest and highest visit, and kinds."""
+    """The content of a block: its nodes, each with its lowest and highest visit, and its kinds."""
 
     nodes: dict[str, tuple[int, int]]
     kinds: set[str]
 
     def add(self, header: Header) -> None:
-        """Take in the records of a commit."""
+        """Add the records of a commit."""
         for placed in header.records:
             self.kinds.add(placed.kind)
             if placed.node_id:
                 self._add_visits(placed.node_id, placed.visit, placed.visit)
 
     def join(self, other: _Summary) -> None:
-        """Take in another block."""
+        """Add the content of another block."""
         self.kinds |= other.kinds
         for node_id, (lowest, highest) in other.nodes.items():
             self._add_visits(node_id, lowest, highest)
@@ -72,18 +73,18 @@ _decode = msgspec.json.Decoder(_Summary).decode
 
 
 class Index:
-    """The blocks of one log, whose commits are in `folder` and read by `load`."""
+    """The blocks of one log, whose commits are in `folder` and are read by `load`."""
 
     def __init__(self, folder: str, load: Callable[[int], Commit]) -> None:
         self._folder = folder
         self._load = load
         self._growing: tuple[int, _Summary] = (-1, _Summary({}, set()))
-        """What the last block has that this process began, and the newest commit that it has seen of it."""
+        """The newest commit of the last block that this process has seen, and the block's content so far."""
         self._known: dict[tuple[int, int], _Summary] = {}
         self._room = _MOST_READ
 
     def numbers(self, low: int, high: int, sought: Sought, *, newest: bool) -> Iterator[int]:
-        """The commits from `low` to `high`, both included, that may have what is sought; from `newest` back if asked."""
+        """Yield the commits from `low` to `high`, both included, that may match, in order or from the newest back."""
         if sought == Sought():
             yield from range(high, low - 1, -1) if newest else range(low, high + 1)
             return
@@ -111,7 +112,7 @@ class Index:
             yield from self._within(level - 1, part, low, high, sought, newest)
 
     def nodes(self, high: int) -> set[str]:
-        """The nodes of which the commits up to `high` have had records."""
+        """Return the nodes of which the commits up to `high` have or had records."""
         found: set[str] = set()
         first = 0
         while first <= high:
@@ -128,7 +129,8 @@ class Index:
         return found
 
     def note(self, header: Header) -> None:
-        """Take in a commit that this process has put, and describe the blocks that it completes. What fails is left out."""
+        """Add a commit that this process wrote, and write the files of blocks that it
+        completes. A failed write is skipped."""
         number = header.commit
         newest, growing = self._growing
         if number % _BLOCK == 0:
@@ -147,7 +149,7 @@ class Index:
             level, summary = level + 1, None
 
     def _described(self, level: int, block: int) -> _Summary | None:
-        """A block's summary from those of its parts; None if one of them can't be had."""
+        """Build a block's summary from those of its parts; None if one is missing."""
         whole = _Summary({}, set())
         for number in range(block * _BLOCK, (block + 1) * _BLOCK):
             part = self._of_commit(number) if level == 1 else None
@@ -170,7 +172,7 @@ class Index:
         return f"{self._folder}/block-{level}-{block:012d}"
 
     def _write(self, path: str, data: bytes) -> None:
-        # In its place at once: whoever reads half of it goes on as if it were not there.
+        # The file is written in its place: a reader of a torn one goes on as if it were missing.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             os.write(descriptor, data)

@@ -1,7 +1,7 @@
-"""Leases as the times of small files: one for each token, touched by who renews it.
+"""Leases as the times of small files: one for each token, touched at each renewal.
 
-A renewal is no commit, and takes nothing but one call. The time is the file system's own where the store goes by the
-machine's clock, so that machines whose clocks differ agree on it.
+A renewal is no commit, and takes one call. If the store uses the machine's clock, the times are the file system's own,
+so that machines whose clocks differ agree on them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from milepost.model.clock import Clock, SystemClock
 __all__ = ["Leases"]
 
 _MEASURED = 10.0
-"""Seconds for which the difference between the two clocks is taken as it was measured."""
+"""Seconds for which a measured difference between the two clocks is used."""
 _SAME = 0.1
-"""Seconds within which they are one clock: a file system's time goes by ticks, and its answer takes a while."""
+"""Seconds within which the two clocks count as one: a file system's time goes by ticks, and its answer takes a while."""
 
 
 class Leases:
-    """The lease files of a store. `probe` is a file that is touched to see what time the file system has."""
+    """The lease files of a store. `probe` is a file that is touched to read the file system's time."""
 
     def __init__(self, clock: Clock, probe: str) -> None:
         self._clock = clock
@@ -32,15 +32,15 @@ class Leases:
 
     @property
     def slack(self) -> float:
-        """Seconds by which a renewal may seem to lie ahead, and is meant as now: times are read one after another."""
+        """Seconds by which a renewal may seem to lie ahead and still count as now: times are read one after another."""
         return 1.0 if self._has_machine_time else 1e-5
 
     def path(self, folder: str, epoch: int) -> str:
-        """The file of a token, of which a run has one an epoch."""
+        """Return the file of a token. A run has one token per epoch."""
         return f"{folder}/lease-{epoch}"
 
     def renew(self, path: str) -> None:
-        """Begin a lease anew, or for the first time."""
+        """Begin a lease, or renew it."""
         try:
             self._touch(path)
         except FileNotFoundError:
@@ -48,7 +48,7 @@ class Leases:
             self._touch(path)
 
     def renewed_at(self, path: str) -> float | None:
-        """When a lease was renewed last, in POSIX seconds of the store's clock; None if there is no such file."""
+        """Return when a lease was last renewed, in POSIX seconds of the store's clock; None if there is no such file."""
         try:
             moment = os.stat(path).st_mtime_ns
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class Leases:
             os.utime(path, ns=(moment, moment))
 
     def _difference(self) -> float:
-        """By how much the file system's time is ahead of this machine's."""
+        """Return the seconds by which the file system's time is ahead of this machine's."""
         if not self._has_machine_time:
             return 0.0
         now = time.monotonic()

@@ -1,7 +1,7 @@
-"""A run's folder: commits under dense numbers, of which the newest is found without a listing.
+"""A run's folder: commits under consecutive numbers, whose newest is found without a listing.
 
-Whoever gives the next number to a file has changed the run, and everybody else who wanted to has not: that is the whole
-fence. Nothing is ever locked, so a process that is frozen at any point blocks nobody, and loses when it wakes.
+The process that gives the next number to a file has changed the run, and all others that tried have not: that is the
+whole fence. Nothing is ever locked, so a process that is frozen at any point blocks nobody, and loses when it wakes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from milepost.stores.file.paths import below, place_of
 __all__ = ["FOLDER", "JOURNAL", "Log", "Logs", "Pointer", "Tail", "damaged_pointer", "read_pointer"]
 
 JOURNAL = "journal"
-"""The file in a run's folder that says which folder in it has the commits."""
+"""The file in a run's folder that names the folder with the commits."""
 
 FOLDER = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
 """The name of the folder with a run's commits: the run's number in the order of creation, and a random part."""
 
 _MOST_LOGS = 4096
-"""Of how many runs a store remembers where they stood; of others it is found again."""
+"""Number of runs whose logs a store remembers. Those of other runs are searched for again."""
 
 
 _OVER = (2, 3, 5, 9)
-"""How far beyond the end of the numbers in a row it is looked for more of them."""
+"""How far beyond the end of consecutive numbers to look for more of them."""
 
 
 class Pointer(msgspec.Struct):
-    """What `journal` holds."""
+    """The content of `journal`."""
 
     version: int
     run_id: str
@@ -47,7 +47,7 @@ class Pointer(msgspec.Struct):
 
 
 class Tail(NamedTuple):
-    """Where a log ends: the number of its newest commit, and what that says if it can be read."""
+    """The end of a log: the number of its newest commit, and the first line of that commit if it can be read."""
 
     number: int
     header: Header | None
@@ -55,30 +55,30 @@ class Tail(NamedTuple):
 
 
 class Log:
-    """The commits of one run, from its making to its deletion."""
+    """The commits of one run, from its creation to its deletion."""
 
     def __init__(self, run_id: str, place: str, folder: str) -> None:
         self.run_id = run_id
         self.place = place
         """The run's folder."""
         self.folder = folder
-        """The one in it that has the commits."""
+        """The folder within it that has the commits."""
         self._newest = -1
         """The highest number that is known to be taken."""
         self._header: Header | None = None
-        """Of the newest commit that was read."""
+        """The header of the newest commit that was read."""
         self.signal_ids: set[str] = set()
-        """Of the signals up to `newest_signal`."""
+        """The ids of the signals up to `newest_signal`."""
         self.newest_signal = 0
         self.index = Index(folder, self.load)
         self._row: tuple[RowText, Row] | None = None
 
     def path(self, number: int) -> str:
-        """Of a commit."""
+        """Return the path of a commit."""
         return f"{self.folder}/{number:012d}"
 
     def load(self, number: int, depth: Depth = "line") -> Commit:
-        """Read a commit. Raises `Damaged`, also for one that is missing in its place, FileNotFoundError without a log."""
+        """Read a commit. Raise `Damaged`, also if its file is missing, or FileNotFoundError if the log is gone."""
         try:
             return load(self.path(number), self.run_id, number, depth)
         except FileNotFoundError:
@@ -87,33 +87,34 @@ class Log:
             raise Damaged(self.path(number), "is missing") from None
 
     def note(self, header: Header) -> None:
-        """Take in that this commit has been put, or read as the newest."""
+        """Note that this commit was written, or was read as the newest."""
         if header.commit >= self._newest:
             self._newest, self._header = header.commit, header
 
     @property
     def last_tail(self) -> Tail | None:
-        """Where the log ended when this process last saw it, if it did."""
+        """The end of the log as this process last saw it, None if it has not."""
         header = self._header
         return None if header is None else Tail(header.commit, header)
 
     def row(self, header: Header) -> Row:
-        """The row that a commit has. Most commits have that of the one before."""
+        """Return the row of a commit. Most commits have the row of the one before."""
         known = self._row
         if known is None or known[0] is not header.row:
             known = self._row = (header.row, row_of(header.row))
         return known[1]
 
     def newest(self) -> int:
-        """The number of the newest commit, -1 if there is none. Numbers that are taken just now may or may not count."""
+        """Return the number of the newest commit, -1 if there is none. Numbers that are being
+        taken now may or may not count."""
         while True:
             known = self._newest
             low = self._last_from(max(known, 0))
             if known < 0:
-                # Nothing was known: a file that is lost must not pass for the end.
+                # Nothing was known before: a lost file must not count as the end.
                 while (over := next((n for n in _OVER if exists(self.path(low + n))), 0)) > 0:
                     low = self._last_from(low + over)
-            # Where the folder was taken away meanwhile all that was not found says nothing.
+            # If the folder was removed meanwhile, the search has proved nothing.
             if exists(self.path(low)):
                 self._newest = max(self._newest, low)
                 return low
@@ -122,7 +123,7 @@ class Log:
             self._newest, self._header = -1, None
 
     def _last_from(self, low: int) -> int:
-        """The last of the numbers in a row from `low` on: doubling steps, and halving of the last of them."""
+        """Return the last consecutive number from `low` on: it doubles its steps, then bisects the last one."""
         step = 1
         while exists(self.path(low + step)):
             low += step
@@ -137,7 +138,7 @@ class Log:
         return low
 
     def tail(self) -> Tail | None:
-        """Where the log ends; None if the run was deleted."""
+        """Find the end of the log; None if the run was deleted."""
         while True:
             number = self.newest()
             if number < 0:
@@ -167,11 +168,11 @@ class Logs:
         self._known: OrderedDict[str, Log] = OrderedDict()
 
     def place(self, run_id: str) -> str:
-        """The run's folder, which need not be there."""
+        """Return the run's folder, which may not exist."""
         return str(below(self._root, place_of(run_id)))
 
     def known(self, run_id: str) -> Log | None:
-        """The run's log if it is remembered; it may have gone."""
+        """Return the run's log if it is remembered. Its folder may be gone."""
         with self._lock:
             log = self._known.get(run_id)
             if log is not None:
@@ -179,7 +180,10 @@ class Logs:
             return log
 
     def find(self, run_id: str) -> Log | None:
-        """The run's log, which may have gone if it was remembered. Raises `DamagedRow` if `journal` is damaged."""
+        """Find the run's log. Raise `DamagedRow` if `journal` is damaged.
+
+        A remembered log may be gone. Return None if there is no such run.
+        """
         log = self.known(run_id)
         if log is not None:
             return log
@@ -200,14 +204,14 @@ class Logs:
         return log
 
     def forget(self, log: Log) -> None:
-        """Look for the run's log anew next time."""
+        """Forget a log, so that the next call searches for it again."""
         with self._lock:
             if self._known.get(log.run_id) is log:
                 del self._known[log.run_id]
 
 
 def damaged_pointer(path: str, why: str) -> DamagedRow:
-    """The error of a run whose folder does not say where its commits are."""
+    """Return the error of a run whose folder does not say where its commits are."""
     return DamagedRow(
         f"{path} is damaged ({why}): restore it from a copy, or delete the run with force=True", store=path, op="read"
     )
@@ -217,7 +221,7 @@ _decode_pointer = msgspec.json.Decoder(Pointer).decode
 
 
 def read_pointer(place: str) -> Pointer | None:
-    """What `journal` in a run's folder says; None if it isn't there. Raises `DamagedRow` if it can't be read."""
+    """Read `journal` in a run's folder; None if it is missing. Raise `DamagedRow` if it can't be read."""
     path = f"{place}/{JOURNAL}"
     try:
         with open(open_to_read(path), "rb") as file:

@@ -1,8 +1,8 @@
-"""Names of files for ids, and paths that stay below their root.
+"""File names for ids, and paths that stay below their root.
 
-An ordinary id is its own file name, so that a folder can be read by people. Any other gets its percent form and a
-part of its digest: two ids never share a name, on file systems that fold case included, and the exact id stands in
-what the file holds. Nothing here touches a file.
+An ordinary id is its own file name, so that people can read a folder. Any other is replaced by its percent form and a
+part of its digest. Two ids never share a name, even on file systems that fold case, and the exact id is in the file's
+content. Nothing here touches a file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _PLAIN = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _RESERVED = frozenset(
     {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789")}
 )
-"""What Windows takes for a device, whatever extension follows.
+"""Names that Windows takes for a device, whatever extension follows.
 
 Source: https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 """
 
 
 def place_of(id: str) -> str:
-    """The file name, without extension, that stands for `id`; the same for the same id, never for another one."""
+    """Return the file name, without extension, that stands for `id`. Equal ids have the same
+    name, different ids never do."""
     if _PLAIN.fullmatch(id) and len(id) <= _LONGEST and not id.endswith(".") and not _is_reserved(id):
         return id
     form = quote(id, safe="")
@@ -38,7 +39,8 @@ def place_of(id: str) -> str:
 
 
 def below(root: Path, *names: str) -> Path:
-    """The path of `names`, one component each, below `root`; `StoreError` if one of them leads anywhere else."""
+    """Return the path of `names`, one component each, below `root`. Raise `StoreError` if one
+    of them leads anywhere else."""
     for name in names:
         if name in {"", ".", ".."} or any(letter in name for letter in "/\\:\0"):
             raise StoreError(

@@ -1,8 +1,8 @@
-"""Runs in a folder that processes share, of several machines too: text files, which people can read with cat and jq.
+"""A store in a folder that processes share, on several machines too: text files, which people can read with cat and jq.
 
-Each change of a run is one new file in the run's folder, under the next number: whoever puts it there has made the change,
-everybody else begins anew. No lock stands between writers of several processes, nothing that counts is ever rewritten, and
-what a process leaves half done when it dies is in nobody's way.
+Each change of a run is one new file in the run's folder, under the next number. The process that puts it there has made
+the change; all others start theirs again. No lock stands between writers of several processes, no file that counts is
+ever rewritten, and what a process leaves half done when it dies is in nobody's way.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["FileStore"]
 
 _OWN = ".milepost"
-"""The folder of the store's own files; no run's name begins with a dot."""
+"""The folder of the store's own files. No run's name begins with a dot."""
 
 _FAILURES = (OSError, OverflowError, UnicodeEncodeError)
-"""What a medium raises: the latter two for what no file can hold."""
+"""The exceptions of the file system. The last two are for values that no file can hold."""
 
 _OF_A_RUN: tuple[type[Exception], ...] = (*Runs.errors_of_one_run, StoreError)
 
@@ -65,9 +65,9 @@ def _is_of_one_run(exc: Exception) -> bool:
 
 
 class FileStore(Runs):
-    """A store in the folder `path`, made with all above it if it isn't there.
+    """A store in the folder `path`. The folder and all above it are created if they are missing.
 
-    Raises `StoreError` if the folder can't be used, or its file system has no hard links or no locks of files,
+    Raises `StoreError` if the folder can't be used, or if its file system has no hard links or no file locks,
     `StoreVersionError` for a store of a newer release.
     """
 
@@ -106,7 +106,7 @@ class FileStore(Runs):
         self._locks = Locks()
 
     def _check_version(self, path: str) -> None:
-        """Note what the store is, or see that it is one that this release knows."""
+        """Write the store's version, or check that this release knows it."""
         try:
             with open(path, "rb") as file:
                 found = msgspec.json.decode(file.read(), type=dict[str, int])["version"]
@@ -132,7 +132,7 @@ class FileStore(Runs):
             self._idle.wait_for(lambda: not self._at_work)
 
     def _after_fork(self, is_child: bool) -> None:
-        # The child has threads no more that would let go of what is locked or at work.
+        # The child lacks the threads that would release the locks or finish the work.
         if is_child:
             self._reset()
 
@@ -156,7 +156,7 @@ class FileStore(Runs):
         )
 
     def _begin(self) -> None:
-        """Keep the store from being closed until `_end`."""
+        """Prevent the store from being closed until `_end`."""
         with self._idle:
             self._check_open()
             self._at_work += 1
@@ -182,7 +182,7 @@ class FileStore(Runs):
             except WriteConflict as exc:
                 attempts.wait(exc)
 
-    # -- verbs that are more than one write, or less -------------------------------------------------
+    # -- verbs that take more than one write, or less --------------------------------------------------
 
     def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
         has_surplus = self._find_surplus(batch)
@@ -214,9 +214,10 @@ class FileStore(Runs):
         return answers
 
     def _append_alone(self, append: Append) -> bool:
-        """The way of nearly all appends: to a run that stands where this process saw it last. False: nothing was written.
+        """Append to a run that has not changed since this process last saw it, as nearly all appends do.
 
-        Whether it stands there shows when the commit is put, so that nothing is looked for before.
+        Return False if nothing was written. Whether the run has changed shows when the commit is
+        put, so there is no look before.
         """
         token, records, release, tags, statements = append
         if release is not None or tags is not None or statements or not records:
@@ -314,7 +315,7 @@ class FileStore(Runs):
     def _state(
         self, row: Row, now: float, gone: IsGone | None = None, held: Mapping[str, TokenState] | None = None
     ) -> LeaseState:
-        # The lease may have been renewed after `now` was asked for: that is no clock that was put back.
+        # The lease may have been renewed after `now` was read, which does not mean that a clock was set back.
         if row.lease_until is not None:
             renewed = row.lease_until - row.lease
             if now < renewed <= now + self._medium.leases.slack:
@@ -343,7 +344,7 @@ class FileStore(Runs):
 
 
 class _Use(AbstractContextManager[FileTransaction]):
-    """One use of a store, whose failures are told as the store's. Runs that are written to are locked until its end."""
+    """One use of a store, which converts failures to the store's. Runs that are written to are locked until it ends."""
 
     __slots__ = ("_commits", "_locked", "_op", "_store", "_tx")
 
@@ -355,7 +356,7 @@ class _Use(AbstractContextManager[FileTransaction]):
         self._locked: builtins.list[str] = []
 
     def take(self, run_id: str) -> None:
-        """Wait until nothing else of this process writes to the run."""
+        """Wait until no other thread of this process writes to the run."""
         if run_id in self._locked:
             return
         self._store._locks.acquire(run_id)

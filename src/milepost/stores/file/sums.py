@@ -1,4 +1,4 @@
-"""A line of JSON with a checksum as its last field, so that a changed bit is noticed. It proves nothing against malice."""
+"""A checksum as the last field of a line of JSON, so that a changed bit is noticed. It is no protection against malice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LENGTH = len(b',"sum":""}') + _DIGITS
 
 
 def summed(text: bytes) -> bytes:
-    """`text`, a JSON object, with its checksum."""
+    """Add a checksum to `text`, a JSON object."""
     body = text[:-1]
     return b'%s,"sum":"%s"}' % (body, hashlib.sha256(body).hexdigest()[:_DIGITS].encode())
 
 
 def is_whole(line: bytes) -> bool:
-    """Whether `line` is what `summed` gave."""
+    """Return whether `line` is unchanged since `summed` returned it."""
     return line == summed(line[:-_LENGTH] + b"}")

@@ -1,7 +1,7 @@
 """The primitives of a transaction over runs' folders.
 
-What is read of a run is as of the commit that was its newest when it was first asked for. What is to be written is kept
-until the end, and becomes one commit of each run.
+All reads of a run show it as of the commit that was its newest when it was first read. Changes are collected until the
+end, and become one commit of each run.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ __all__ = ["FileTransaction"]
 
 
 class FileTransaction(Transaction):
-    """One read, or with `lock` one write: that is called with each run before it is read."""
+    """One read, or one write if `lock` is given: it is called with each run before the run is read."""
 
     def __init__(self, medium: StoreParts, lock: Callable[[str], None] | None = None) -> None:
         self._medium = medium
         self._lock = lock
         self._changes: dict[str, Change] = {}
         self._unreadable: builtins.list[str] = []
-        """Runs to delete that can't be read."""
+        """The runs to delete that can't be read."""
         self._histories: dict[str, History] = {}
         self._positions: dict[str, int] = {}
-        """By run, its place in the order of creation."""
+        """The position of each run in the order of creation."""
         self._held: dict[str, int] = {}
-        """By run, open files whose locks are held."""
+        """The open files, by run, whose locks this transaction holds."""
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release all locks."""
         for descriptor in self._held.values():
             os.close(descriptor)
 
     def commit(self) -> set[str]:
-        """Write all changes; the runs that others have changed since they were read, whose changes are not written."""
+        """Write all changes. Return the runs that others have changed since they were read;
+        nothing is written for those."""
         changes = [change for change in self._changes.values() if change.is_one]
         overtaken = write(self._medium, changes) if changes else set[str]()
         for run_id in self._unreadable:
@@ -78,7 +79,7 @@ class FileTransaction(Transaction):
             if log is None:
                 return None, None
             if gone is not None and log.folder == gone.folder:
-                # Deleted, but for its last traces: nobody can make a run of this name before they are taken away.
+                # The run is deleted but for its last traces. No run of this id can be created before they are removed.
                 logs.forget(log)
                 if self._lock is not None:
                     bury(self._medium, log)
@@ -90,7 +91,7 @@ class FileTransaction(Transaction):
             gone = log
 
     def _history(self, run_id: str) -> History | None:
-        """The run's records as they were; None for a run that is not there."""
+        """Return the run's records as of its tail; None if there is no such run."""
         history = self._histories.get(run_id)
         if history is None:
             change = self._run(run_id)
@@ -108,7 +109,7 @@ class FileTransaction(Transaction):
 
     @contextmanager
     def _standing(self, run_id: str) -> Iterator[None]:
-        """Tell of a run whose folder is taken away while it is read."""
+        """Raise the right error if a run's folder is removed while it is read."""
         try:
             yield
         except FileNotFoundError as exc:
@@ -118,7 +119,7 @@ class FileTransaction(Transaction):
 
     @contextmanager
     def _of_one_run(self, run_id: str) -> Iterator[None]:
-        """Tell what is wrong with files of one run as damage of that run, so that it keeps no other from being read."""
+        """Report faults of one run's files as damage of that run, so that it does not keep others from being read."""
         try:
             yield
         except OSError as exc:
@@ -191,7 +192,7 @@ class FileTransaction(Transaction):
         return rows
 
     def _row_to_show(self, run: Listed) -> Row | None:
-        """The row, or what is left of a damaged one."""
+        """Return the row, or what is left of a damaged one."""
         reason = run.damage
         if not reason:
             try:
@@ -255,7 +256,7 @@ class FileTransaction(Transaction):
     def _search(
         self, run_id: str, sought: Sought, *, after: int = -1, before: int | None = None, newest: bool = False
     ) -> Iterator[RecordLocation]:
-        """What the run had, less what this transaction takes out."""
+        """Yield the records that the run had, without those that this transaction removes."""
         history, removal = self._history(run_id), self._run(run_id).removal
         if history is not None:
             for found in history.search(sought, after=after, before=before, newest=newest):
@@ -265,7 +266,7 @@ class FileTransaction(Transaction):
     def _added(
         self, run_id: str, sought: Sought, *, after: int = -1, before: int | None = None
     ) -> builtins.list[tuple[Record, Note | None]]:
-        """What this transaction adds."""
+        """Return the matching records that this transaction adds."""
         node_id, kinds, visit = sought
         return [
             (record, note)
@@ -291,7 +292,7 @@ class FileTransaction(Transaction):
             return
         with self._standing(run_id):
             self._held[run_id] = os.open(f"{change.log.place}/{JOURNAL}", os.O_RDWR)
-        # Whoever had it may have put records in another form, and may have gone without a commit.
+        # The last holder of the lock may have rewritten records, and may have ended without a commit.
         self._histories.pop(run_id, None)
         if not lock(self._held[run_id]) or exists(change.log.path(change.tail.number + 1)):
             raise WriteConflict
@@ -406,7 +407,7 @@ class FileTransaction(Transaction):
             return self._remove(run_id, [found for found in among if found.placed.sequence in unwanted])
 
     def _remove(self, run_id: str, unwanted: Collection[RecordLocation]) -> int:
-        """Take out records of a run that has lost none in this transaction."""
+        """Remove records of a run. No others were removed in this transaction before."""
         history, sequences = self._history(run_id), frozenset(found.placed.sequence for found in unwanted)
         if history is not None and sequences:
             left = (

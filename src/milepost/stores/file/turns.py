@@ -1,4 +1,4 @@
-"""Who writes to a run next: threads of a process one after another, processes by trying again."""
+"""The order of writers to a run: threads of a process go one after another, processes try again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Attempts", "Locks"]
 _PATIENCE = 10.0
 """Seconds for which a change is tried again while others are faster."""
 _PAUSE = 0.004
-"""Seconds that such a one lets pass at most, so that those who are in each other's way fall out of step."""
+"""Longest pause in seconds before another try. Pauses make writers that collide fall out of step."""
 
 
 class Locks:
@@ -25,7 +25,7 @@ class Locks:
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     def acquire(self, run_id: str) -> None:
-        """Wait until no other thread has the run's lock."""
+        """Wait until no other thread has the run's lock, and take it."""
         with self._guard:
             lock, users = self._locks.get(run_id) or (threading.Lock(), 0)
             self._locks[run_id] = (lock, users + 1)
@@ -36,7 +36,7 @@ class Locks:
             raise
 
     def release(self, run_id: str) -> None:
-        """Let the next one have it."""
+        """Release the run's lock."""
         self._locks[run_id][0].release()
         self._leave(run_id)
 
@@ -48,7 +48,7 @@ class Locks:
 
 
 class Attempts:
-    """How often a change is begun anew because others are faster."""
+    """The tries of a change that others keep overtaking."""
 
     def __init__(self, place: str, op: str) -> None:
         self._place = place
@@ -57,7 +57,7 @@ class Attempts:
         self._deadline = 0.0
 
     def wait(self, overtaken: WriteConflict) -> None:
-        """Let a moment pass before the next attempt; StoreError if there were enough."""
+        """Pause before the next try. Raise StoreError if there were enough."""
         self._number += 1
         now = time.monotonic()
         self._deadline = self._deadline or now + _PATIENCE

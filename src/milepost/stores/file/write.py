@@ -1,7 +1,8 @@
-"""How changes of runs become files: all are made first, then each run's commit is put, then the names are made durable.
+"""The writing of changes to runs. All files are made first, then each run's commit is put in its place,
+then the names are made durable.
 
-A run whose number somebody else has taken meanwhile has not been changed, and is told, to be decided anew. What the others
-have got stays.
+If another process has taken a run's next number meanwhile, the run has not been changed. It is returned, so that the
+caller decides anew. The changes of the other runs stay.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ __all__ = ["Change", "Removal", "StoreParts", "bury", "joined", "raze", "write"]
 _logger = logging.getLogger("milepost")
 
 _A_COMMIT = 256
-"""Records of a new run that one commit takes: an import may have any number, and each read of a commit its first line."""
+"""Greatest number of records in one commit of a new run. An import may have any number of records, and each read of a
+commit reads its whole first line."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,50 +56,50 @@ class StoreParts:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Records to take out of a journal."""
+    """Records to remove from a journal."""
 
     sequences: frozenset[int]
     commits: tuple[int, ...]
-    """Those that have them."""
+    """The numbers of the commits that have them."""
     size: int
     gaps: Gaps
-    """All that is out of the journal then."""
+    """All records that are missing from the journal after the removal."""
     checkpoint: int | None
-    """The commit of the newest checkpoint that stays."""
+    """The number of the commit with the newest checkpoint that stays."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What a transaction makes of a run. Without a tail there is no run yet."""
+    """The changes that a transaction makes to a run. Without a tail the run does not exist yet."""
 
     run_id: str
     log: Log | None
     tail: Tail | None
     row: Row | None = None
-    """The row that the run gets; None: it keeps the one that it has."""
+    """The new row; None if it does not change."""
     records: list[Noted] = field(default_factory=list)
     signals: list[Signal] = field(default_factory=list)
     removal: Removal | None = None
     rewritten: dict[int, tuple[int, Record]] = field(default_factory=dict)
-    """By sequence, records that are to say the same in another form, and the commits that have them."""
+    """By sequence, records to store in another form that says the same, with the numbers of their commits."""
     is_deletion: bool = False
 
     @property
     def is_one(self) -> bool:
-        """Whether anything changes."""
+        """True if anything changes."""
         return self.row is not None or bool(self.records or self.signals or self.removal) or self.is_deletion
 
     @property
     def head(self) -> Header | None:
-        """The commit on which the change builds."""
+        """The header of the commit on which the change builds."""
         return None if self.tail is None else self.tail.header
 
 
 def write(medium: StoreParts, changes: Iterable[Change]) -> set[str]:
-    """Write changes of different runs, each of them whole or not at all; the runs that others have changed meanwhile.
+    """Write changes of different runs, each whole or not at all. Return the runs that others have changed meanwhile.
 
-    An OSError before the first commit was put leaves everything as it was. After that, what has been put is there, though
-    it may not survive a loss of power.
+    An OSError before the first commit was put leaves everything as it was. After that, commits that were put stay,
+    though they may not survive a loss of power.
     """
     commits: list[_NewRun | _NextCommit] = []
     try:
@@ -116,7 +118,7 @@ def write(medium: StoreParts, changes: Iterable[Change]) -> set[str]:
 
 
 class _NextCommit:
-    """The next commit of a run that is there."""
+    """The next commit of an existing run."""
 
     def __init__(self, medium: StoreParts, change: Change) -> None:
         assert change.log is not None
@@ -129,10 +131,10 @@ class _NextCommit:
         self._header = _following(change.head, change, self._lines)
         self._made = ""
         self.folders = (self._log.folder,)
-        """Where names are new."""
+        """The folders that have new names."""
 
     def make(self) -> None:
-        """Make what must be there before the commit is."""
+        """Write all that must be there before the commit is."""
         header, old, new = self._header, self._head.row, self.change.row
         if new is not None:
             if not may_be_due(new):
@@ -142,21 +144,21 @@ class _NextCommit:
                 self._medium.due.add(new.flow, self._log.folder, header.commit)
             if new.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
                 self._medium.leases.renew(self._medium.leases.path(self._log.folder, new.epoch))
-        # It may be done although this commit comes too late: nothing is said that was not.
+        # These rewrites say the same as before, so they do no harm if this commit comes too late.
         _rewrite(self._medium, self._log, self.change.rewritten)
         self._made = self._medium.files.write(encode(header, self._lines))
 
     def put(self) -> bool:
-        """Whether the commit is there now, and nobody else's in its place."""
+        """Put the commit in its place. Return whether it is there now, and not another's."""
         return self._medium.files.put(self._made, self._log.path(self._header.commit))
 
     def clean(self) -> None:
-        """Take away what was only needed on the way."""
+        """Remove what was only needed on the way."""
         if self._made:
             self._medium.files.discard(self._made)
 
     def follow_up(self) -> None:
-        """Do what can as well be left to others, or left undone."""
+        """Do what may as well be left to others, or not be done."""
         medium, header, old, new = self._medium, self._header, self._head.row, self.change.row
         if self._head.due is not None and header.due is None:
             medium.due.drop(old.flow, self._log.folder, self._head.due)
@@ -173,7 +175,7 @@ class _NextCommit:
 
 
 class _NewRun:
-    """A run's first commits, in a folder that nobody knows of until `journal` names it."""
+    """The first commits of a run, in a folder that nobody knows until `journal` names it."""
 
     def __init__(self, medium: StoreParts, change: Change) -> None:
         self.change = change
@@ -182,13 +184,13 @@ class _NewRun:
         name = f"{medium.catalogue.next_number():016x}-{secrets.token_hex(4)}"
         self._log = Log(change.run_id, place, f"{place}/{name}")
         self._filled = medium.files.new_name()
-        """What becomes the log's folder, where it is swept away if this process ends before."""
+        """The folder that becomes the log's. It is swept away if this process ends before."""
         self._made = ""
         self._is_put = False
         self.folders = (place, medium.root)
 
     def make(self) -> None:
-        """Fill a folder, and make the file that is to name it."""
+        """Fill the folder, and write the file that will name it."""
         medium, row = self._medium, self.change.row
         assert row is not None
         make_folder(self._filled)
@@ -211,7 +213,7 @@ class _NewRun:
         self._made = medium.files.write(_encode(pointer) + b"\n")
 
     def put(self) -> bool:
-        """Whether the run is there now, and nobody else's in its place."""
+        """Put the run in its place. Return whether it is there now, and not another's."""
         make_folder(self._log.place)
         try:
             os.rename(self._filled, self._log.folder)
@@ -221,8 +223,8 @@ class _NewRun:
         return self._is_put
 
     def clean(self) -> None:
-        """Take away what was only needed on the way."""
-        # Whoever was interrupted in the act of putting it does not know.
+        """Remove what was only needed on the way."""
+        # If the thread was interrupted while it put the file, it does not know whether that succeeded.
         is_put = self._is_put or (self._made and self._medium.files.is_put(self._made, f"{self._log.place}/{JOURNAL}"))
         if self._made:
             self._medium.files.discard(self._made)
@@ -235,12 +237,12 @@ class _NewRun:
             os.rmdir(self._log.place)
 
     def follow_up(self) -> None:
-        """Remember the run."""
+        """Remember the run's log."""
         self._medium.logs.add(self._log)
 
 
 def _parts(change: Change) -> Iterator[Change]:
-    """The change of a new run in parts of a bounded size."""
+    """Split the change of a new run into parts of a bounded size."""
     records = change.records
     for begin in range(0, max(len(records), 1), _A_COMMIT):
         is_last = begin + _A_COMMIT >= len(records)
@@ -249,7 +251,7 @@ def _parts(change: Change) -> Iterator[Change]:
 
 
 def _following(head: Header | None, change: Change, lines: Lines) -> Header:
-    """The header of the commit after `head`, but for what `encode` fills in; `due` as it was."""
+    """Build the header of the commit after `head`, except what `encode` fills in; `due` stays as it was."""
     count = len(lines.records)
     first, last = (lines.records[0].sequence, lines.records[-1].sequence) if count else (0, 0)
     if head is None:
@@ -278,7 +280,7 @@ def _following(head: Header | None, change: Change, lines: Lines) -> Header:
 
 
 def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
-    """What is out of a journal once these are too."""
+    """Return the gaps after the removal of more records."""
     spans: list[tuple[int, int]] = []
     for first, last in sorted([*gaps, *((sequence, sequence) for sequence in sequences)]):
         if spans and first <= spans[-1][1] + 1:
@@ -289,7 +291,7 @@ def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
 
 
 def _rewrite(medium: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
-    """Put records that are there in another form."""
+    """Rewrite existing records in another form."""
     for number in sorted({number for number, _ in rewritten.values()}):
         commit = log.load(number, "whole")
         records = [
@@ -305,7 +307,7 @@ def _rewrite(medium: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Re
 
 
 def _empty(medium: StoreParts, log: Log, removal: Removal) -> None:
-    """Take the bytes of removed records out of their files. They count as removed, whatever becomes of this."""
+    """Remove the bytes of removed records from their files. They count as removed even if this fails."""
     for number in removal.commits:
         try:
             commit = log.load(number, "whole")
@@ -323,7 +325,7 @@ def _empty(medium: StoreParts, log: Log, removal: Removal) -> None:
 
 
 def bury(medium: StoreParts, log: Log) -> None:
-    """Take away what is left of a run that was deleted. Whoever meets it may do so, and several at once."""
+    """Remove the rest of a deleted run. Any process that meets it may do so, several at once too."""
     medium.logs.forget(log)
     buried = medium.files.new_name()
     with suppress(FileNotFoundError):
@@ -342,7 +344,7 @@ def bury(medium: StoreParts, log: Log) -> None:
 
 
 def raze(medium: StoreParts, run_id: str) -> None:
-    """Take away what is there of a run that can't be read; what is not ours in its folder stays."""
+    """Remove the files of a run that can't be read. Files of others in its folder stay."""
     log = medium.logs.known(run_id)
     if log is not None:
         medium.logs.forget(log)

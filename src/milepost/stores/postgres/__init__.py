@@ -1,1 +1,1 @@
-"""Runs in a PostgreSQL database."""
+"""A store in a PostgreSQL database."""

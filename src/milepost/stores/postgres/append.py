@@ -1,10 +1,10 @@
-"""The statements that a store runs all the time: one append, many appends, renewals.
+"""The most frequent statements of a store: one append, many appends, renewals.
 
 Each is one round trip and one commit. None waits for a lock: a row that somebody else has locked counts as unusual, and
-what is unusual is judged under the row's lock, in a transaction. So a stuck row holds up nobody but its own run.
+an unusual append is judged in a transaction under the row's lock. So a stuck row holds up nobody but its own run.
 
-An append reads the token `FOR SHARE`. A weaker lock, or none, would let a claim commit between the look at the token and the
-end of the append, and two owners' writes would count.
+An append reads the token `FOR SHARE`. A weaker lock, or none, would let a claim commit between the check of the token
+and the end of the append, and two owners' writes would count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from milepost.stores.postgres.statements import ROW_NAMES, Tables, columns_of_ro
 
 __all__ = ["Appends", "is_ordinary"]
 
-# Nothing is inserted unless the token is current, no cancel is open, and nobody has the row locked.
+# Nothing is inserted unless the token is current, no cancel is open, and nobody has locked the row.
 _NEXT = """
 INSERT INTO {records} (run, sequence, kind, node_id, visit, size, packing, header, payload)
 SELECT id, $4, $5, $6, $7, $8, $9, $10, $11 FROM {runs}
@@ -35,15 +35,15 @@ FOR SHARE SKIP LOCKED
 """
 _NEXT_TYPES = "text int8 text int8 text text int8 int8 text text bytea"
 
-# The same, if besides the number is the next one. The newest number is looked for from the expected one on: a scan of the
-# index reads all that qualifies on a page before it gives the first.
+# The same, with a check that the number is the next one. The search for the newest number begins at the expected one,
+# because a scan of the index reads all matches on a page before it returns the first.
 _ONE = _NEXT.replace(
     "FOR SHARE",
     "    AND (SELECT max(sequence) FROM {records} WHERE run = runs.id AND sequence >= $12) = $12\nFOR SHARE",
 )
 _ONE_TYPES = f"{_NEXT_TYPES} int8"
 
-# A run's row and its start; nothing comes back, and nothing is inserted, if there is a run of that id.
+# A run's row and its start record. If there is a run of that id, nothing is inserted and nothing is returned.
 _CREATE = f"""
 WITH run AS (
     INSERT INTO {{runs}} ({", ".join(ROW_NAMES)})
@@ -61,13 +61,13 @@ _CREATE_TYPES = (
     "int8 text text int8 int8 text text bytea"
 )
 
-# Rows are looked for one by one, in the order in which they are given: a join might read the whole table instead. The
-# arrays are behind a SELECT, which hides from the planner how long they are: it would make a plan for each batch anew,
-# which takes longer than to write the batch.
+# Rows are looked up one by one, in the order in which they are given: a join might read the whole table instead. Each
+# array is behind a SELECT, which hides its length from the planner. Otherwise the planner would make a plan for each
+# batch, which takes longer than to write the batch.
 #
-# $1 to $6 are the appends: their numbers in the batch, tokens, the number before their first record (NULL without
-# records), the count of signals that must not have grown (NULL: it may). $8 to $16 are their records. What fits is written,
-# or, with $7, all or nothing is. The numbers of those that were written come back.
+# $1 to $6 are the appends: their numbers in the batch, run ids, epochs, nonces, the number before their first record
+# (NULL without records), and the count of signals that must not have grown (NULL: it may). $8 to $16 are their records.
+# What fits is written, or with $7 all or nothing. The numbers of the appends that were written are returned.
 _MANY = """
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -103,7 +103,7 @@ _MANY_TYPES = (
     "int8[] text[] int8[] text[] int8[] int8[] bool int8[] int8[] text[] text[] int8[] int8[] text[] text[] bytea[]"
 )
 
-# The same with releases, $17 to $25: what they make of the rows of their runs.
+# The same with releases, $17 to $25: the new values of the rows of their runs.
 _MANY_RELEASED = _MANY.replace(
     "\n)\nSELECT append FROM written",
     """
@@ -123,7 +123,7 @@ SELECT append FROM written""",
 )
 _MANY_RELEASED_TYPES = f"{_MANY_TYPES} int8[] text[] text[] float8[] float8[] text[] bool[] text[] int8[]"
 
-# Leases are extended where nobody has the row locked; the state of each run as it was when that began comes back.
+# Leases are extended where nobody has locked the row. The state of each run before the statement is returned.
 _RENEW = """
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[]) AS given (number, run_id, epoch, nonce)
@@ -149,7 +149,8 @@ _BLANK = Row("", "", "running", created_at=0.0, updated_at=0.0, epoch=0)
 
 
 def is_ordinary(append: Append) -> bool:
-    """Whether one statement may write `append`, should the database agree. Anything else is judged under the row's lock."""
+    """Return whether one statement may write `append`, if the database agrees. Any other append is
+    judged under the row's lock."""
     token, records, release, tags, statements = append
     if tags is not None or statements or not token.nonce or not token.is_ours or (release is None and not records):
         return False
@@ -162,7 +163,7 @@ def is_ordinary(append: Append) -> bool:
 
 
 class Appends:
-    """The statements, for the tables of one schema."""
+    """The statements for the tables of one schema."""
 
     def __init__(self, tables: Tables) -> None:
         self._create = Frequent(tables(_CREATE), _CREATE_TYPES)
@@ -174,7 +175,7 @@ class Appends:
         self._cancels = Frequent(tables(_CANCELS), "text[]")
 
     def create(self, link: Link, row: Row, record: Record) -> int | None:
-        """Write a run's row and its start record; the row's `id`, or None if there is a run of that name."""
+        """Write a run's row and its start record. Return the row's `id`, or None if there is a run of that id."""
         found = link.run(self._create, (*columns_of_row(row), *record_values(record)))
         if not found:
             return None
@@ -183,7 +184,8 @@ class Appends:
         return number
 
     def one(self, link: Link, token: Token, record: Record) -> bool:
-        """Write one ordinary record; False: it is not, and nothing was written. OverflowError for a number too large."""
+        """Write one ordinary record. Return False, with nothing written, if it is not ordinary.
+        OverflowError for a number too large."""
         run_id, epoch, nonce, _ = token
         sequence, kind, node_id, visit, size, header, payload, packing = record
         before = sequence - 1
@@ -204,9 +206,9 @@ class Appends:
     def many(
         self, link: Link, appends: Sequence[Append], now: float, keep: Callable[[Row], Row], *, is_whole: bool
     ) -> set[int]:
-        """Write ordinary appends of different runs; the places in `appends` of those that were written.
+        """Write ordinary appends of different runs. Return the places in `appends` of those that were written.
 
-        `is_whole`: all of them, or none. `keep` makes of a row what the tables keep.
+        With `is_whole` all are written, or none. `keep` converts a row to what the tables store.
         """
         given: list[tuple[Any, ...]] = []
         records: list[tuple[Any, ...]] = []
@@ -228,7 +230,7 @@ class Appends:
         return {_int_of(place or b"")[0] for (place,) in link.run(statement, values)}
 
     def renew(self, link: Link, tokens: Sequence[Token], now: float, margin: float) -> list[Renewal]:
-        """Extend leases where the row is free, by their length less `margin`; a cancel is told as it is kept."""
+        """Extend leases whose rows are free, by their length less `margin`. Cancels are returned as stored."""
         given = [
             (place, token.run_id, token.epoch, token.nonce if token.is_ours and token.nonce else None)
             for place, token in sorted(enumerate(tokens), key=lambda numbered: numbered[1].run_id)
@@ -242,7 +244,7 @@ class Appends:
         return renewals
 
     def cancels(self, link: Link, run_ids: Sequence[str]) -> dict[str, str]:
-        """The open cancels, as they are kept."""
+        """Return the open cancels, as stored."""
         found = link.run(self._cancels, [list(run_ids)])
         return {(run_id or b"").decode(): (cancel or b"").decode() for run_id, cancel in found}
 
@@ -258,7 +260,7 @@ def _signals(release: Release) -> int | None:
 def _released(
     run_id: str, release: Release, newest: int | None, now: float, keep: Callable[[Row], Row]
 ) -> tuple[Any, ...]:
-    """What a release writes to its row, for a run without an open cancel."""
+    """Return the values that a release writes to its row, for a run without an open cancel."""
     row = keep(fence.end_ownership(replace(_BLANK, run_id=run_id), release, newest=newest or 0, now=now))
     values = dict(zip(ROW_NAMES, columns_of_row(row), strict=True))
     return (

@@ -1,8 +1,9 @@
-"""The connections, the transactions and the clock of a PostgreSQL store: what a medium is to the verbs.
+"""The connections, the transactions and the clock of a PostgreSQL store.
 
-What can happen to a connection: lost before a commit was sent, nothing was written, and the write begins anew on another
-one. Lost while the commit was on its way, nobody knows: that is `OutcomeUnknown`. A session that takes no writes, since its
-server was read-only when it began, counts as lost: the server is waited for as it is through a restart.
+If a connection is lost before a commit was sent, nothing was written, and the write begins again on another
+connection. If it is lost while the commit is on its way, nobody knows the outcome: that is `OutcomeUnknown`. A
+session that takes no writes, because its server was read-only when it began, counts as lost: the store waits for the
+server as it does through a restart.
 """
 
 from __future__ import annotations
@@ -31,26 +32,27 @@ __all__ = ["UNDONE", "OutcomeUnknown", "PostgresMedium"]
 T = TypeVar("T")
 
 _LEASE = 30.0
-"""The lease that is in use as long as nobody asks for a shorter one."""
+"""The lease in seconds that counts until somebody asks for a shorter one."""
 _SHORTEST_PATIENCE = 1.0
 _MARGIN = 0.5
 _LOCK_SECONDS = 0.25
-"""How long the renewal of one lease waits for its row, which appends lock for a moment each."""
+"""Seconds that the renewal of one lease waits for its row, which each append locks for a moment."""
 
 _READING = b"ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITING = b"ISOLATION LEVEL READ COMMITTED"
-"""Without READ WRITE: where a database or its server is to take no writes, that is told alike for all of them."""
+"""The mode of writes. It leaves out READ WRITE, so that a database or server that takes no
+writes reports it alike for all."""
 _OPENING = 6
-"""How many times as long as a call it may take to see to the tables."""
+"""Factor by which the check of the tables may take longer than a call."""
 UNDONE = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation)
-"""Nothing is wrong but that somebody else was there at the same moment."""
+"""Errors that mean only that somebody else wrote at the same moment."""
 
 
 class OutcomeUnknown(StoreError):
     """The connection was lost, or the thread interrupted, while a write was on its way."""
 
     interrupted: int | None = None
-    """The thread whose interrupt, the cause, it was."""
+    """The id of the thread whose interrupt is the cause."""
 
 
 class _WriteLost(StoreError):
@@ -58,7 +60,7 @@ class _WriteLost(StoreError):
 
 
 class PostgresMedium(Runs):
-    """A whole store, but for its fast ways to append and to renew."""
+    """A complete store, except for its fast ways to append and to renew."""
 
     runs_statements = True
     keeps_differences = True
@@ -97,16 +99,16 @@ class PostgresMedium(Runs):
 
     def _after_fork(self, is_child: bool) -> None:
         if is_child:
-            # To close a connection would end the parent's session.
+            # Closing a connection here would end the parent's session.
             _inherited.append((self._connections, self._renewing))
             self._connections, self._renewing = self._connections.again(), self._renewing.again()
 
     @property
     def _margin(self) -> float:
-        """Seconds, but at most a tenth of it, by which a lease ends early.
+        """Seconds by which a lease ends early, limited to a tenth of the lease.
 
-        Whoever was told the time and then waited for a lock, or has it from a slower connection, must not think that a lease
-        lies too far ahead, and that the clock was set back.
+        A process that read the time and then waited for a lock, or that has it from a slower connection, must not think
+        that a lease ends too far ahead and that the clock was set back.
         """
         return 0.0 if self._server_clock is None else _MARGIN
 
@@ -114,14 +116,16 @@ class PostgresMedium(Runs):
         return now + lease - min(self._margin, lease / 10)
 
     def _heed(self, lease: float) -> None:
-        """A server must be given up before a lease ends that nobody could renew meanwhile."""
+        """Shorten the patience for the server: it must be given up before a lease ends that
+        nobody could renew meanwhile."""
         if lease / 3 < self._patience:
             self._patience = max(lease / 3, _SHORTEST_PATIENCE)
 
     # -- connections -------------------------------------------------------------------------------
 
     def _waiting(self) -> RetryWindow:
-        """The time for which a call is tried again where the server is away: what one call takes, and then an opening."""
+        """Return the time for which a call is tried again while the server is away: enough for
+        one call, and then an opening."""
         return RetryWindow(2 * self._patience)
 
     def _take(self, op: str, connections: Connections) -> Link:
@@ -160,7 +164,8 @@ class PostgresMedium(Runs):
         return unknown
 
     def _ask(self, op: str, connections: Connections, question: Callable[[Link], T]) -> T:
-        """What one statement gives that may be run twice: it is, should the connection be lost or others be faster."""
+        """Run one statement that may be run twice, and return its result. Run it again if the connection
+        is lost or others were faster."""
         waiting = self._waiting()
         while True:
             link = self._take(op, connections)
@@ -176,7 +181,8 @@ class PostgresMedium(Runs):
     # -- transactions ------------------------------------------------------------------------------
 
     def _begin(self, op: str, connections: Connections, mode: bytes) -> Link:
-        """A connection with an open transaction. One that turns out to be lost is replaced: nothing has happened yet."""
+        """Return a connection with an open transaction. Replace one that turns out to be lost:
+        nothing has happened on it yet."""
         waiting = self._waiting()
         while True:
             link = self._take(op, connections)

@@ -1,4 +1,4 @@
-"""The time of the database server, which is the same for all machines that share it."""
+"""A clock with the time of the database server, which is the same for all machines that share it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from milepost.stores.postgres.connection import Link
 __all__ = ["ServerClock"]
 
 _FRESH = 60.0
-"""Seconds for which a look at the server's clock is good: two quartzes part by a few milliseconds in that time."""
+"""Seconds for which a reading of the server's clock is used: two quartzes differ by a few milliseconds in that time."""
 
 
 class ServerClock:
-    """A clock that goes as this machine's does, and is set by the server's.
+    """A clock that runs at the rate of this machine's, and is set by the server's.
 
     It lags by the time that an answer takes, so no two machines agree to the microsecond.
     """
@@ -25,11 +25,11 @@ class ServerClock:
         self._stale_at = SYSTEM.monotonic()
 
     def time(self) -> float:
-        """POSIX seconds of the server."""
+        """Return the server's time in POSIX seconds."""
         return SYSTEM.monotonic() + self._ahead
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never go back."""
         return SYSTEM.monotonic()
 
     def wait(self, wake: threading.Event, seconds: float) -> bool:
@@ -37,11 +37,11 @@ class ServerClock:
         return SYSTEM.wait(wake, seconds)
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait for `seconds`."""
         await asyncio.sleep(seconds)
 
     def set_by(self, link: Link) -> None:
-        """Look at the server's clock, if the last look is long ago. Raises psycopg's errors."""
+        """Read the server's clock if the last reading is old. Raise psycopg's errors."""
         if SYSTEM.monotonic() >= self._stale_at:
             told = link.server_time()
             now = SYSTEM.monotonic()

@@ -1,14 +1,14 @@
-"""One connection to PostgreSQL as the store uses it, and statements that are run so often that each microsecond counts.
+"""One connection to PostgreSQL, and statements that run so often that each microsecond counts.
 
-Transactions are begun and ended, and frequent statements run, by calls of libpq itself. psycopg's own way costs more than
-the statement does in the server. It also lets a Ctrl-C cancel a statement that has begun, and then nobody knows what became
-of it: here the call ends first, and Python raises after it. The server bounds how long that takes, and a `CallTimer` does
-where the server does not answer.
+Transactions begin and end, and frequent statements run, by direct calls of libpq. psycopg's own way costs more than the
+statement does in the server. It also lets a Ctrl-C cancel a statement that has begun, and then nobody knows its
+outcome: here the call ends first, and Python raises after it. The server limits how long that takes, and a `CallTimer`
+does so where the server does not answer.
 
-Statements are prepared where the connection is a direct one. Behind a pooler, which may give each transaction another
-connection of the server, a name may stand for nothing there, or for a statement of somebody else. A pooler is known by the
-process that answers: it is not the one that the connection was opened to. Should one be overlooked, the loss of a prepared
-statement tells, before anything has run.
+Statements are prepared if the connection is a direct one. Behind a pooler, which may give each transaction another
+connection of the server, a name may mean nothing there, or somebody else's statement. A pooler is recognised by the
+process that answers: it is not the one that the connection was opened to. If a pooler is overlooked, the loss of a
+prepared statement reveals it before anything has run.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ _OK = (
 )  # a set would ask for hashes, which are slow for an enumeration
 _POLLED = select.POLLIN | select.POLLERR | select.POLLHUP if hasattr(select, "poll") else 0
 _NO_MORE_USE = (b"25006", b"25P", b"08", b"57P")
-"""How the codes begin that say that a session is of no more use.
+"""The first characters of error codes that make a session useless.
 
-It takes no writes, since its server was a standby or read-only when it began; its transaction was ended from outside; or the
-server, or what stands before it, ends the session."""
+It takes no writes, because its server was a standby or read-only when it began; its transaction was ended from outside;
+or the server, or what stands before it, ends the session.
+"""
 _ENDS = (b"FATAL", b"PANIC")
 _LOOKS = 8
 _TIMEOUTS = ("statement_timeout", "idle_in_transaction_session_timeout")
-"""The latter ends the transaction, and with it the locks, of a process that was frozen or of a machine that is gone."""
+"""The timeouts of a session. The second ends the transaction, and so its locks, of a frozen process or a lost machine."""
 _OIDS: dict[str, tuple[int, int]] = {
     name: (psycopg.postgres.types[name].oid, psycopg.postgres.types[name].array_oid)
     for name in ("bool", "bytea", "float8", "int8", "text")
@@ -59,7 +60,7 @@ _EIGHT = _pack_length(8)
 
 
 class Preparing:
-    """Whether a store's statements are prepared; shared by its connections, so that one that learns better tells all."""
+    """Whether a store prepares statements. Its connections share this, so that all learn at once when preparing fails."""
 
     __slots__ = ("is_on",)
 
@@ -67,7 +68,7 @@ class Preparing:
         self.is_on = is_on
 
     def give_up(self, why: str, level: int = logging.WARNING) -> None:
-        """Prepare nothing from now on; the first time that is logged."""
+        """Prepare nothing from now on. Log that the first time."""
         if self.is_on:
             self.is_on = False
             _logger.log(level, "statements for PostgreSQL are no longer prepared, which costs some time: %s", why)
@@ -79,10 +80,10 @@ class Frequent:
     __slots__ = ("_encoders", "formats", "name", "oids", "text")
 
     def __init__(self, text: bytes, types: str) -> None:
-        """`types` are names of types, in order, between blanks."""
+        """Name the parameters' types in `types`, in order, separated by blanks."""
         names = types.split()
         self.text = text
-        # Whoever has prepared this name has prepared this text.
+        # The name is a digest of the text, so whoever has prepared this name has prepared this text.
         self.name = b"milepost_" + hashlib.sha256(text).hexdigest()[:16].encode()
         self._encoders: list[Encoder] = [
             partial(_encode_array, name[:-2]) if name.endswith("[]") else _ENCODERS[name] for name in names
@@ -91,12 +92,12 @@ class Frequent:
         self.formats = [pq.Format.BINARY] * len(names)
 
     def encode(self, values: Sequence[Any]) -> list[bytes | None]:
-        """`values` as the server takes them. OverflowError for a number of more than 64 bits, UnicodeEncodeError."""
+        """Encode `values` for the server. Raise OverflowError for a number of more than 64 bits, or UnicodeEncodeError."""
         return [encode(value) for encode, value in zip(self._encoders, values, strict=True)]
 
 
 def pack_int(value: int) -> bytes:
-    """A number as `int8`; OverflowError if it is too large."""
+    """Encode a number as `int8`. Raise OverflowError if it is too large."""
     try:
         return _pack_int(value)
     except struct.error as exc:
@@ -133,7 +134,7 @@ _ENCODERS: dict[str, Encoder] = {
 
 
 def _encode_array(name: str, values: Sequence[Any]) -> bytes:
-    """An array of one dimension in its binary form; see array_send in the server's sources."""
+    """Encode an array of one dimension in its binary form; see array_send in the server's sources."""
     element, item = _OIDS[name][0], _ITEMS[name]
     begin = _pack_array(1, 1, element, len(values), 1) if values else _pack_no_items(0, 0, element)
     return b"".join([begin, *[_NULL if value is None else item(value) for value in values]])
@@ -152,7 +153,7 @@ def _bytes_item(value: bytes) -> bytes:
     return _pack_length(len(value)) + value
 
 
-# What an array holds of a value: its length and itself.
+# The encoding of a value in an array: its length, then the value.
 _ITEMS: dict[str, Callable[[Any], bytes]] = {
     "bool": lambda value: _bytes_item(b"\1" if value else b"\0"),
     "bytea": _bytes_item,
@@ -163,19 +164,21 @@ _ITEMS: dict[str, Callable[[Any], bytes]] = {
 
 
 class Session:
-    """What is known of a connection for as long as it lives: whether it is a direct one, and what it has prepared.
+    """What is known about a connection while it lives: whether it is direct, which statements it has
+    prepared, and its last record.
 
-    And which record it wrote last: one that it has seen written is there, and while the token is current nobody has
-    written after it but this process. Another connection may lead to a replica that took over and lacks the record.
+    A record that this connection wrote is there, and while the token is current only this process can have written
+    after it. Another connection may lead to a replica that took over and lacks the record.
     """
 
     __slots__ = ("is_direct", "newest", "prepared", "timer")
 
     def __init__(self, connection: psycopg.Connection[Any], patience: float, timeout: float | None = None) -> None:
-        """Ask the server, over an idle connection. `timeout`: what a direct one is to give each statement, in seconds."""
+        """Ask the server over an idle connection. `timeout` is the time in seconds that a
+        direct one gives each statement."""
         self.timer = CallTimer(connection.pgconn.socket, patience)
         told = connection.pgconn.backend_pid
-        # What is set for a session must not reach a pooler, which would hand it on to whoever comes next.
+        # A setting of a session must not reach a pooler, which would pass it on to its next client.
         setting = "true"
         if timeout is not None:
             setting = " AND ".join(f"set_config('{name}', '{timeout * 1000:.0f}', false) <> ''" for name in _TIMEOUTS)
@@ -186,13 +189,14 @@ class Session:
         self.is_direct: bool = _check(connection.pgconn, result, self.timer).get_value(0, 0) == b"t"
         self.prepared: set[bytes] = set()
         self.newest: tuple[Token, int] | None = None
-        """The record that was last appended to a run, by its owner's token and its number."""
+        """The record that was last appended to a run: its owner's token and its number."""
 
 
 class Link:
-    """A connection in the hands of one thread. `timeout`: how many seconds its session gives each statement; None: unknown.
+    """A connection that one thread uses. `timeout` is the time in seconds that its session gives
+    each statement; None: unknown.
 
-    What fails raises psycopg's errors; `is_lost` tells whether the connection is still of use.
+    Failures raise psycopg's errors. `is_lost` says whether the connection can still be used.
     """
 
     __slots__ = (
@@ -220,7 +224,7 @@ class Link:
         self._timeout = timeout if session.is_direct else None
         self._has_failed = False
         self.used_at = 0.0
-        """When its pool got it back, by the monotonic clock."""
+        """When its pool got it back, on the monotonic clock."""
         self._poll: Any = None
         if _POLLED:
             self._poll = select.poll()
@@ -231,11 +235,11 @@ class Link:
     @property
     def is_lost(self) -> bool:
         """Whether the connection is known to be of no more use."""
-        # libpq itself does not notice that what it sent went nowhere.
+        # libpq itself does not notice that what it sent never arrived.
         return self._has_failed or self._pgconn.status == pq.ConnStatus.BAD
 
     def _checked(self, result: pq.abc.PGresult) -> pq.abc.PGresult:
-        """`result` itself, if it is a success; else psycopg's error for it."""
+        """Return `result` if it is a success. Raise psycopg's error for it otherwise."""
         try:
             return _check(self._pgconn, result, self.timer)
         except ConnectionLost:
@@ -243,14 +247,14 @@ class Link:
             raise
 
     def note_error(self, error: psycopg.Error) -> None:
-        """Take in an error that `cursor` raised."""
+        """Note an error that `cursor` raised."""
         severity = (error.diag.severity_nonlocalized or "").encode()
         if _is_of_no_more_use(severity, (error.sqlstate or "").encode()):
             self._has_failed = True
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transaction is open."""
+        """True if no transaction is open."""
         return self._pgconn.transaction_status == pq.TransactionStatus.IDLE
 
     @property
@@ -259,7 +263,8 @@ class Link:
         return self._pgconn.transaction_status == pq.TransactionStatus.INTRANS
 
     def is_stale(self) -> bool:
-        """Whether the connection was lost while nobody used it: a look at its socket, which costs next to nothing."""
+        """Return whether the connection was lost while nobody used it. This looks at its socket,
+        which costs next to nothing."""
         if self._poll is None:
             return self.is_lost
         for _ in range(_LOOKS):
@@ -272,7 +277,7 @@ class Link:
         return True  # it ended, or says more than an idle connection has to say
 
     def server_time(self) -> float:
-        """The server's clock, in POSIX seconds."""
+        """Return the server's time in POSIX seconds."""
         found = self._command(b"SELECT extract(epoch FROM clock_timestamp())::float8")
         return float(found.get_value(0, 0))
 
@@ -283,21 +288,21 @@ class Link:
         self._command(b"BEGIN " + mode)
 
     def wait_for_locks(self, seconds: float) -> None:
-        """Have this transaction wait that long for a lock that somebody else holds."""
+        """Let this transaction wait up to `seconds` for a lock that somebody else holds."""
         self._command(b"SET LOCAL lock_timeout = %d" % (seconds * 1000))
 
     def check_constraints(self) -> None:
-        """Check now what this transaction has put off to its end."""
+        """Check the constraints now that this transaction has deferred to its end."""
         self._command(b"SET CONSTRAINTS ALL IMMEDIATE")
 
     def commit(self) -> None:
-        """End the transaction. If that fails and the connection is lost, nobody knows what became of it."""
+        """Commit the transaction. If that fails and the connection is lost, nobody knows the outcome."""
         if self._command(b"COMMIT").command_status != b"COMMIT":
             raise psycopg.errors.InFailedSqlTransaction("the transaction had failed, and was undone")
 
     def roll_back(self) -> None:
-        """Undo the transaction, if there is one. Never fails: the loss of the connection undoes it too."""
-        # psycopg would deallocate all prepared statements after a ROLLBACK that it knows of.
+        """Undo the transaction, if there is one. This never fails: the loss of the connection undoes it too."""
+        # psycopg would deallocate all prepared statements after a ROLLBACK of which it knows.
         if not self.is_lost and not self.is_idle:
             with self.timer:
                 self._pgconn.exec_(b"ROLLBACK")
@@ -308,21 +313,21 @@ class Link:
         return self._checked(result)
 
     def run(self, statement: Frequent, values: Sequence[Any]) -> list[tuple[bytes | None, ...]]:
-        """Run a statement by itself, durable on return; its rows, in their binary form."""
+        """Run a statement by itself, durable on return. Return its rows in their binary form."""
         result = self.execute(statement, statement.encode(values))
         columns = range(result.nfields)
         return [tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples)]
 
     def wrote(self, token: Token, sequence: int) -> bool:
-        """Whether the last record that went over this connection has that number, and the run and owner of `token`."""
+        """Return whether the last record written over this connection has this number, and the run and owner of `token`."""
         return self._session.newest == (token, sequence) and self._session.is_direct
 
     def note_written(self, token: Token, sequence: int) -> None:
-        """Take in that a record was written."""
+        """Note that a record was written."""
         self._session.newest = (token, sequence)
 
     def execute(self, statement: Frequent, encoded: list[Any]) -> pq.abc.PGresult:
-        """`run` with values that are encoded already; the result as libpq has it."""
+        """Run a statement with encoded values. Return the result as libpq has it."""
         pgconn, session, timer = self._pgconn, self._session, self.timer
         if self._preparing.is_on and session.is_direct:
             if statement.name in session.prepared:
@@ -343,7 +348,10 @@ class Link:
     def _execute_prepared(
         self, statement: Frequent, encoded: list[Any], failed: pq.abc.PGresult | None
     ) -> pq.abc.PGresult | None:
-        """Prepare and execute; None where that can't be, and nothing has run. `failed`: what came of a first try."""
+        """Prepare and execute a statement. `failed` is the result of a first try.
+
+        Return None if it can't be prepared; then nothing has run.
+        """
         pgconn, prepared = self._pgconn, self._session.prepared
         lost: Exception | None = None
         for _ in range(2):  # somebody else may have deallocated what the connection had; but not at once again
@@ -366,11 +374,11 @@ class Link:
 
 
 class ConnectionLost(psycopg.OperationalError):
-    """No answer came, or the server said that the session is of no more use."""
+    """No answer came, or the server said that the session can't be used any more."""
 
 
 def is_lost_statement(exc: BaseException) -> bool:
-    """Whether `exc` says that a prepared statement is not where it was prepared."""
+    """Return whether `exc` says that a prepared statement is not where it was prepared."""
     return isinstance(exc, psycopg.errors.InvalidSqlStatementName | psycopg.errors.DuplicatePreparedStatement)
 
 
@@ -381,7 +389,7 @@ def _check(pgconn: pq.abc.PGconn, result: pq.abc.PGresult, timer: CallTimer) -> 
         raise ConnectionLost("the server did not answer in time")
     state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
     severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) or b""
-    # Without a state the error is not the server's.
+    # An error without a state does not come from the server.
     if pgconn.status == pq.ConnStatus.BAD or not state or _is_of_no_more_use(severity, state):
         raise ConnectionLost(f"the connection is of no more use: {pgconn.get_error_message()}")
     raise psycopg.errors.error_from_result(result)

@@ -1,4 +1,4 @@
-"""The making of a run, in one statement instead of a transaction of five."""
+"""The creation of a run in one statement instead of a transaction of five."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["Creation"]
 
 
 class Creation(PostgresTransaction):
-    """What stands in for a transaction while a run is made that most likely is not there.
+    """A substitute for a transaction that creates a run, which most likely does not exist.
 
-    It says that there is none, and writes the row together with the start record; `WriteConflict` if there was one after all.
+    `row` says that there is none, and `insert` writes the row together with the start record. It raises `WriteConflict`
+    if the run exists after all.
     """
 
     def __init__(self, link: Link, tables: Tables, preparing: Preparing, appends: Appends) -> None:

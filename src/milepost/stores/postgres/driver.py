@@ -1,4 +1,4 @@
-"""psycopg, or the error that says what to install. Nothing else imports it, so nothing needs it before a store does."""
+"""psycopg, or the error that says what to install. No other module imports it, so nothing needs it until a store does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a page of runs asks a PostgreSQL database.
+"""The query for a page of runs.
 
-Each part of a page is asked for in an order that one index alone has. That of `id` alone several have, and by a wrong one the
-server would walk over all that it does not give: it cannot know where among all runs those of a flow or a status stand.
+Each part of a page is asked for in an order that only one index has. Several indexes have the order of `id` alone, and
+with a wrong one the server would read all rows that it does not return: it cannot know where the runs of a flow or a
+status stand among all runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 __all__ = ["page_of"]
 
-# Run by run as they are asked for: OFFSET keeps the planner from joining all of them, for it cannot know how many match.
+# Run by run: OFFSET keeps the planner from joining all of them, because it cannot know how many match.
 _TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = found.run OFFSET 0) AS runs"
 _LAST = (1 << 63) - 1
 
@@ -27,7 +28,7 @@ def page_of(
     limit: int,
     below: int | None,
 ) -> tuple[str, list[Any]]:
-    """The newest `limit` runs that match all that is given, those whose `id` is below, and the values bound in that."""
+    """Build the query for the newest `limit` runs that match all filters and have an `id` below `below`, and its values."""
     named = {name: value for name, value in (("flow", flow), ("status", status)) if value is not None}
     terms: list[str] = []
     values: list[Any] = []

@@ -1,8 +1,9 @@
-"""Where the connections of a PostgreSQL store come from: they are its own, or those of a caller's pool.
+"""The source of a PostgreSQL store's connections: its own, or those of a caller's pool.
 
-A store's own are opened when they are needed, by the thread that needs one, so that whoever waits is told why; an idle one
-that the server has dropped is noticed before it is used. One that turns out to be of no more use is closed, and with it all
-that are idle: they lead the same way. No lock is held while a connection is opened or used.
+A store opens its own connections when they are needed, in the thread that needs one, so that this thread gets
+the error. An idle one that the server has dropped is noticed before it is used. When one turns out to be
+useless, it is closed together with all idle ones, because they lead the same way. No lock is held while a
+connection is opened or used.
 """
 
 from __future__ import annotations
@@ -29,28 +30,29 @@ if TYPE_CHECKING:
 __all__ = ["Connections", "RetryWindow", "connections_of", "fields_of", "open_connection", "place_of"]
 
 _MOST = 8
-"""Connections of a store's own, besides the one that renews leases. Threads that append at once share them."""
+"""Number of a store's own connections, besides the one that renews leases. Threads that append at once share them."""
 _UNLIMITED = 64
-"""How many of a pool without a limit are used at once."""
+"""Number of connections that are used at once from a pool without a limit."""
 _FRESH = 0.5
-"""Seconds after its last use within which a connection is used again without a look: to look lets other threads run first."""
+"""Seconds after its last use within which a connection is used again unchecked: a check lets other threads run first."""
 _SPLIT_WRONGLY = re.compile(r"\w+://([^/?@]*@[^/?]*@|[^/?@]*/[^?]*@)")
-"""A URL whose password has `@` or `/` as they are: libpq takes what follows for a host or a database, and errors show it."""
+"""The form of a URL whose password has `@` or `/` unescaped: libpq takes what follows for a host or a
+database, and errors show it."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
 _LAST_CALLS = 1.0
-"""Seconds that a call may still take once its store is closed."""
+"""Seconds that a call may still take after its store was closed."""
 
 
 class RetryWindow:
-    """The time for which something is tried again, and the pauses in it: the first try again is at once."""
+    """The time for which a call is tried again, and the pauses in it. The first new try is immediate."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self._pause = 0.0
 
     def goes_on(self) -> bool:
-        """Let a pause pass. False: the time is over."""
+        """Pause before the next try. Return False if the time is over."""
         if time.monotonic() + self._pause > self._end:
             return False
         time.sleep(self._pause)
@@ -59,13 +61,13 @@ class RetryWindow:
 
 
 class Connections(abc.ABC):
-    """A number of connections. Each that is taken must be given back."""
+    """A limited number of connections. Each that is taken must be given back."""
 
     def __init__(self, most: int, place: str) -> None:
         self.place = place
         self._most = most
         self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One item for each connection that may be taken; a semaphore costs ten times as much."""
+        """One item for each connection that may be taken. A semaphore costs ten times as much."""
         for _ in range(most):
             self._free.put(None)
         self._closing = threading.Lock()
@@ -73,9 +75,9 @@ class Connections(abc.ABC):
         self._in_use: set[Link] = set()
 
     def take(self, patience: float) -> Link:
-        """A connection without a transaction, waited for at most `patience` seconds.
+        """Take a connection without a transaction. Wait for one at most `patience` seconds.
 
-        psycopg's OperationalError if there is none, `StoreClosedError` after `close`.
+        Raise psycopg's OperationalError if there is none, `StoreClosedError` after `close`.
         """
         try:
             self._free.get(timeout=patience)
@@ -107,9 +109,10 @@ class Connections(abc.ABC):
             self._free.put(None)
 
     def close(self) -> None:
-        """Wait until all connections are given back, and let go of them. Again: no error.
+        """Wait until all connections are given back, and close them. Repeated calls are no error.
 
-        Calls that are under way get a second more. Whoever opens a connection just now, or has one after two, lets go of it.
+        Calls that are under way get one second more. A thread that is opening a connection now, or still has one after
+        two seconds, closes it itself.
         """
         with self._closing:
             self._is_closed = True
@@ -124,17 +127,18 @@ class Connections(abc.ABC):
                         waited += 1
                 self._let_go()
             finally:
-                # Who has waited for a connection meanwhile is told.
+                # Threads that have waited for a connection meanwhile get an error.
                 for _ in range(waited):
                     self._free.put(None)
 
     @abc.abstractmethod
     def again(self, most: int | None = None) -> Connections:
-        """As many connections from the same place, or at most `most`; also for a child after a fork."""
+        """Return a new set of connections from the same place, `most` of them if given. A
+        child after a fork needs one too."""
 
     @abc.abstractmethod
     def _take(self, patience: float) -> Link:
-        """A connection that is not in use."""
+        """Return a connection that is not in use."""
 
     @abc.abstractmethod
     def _give(self, link: Link) -> None:
@@ -142,11 +146,11 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def _let_go(self) -> None:
-        """Close what is idle."""
+        """Close all idle connections."""
 
 
 class _Own(Connections):
-    """Connections that are opened by their data source name, and kept for the next one who needs one."""
+    """Connections that are opened by their data source name, and stay open for the next user."""
 
     def __init__(self, dsn: str, preparing: Preparing, most: int, place: str) -> None:
         super().__init__(most, place)
@@ -154,7 +158,7 @@ class _Own(Connections):
         self._preparing = preparing
         self._idle: list[Link] = []
         self._was_reached = False
-        """Whether the server was ever there. One that never was is not waited for."""
+        """True if the server was ever reached. The store does not wait for one that never was."""
 
     def again(self, most: int | None = None) -> Connections:
         again = _Own(self._dsn, self._preparing, most or self._most, self.place)
@@ -172,7 +176,7 @@ class _Own(Connections):
             link.connection.close()
 
     def _open(self, patience: float) -> Link:
-        """Open a connection; a server that is being restarted is waited for."""
+        """Open a connection. Wait for a server that is being restarted."""
         waiting = RetryWindow(patience)
         while True:
             try:
@@ -209,7 +213,7 @@ class _Own(Connections):
 
 
 class _Callers(Connections):
-    """Connections of a caller's pool, which are lent from one use to the next; `keeps`: one is kept until the end."""
+    """Connections of a caller's pool, borrowed for one use each. `keeps`: one stays borrowed until the end."""
 
     def __init__(
         self, pool: ConnectionPool[Any], preparing: Preparing, most: int, place: str, *, keeps: bool = False
@@ -222,7 +226,7 @@ class _Callers(Connections):
         self._process = os.getpid()
         self._sessions: weakref.WeakKeyDictionary[psycopg.Connection[Any], Session] = weakref.WeakKeyDictionary()
         self._transactional: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
-        """Those that the caller uses in transactions, and gets back so."""
+        """The connections that the caller uses in transactions, and gets back in that mode."""
 
     def again(self, most: int | None = None) -> Connections:
         again = _Callers(
@@ -283,7 +287,7 @@ class _Callers(Connections):
 
 
 def connections_of(dsn_or_pool: Any, preparing: Preparing) -> Connections:
-    """The connections of a store that was given a URL or a pool. TypeError for anything else."""
+    """Return the connections of a store that was given a URL or a pool. Raise TypeError for anything else."""
     if isinstance(dsn_or_pool, str):
         fields_of(dsn_or_pool)
         return _Own(dsn_or_pool, preparing, _MOST, "PostgreSQL")
@@ -296,7 +300,8 @@ def connections_of(dsn_or_pool: Any, preparing: Preparing) -> Connections:
 
 
 def open_connection(dsn: str, patience: float) -> psycopg.Connection[Any]:
-    """A connection in autocommit mode. What `dsn` does not say itself is set so that a dead server is noticed in time."""
+    """Open a connection in autocommit mode. Add settings that `dsn` leaves out, so that a dead server is noticed in
+    time."""
     seconds = max(math.ceil(patience), 2)
     settings: dict[str, Any] = {
         "connect_timeout": seconds,
@@ -313,14 +318,15 @@ def open_connection(dsn: str, patience: float) -> psycopg.Connection[Any]:
 
 
 def fields_of(dsn: str) -> dict[str, Any]:
-    """What a URL or connection string says, by name. `OptionError`, which shows nothing of it, if it can't be read."""
+    """Return the settings of a URL or connection string, by name. Raise `OptionError`, which
+    quotes nothing, if it is invalid."""
     try:
         fields = dict(conninfo.conninfo_to_dict(dsn))
         if _SPLIT_WRONGLY.match(dsn):
             raise ValueError
         return fields
     except (psycopg.Error, ValueError):  # the latter: what is no UTF-8, or NUL
-        # What the driver says quotes parts of it, and one of them may be a password.
+        # The driver's message quotes parts of it, and one of them may be a password.
         raise OptionError(
             "the URL of the PostgreSQL store can't be read: give postgresql://user:password@host:port/database, with special "
             "characters as percent escapes, or a connection string of libpq",
@@ -329,7 +335,8 @@ def fields_of(dsn: str) -> dict[str, Any]:
 
 
 def place_of(connection: psycopg.Connection[Any], schema: str, usual: str) -> str:
-    """Where a connection leads to, for messages: a URL without user and password, and a schema that is not the usual one."""
+    """Return where a connection leads, for messages: a URL without user and password, and the
+    schema if it is not the usual one."""
     info = connection.info
     place = (
         f"postgresql:///{info.dbname}?host={info.host}"

@@ -1,9 +1,9 @@
-"""The tables of a PostgreSQL store: what version a database has, and how it gets to this one.
+"""The tables of a PostgreSQL store: the version that a database has, and the upgrade to this one.
 
-Each version is a file of plain SQL in the folder `sql`, which a team may run with a tool of its own: `statements` prints
-them. They name no schema, the search path of their transaction does.
+Each version is a file of plain SQL in the folder `sql`, which a team may run with a tool of its own: `statements`
+returns their text. They name no schema; the search path of their transaction does.
 
-All that there is to do is done in one transaction under an advisory lock that ends with it, so any number of processes may
+An upgrade is one transaction under an advisory lock that ends with it, so any number of processes may
 set up one database at once.
 """
 
@@ -27,25 +27,25 @@ SCHEMA = "milepost"
 _OLDEST_SERVER = 13
 _PATIENCE = 10.0
 _NAME_BYTES = 63
-"""A longer name would be cut off, and two schemas could be one."""
+"""Longest name in bytes. A longer one would be cut off, and two schemas could become one."""
 
 
 class Status(NamedTuple):
-    """Which version the tables of a database have, 0 for none, and which one this library makes and needs."""
+    """The version of a database's tables, 0 for none, and the version that this library needs."""
 
     found: int
     needed: int = VERSION
 
 
 def check_schema(schema: Any) -> str:
-    """The name of a schema itself; `OptionError` if PostgreSQL would not keep it as it is."""
+    """Return the name of a schema. Raise `OptionError` if PostgreSQL would not store it unchanged."""
     if not isinstance(schema, str) or not 0 < len(schema.encode("utf-8", "replace")) <= _NAME_BYTES or "\0" in schema:
         raise OptionError(f"schema must be a name of 1 to {_NAME_BYTES} bytes, not {schema!r}", option="schema")
     return schema
 
 
 def status(dsn: str, *, schema: str = SCHEMA) -> Status:
-    """The version of a database's tables. Changes nothing. StoreError if it can't be asked."""
+    """Return the version of a database's tables. This changes nothing. Raise StoreError if it can't be read."""
     with (
         _connected(dsn, schema) as connection,
         _told_as_ours(schema, "look at the tables"),
@@ -55,9 +55,10 @@ def status(dsn: str, *, schema: str = SCHEMA) -> Status:
 
 
 def migrate(dsn: str, *, schema: str = SCHEMA) -> Status:
-    """Bring a database to this version; gives the version that it had.
+    """Upgrade a database to this version. Return the version that it had.
 
-    Raises `StoreVersionError` for tables of a newer release, StoreError for tables of another program and for missing rights.
+    Raise `StoreVersionError` for tables of a newer release, StoreError for tables of another
+    program and for missing rights.
     """
     with _connected(dsn, schema) as connection:
         found = prepare(connection, schema, f"in schema {schema!r}")
@@ -65,7 +66,8 @@ def migrate(dsn: str, *, schema: str = SCHEMA) -> Status:
 
 
 def statements(from_version: int = 0, *, schema: str = SCHEMA) -> str:
-    """What `migrate` would run in a database of `from_version`, for another tool to run; "" if there is nothing to do."""
+    """Return the SQL that `migrate` would run in a database of `from_version`, for another tool;
+    "" if there is nothing to do."""
     check_schema(schema)
     if not 0 <= from_version <= VERSION:
         raise OptionError(f"there is no version {from_version} of the tables: 0 to {VERSION}", option="from_version")
@@ -75,9 +77,9 @@ def statements(from_version: int = 0, *, schema: str = SCHEMA) -> str:
 
 
 def prepare(connection: psycopg.Connection[Any], schema: str, place: str) -> int:
-    """Bring the tables to this version, whoever else does so at the same time; gives the version that they had.
+    """Upgrade the tables to this version, even if others do so at the same time. Return the version that they had.
 
-    `connection` is in autocommit mode. Needs no right but to read the tables where there is nothing to do.
+    `connection` is in autocommit mode. If there is nothing to do, it needs only the right to read the tables.
     """
     _check_server(connection, place)
     with _told_as_ours(place, "open"):
@@ -110,7 +112,7 @@ def _has_schema(connection: psycopg.Connection[Any], schema: str) -> bool:
 
 
 def _steps(found: int, schema: str, has_schema: bool = False) -> Iterator[str]:
-    """The statements that bring tables of version `found` to this one, in the order in which they run."""
+    """Yield the statements that upgrade tables of version `found` to this one, in the order in which they run."""
     name = sql.Identifier(schema)
     yield _lock(schema).decode() + ";"
     if not found and not has_schema:  # to make one that is there takes a right that its owner may not have
@@ -140,7 +142,7 @@ def _known_version(connection: psycopg.Connection[Any], schema: str, place: str)
 
 
 def _version(connection: psycopg.Connection[Any], schema: str) -> int:
-    # A look at the catalogue itself: to_regclass may answer from a cache that doesn't know yet what others just made.
+    # Look at the catalogue itself: to_regclass may answer from a cache that doesn't know yet what others just created.
     there = """
         SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
         WHERE nspname = %s AND relname = 'migrations'

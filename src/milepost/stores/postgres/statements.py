@@ -1,6 +1,6 @@
 """The statements of a PostgreSQL store's transactions, and the names of its tables in them.
 
-Values are only ever bound, never put into a statement's text.
+Values are always bound, never put into a statement's text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ INSERT_ROW = (
 )
 UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 24)}) WHERE id = %s"  # noqa: S608
 
-# A header that is gone, of a record that has no note either, must not look like a save from outside.
+# A header that is gone, of a record without a note, must not look like a save from outside.
 _HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN ''::bytea ELSE convert_to(header, 'UTF8') END"
 ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
 RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
@@ -70,8 +70,8 @@ FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s
 AS given (sequence, kind, node_id, visit, size, packing, header, payload)
 """  # noqa: S608
 
-# A row with a new owner and the record that tells of that; neither, if the newest number is not the one that was expected. The
-# tags stay as they are, or a trigger would look at them.
+# A row with a new owner and the owner record. Neither is written if the newest number is not the expected one. The tags
+# stay as they are, because a trigger would look at them otherwise.
 OWNER_NAMES = tuple(
     name for name in ROW_NAMES if name not in {"run_id", "flow", "created_at", "signals", "tags", "pruned"}
 )
@@ -90,7 +90,7 @@ PUT_PAYLOAD = "UPDATE {records} SET packing = %s, header = %s, payload = %s WHER
 BY_NUMBER = "FROM {records} WHERE run = %s AND sequence BETWEEN %s AND %s"
 BY_NODE = f"{BY_NUMBER} AND node_id <> '' AND node_id = %s"
 
-# What `_view` asks of each run, in the same statement as its row: a page is one round trip.
+# The facts that `_view` needs about each run, in the same statement as its row: a page is one round trip.
 NEWEST = f"""
 LEFT JOIN LATERAL (
     SELECT sequence AS newest FROM {{records}} WHERE run = runs.id ORDER BY sequence DESC LIMIT 1
@@ -102,7 +102,7 @@ LEFT JOIN LATERAL (
 NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
 FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
 
-# One step of the index from each node to the next, however many records a node has. PostgreSQL has no loose index scan.
+# One step of the index from each node to the next, however many records a node has: PostgreSQL has no loose index scan.
 # Source: https://wiki.postgresql.org/wiki/Loose_indexscan
 NODE_IDS = """
 WITH RECURSIVE nodes (id) AS (
@@ -126,21 +126,22 @@ FROM {runs} LEFT JOIN (
 GROUP BY status ORDER BY status
 """
 
-# When runs were last changed that nobody owns, by index. Those that somebody owns are few.
+# Ended or waiting runs by the time of their last change, by index. Runs that somebody owns are few.
 RESTED = """
 SELECT rested_at, run_id FROM {runs} WHERE status = %s AND (rested_at, run_id) > (%s::float8, %s::text)
     AND rested_at <= %s::float8 ORDER BY rested_at, run_id LIMIT %s
 """
 RUNNING = RESTED.replace("rested_at", "updated_at")
 
-# Whatever a poll asks for stands behind a SELECT: the planner then knows as little of it at one time as at another, and makes
-# one plan, where it would make one for each poll, which takes longer than the poll.
+# Each value of a poll is behind a SELECT, which hides it from the planner. So the planner makes one plan. Otherwise it
+# would make one for each poll, which takes longer than the poll.
 _FLOW = "flow = (SELECT %(flow)s::text)"
 _NOW = "(SELECT %(now)s::float8)"
 _IS_WANTED = "id <> ALL ((SELECT %(passed)s)::bigint[]) AND run_id <> ALL ((SELECT %(skip)s)::text[])"
 
-# A run with an owner is due only if that has ended: its time is over, the clock went back, its verb in this process has ended
-# without a release, or its process is gone. The last is not for the server to know, so this machine's owners are told.
+# A run with an owner is due only if the ownership is over: its lease has ended, the clock went back, its verb in
+# this process has ended without a release, or its process is gone. The server cannot know the last, so this
+# machine's owners are returned.
 _IS_OVER = (
     "(owner = '' OR run_id = ANY ((SELECT %(abandoned)s)::text[]) "
     f"OR lease_until <= {_NOW} OR lease_until > {_NOW} + lease)"
@@ -152,14 +153,14 @@ WHERE {_FLOW} AND status = 'running' AND ({_IS_OVER} OR (owner > {_MACHINE} || '
 GROUP BY owner_to_ask
 """  # noqa: S608
 
-# As the index runs_queued has it.
+# The same condition as in the index runs_queued.
 _IS_QUEUED = """owner = '' AND (
     (status = 'ready' AND wake_at IS NULL) OR (status = 'interrupted' AND worked)
     OR (cancel IS NOT NULL AND status NOT IN ('finished', 'cancelled'))
 )"""
 
-# Runs that nobody owns, and those of `over` that have the epochs given. Each is locked as it is read, so that a
-# poll passes over those that others are about to take. What comes with it of its records may be older than its lock.
+# Runs that nobody owns, and those of `over` that have the given epochs. Each is locked as it is read, so that a poll
+# skips those that others are about to take. The facts about its records may be older than its lock.
 DUE = f"""
 SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
     SELECT * FROM (

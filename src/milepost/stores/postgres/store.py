@@ -1,12 +1,12 @@
-"""Runs in a PostgreSQL database, for any number of machines.
+"""A store in a PostgreSQL database, for any number of machines.
 
-An ordinary append is one statement, one round trip and one commit. Threads that append at the same time share them once a few
-are on their way. All that is unusual goes through a transaction that locks the run's row. Everything happens at isolation
-level READ COMMITTED; nothing is bound to a session, so a pooler in transaction mode may stand in between.
+An ordinary append is one statement, one round trip and one commit. Threads that append at the same time share them once
+a few are on their way. All that is unusual goes through a transaction that locks the run's row. Everything happens at
+isolation level READ COMMITTED. Nothing is bound to a session, so a pooler in transaction mode may stand in between.
 
-An append whose outcome nobody knows, because the connection was lost on the way, is looked for in the journal, under the
-row's lock, and written only if it isn't there; so is a run that is being made. Any other verb then raises StoreError, and its
-caller looks.
+If the connection is lost on the way, nobody knows the outcome of an append. It is then looked for in the journal, under
+the row's lock, and written only if it isn't there. The creation of a run is handled alike. Any other verb raises
+StoreError then, and its caller looks.
 """
 
 from __future__ import annotations
@@ -44,36 +44,38 @@ T = TypeVar("T")
 _logger = logging.getLogger("milepost")
 
 _LANES = 3
-"""Appends that are on their way at once. What more threads append meanwhile goes into the next ones, many in a commit."""
+"""Number of appends that are on their way at once. Later appends of other threads join the next ones, many in a commit."""
 _CROWD = 4
-"""With so many in one commit it is the only one on its way: one large batch is less work than three."""
+"""Number of appends in a commit from which it is the only one on its way: one large batch is less work than three."""
 _LOCKED_SECONDS = 2.0
-"""How long all renewals of a beat wait for rows, so that one that is stuck costs no other its lease."""
+"""Seconds that all renewals of a heartbeat together wait for rows, so that a stuck row costs no other run its lease."""
 _PACKED_BYTES = 4096
-"""Payloads above this are packed: it takes less time than to write them whole."""
+"""Payloads above this size in bytes are compressed, which takes less time than to write them whole."""
 
 _WRITTEN = Verdict("written")
 _UNJUDGED = Verdict("refused")
-"""By identity: the statement did not write it, which may have any reason."""
+"""The verdict, recognised by identity, of an append that the statement did not write for whatever reason."""
 
 
 class PostgresStore(PostgresMedium):
-    """A store in the schema `schema` of the database that a URL or connection string of libpq names, made if it isn't there.
+    """A store in the schema `schema` of the database that a URL or connection string of libpq names.
+    A missing schema is created.
 
-    With a `psycopg_pool.ConnectionPool` in its place its connections are used, one of them for as long as the store is open
-    (to renew leases) if it has more than one; the pool stays the caller's to close, and after a fork the child needs a store
-    of its own. With a URL the store opens what it needs, at most nine.
+    A `psycopg_pool.ConnectionPool` may take the place of the URL. The store then uses its connections; if there are
+    several, it keeps one to renew leases for as long as the store is open. The pool stays the caller's to close, and
+    after a fork the child needs a store of its own. With a URL the store opens what it needs, at most nine connections.
 
-    A server has a third of the shortest lease in use for a statement, 10 seconds as a rule and never less than 1: by
-    `statement_timeout`, which is set for transactions everywhere, and for single statements on direct connections that the
-    store has opened itself. On a caller's pool and behind a pooler, set it there. A transaction whose process is frozen is
-    ended as soon. A server that does not answer at all is given up a little later, on every connection: by TCP and
-    `connect_timeout`, unless the URL says otherwise, and where bytes vanish on the way by the store itself.
+    A server has a third of the shortest lease in use for a statement, 10 seconds as a rule and never less than 1. The
+    store sets `statement_timeout` for transactions everywhere, and for single statements on direct connections that it
+    has opened itself. On a caller's pool and behind a pooler, set it there. A transaction whose process is frozen ends
+    as soon. A server that does not answer at all is given up a little later, on every connection: by TCP and
+    `connect_timeout`, unless the URL says otherwise, and by the store itself where bytes vanish on the way.
 
     Leases go by the server's clock, unless `clock` is given, so the machines' own clocks need not agree.
 
-    Statements are prepared unless `prepare` is False, or a pooler stands before the server. Raises `StoreError` if the
-    database can't be used, `StoreVersionError` for tables of a newer release, `OptionError` for a URL that can't be read.
+    Statements are prepared unless `prepare` is False, or a pooler stands before the server. Raises
+    `StoreError` if the database can't be used, `StoreVersionError` for tables of a newer release,
+    `OptionError` for a URL that can't be read.
     """
 
     def __init__(
@@ -138,11 +140,11 @@ class PostgresStore(PostgresMedium):
         return verdicts
 
     def _append_alone(self, append: Append) -> bool | None:
-        """The way of nearly all appends: one ordinary record while few others write; whether it was written.
+        """Append one ordinary record while few others write, as nearly all appends do. Return whether it was written.
 
-        None: it is something else, or many others write, and nothing was tried.
+        Return None, with nothing tried, if the append is another one or many others write.
 
-        The same as what follows it in `append`, with nothing on the way that this case does not need.
+        This does the same as the rest of `append`, without the steps that this case does not need.
         """
         token, records, release, tags, statements = append
         if release is not None or tags is not None or statements or len(records) != 1 or records[0][5] is None:
@@ -176,7 +178,7 @@ class PostgresStore(PostgresMedium):
                 lane.wake_first()
 
     def _append_at_once(self, appends: builtins.list[Append]) -> builtins.list[Verdict] | None:
-        """Write in one statement. None: not all of it is ordinary, and nothing was written."""
+        """Write in one statement. Return None, with nothing written, if not all of it is ordinary."""
         told: builtins.list[Verdict] = []
         if len(appends) != 1:
             if len({append.token.run_id for append in appends}) == len(appends):
@@ -197,14 +199,15 @@ class PostgresStore(PostgresMedium):
     def _commit_together(
         self, appends: Sequence[Append], told: builtins.list[Verdict], *, is_whole: bool = False
     ) -> None:
-        """Write what is ordinary of `appends` in one commit; `told` gets a verdict for each if and only if it took place."""
+        """Write the ordinary ones of `appends` in one commit. Add a verdict for each to `told`
+        if and only if it took place."""
         link = self._take("append", self._connections)
         try:
             written = self._insert(link, appends, is_whole=is_whole)
         except UNDONE:  # somebody else wrote the same numbers just now, or locked what this had to lock
             written = set()
         except BaseException as exc:
-            # A statement is not interrupted, but what comes before or after it may be.
+            # No interrupt reaches a statement, but one may reach the code before or after it.
             if link.is_lost or not isinstance(exc, Exception):
                 raise self._unknown("append", exc) from exc
             raise
@@ -213,11 +216,11 @@ class PostgresStore(PostgresMedium):
         told += [_WRITTEN if place in written else _UNJUDGED for place in range(len(appends))]
 
     def _insert(self, link: Link, appends: Sequence[Append], *, is_whole: bool) -> set[int]:
-        """Write what is ordinary; the places in `appends` of what was written."""
+        """Write the ordinary ones of `appends`. Return the places of those that were written."""
         if len(appends) == 1 and appends[0].release is None and len(appends[0].records) == 1:
             return {0} if self._appends.one(link, appends[0].token, appends[0].records[0]) else set()
         keep = _as_it_is if self._keeper is None else self._keeper.keep_row
-        # Of two appends to one run the second fits only once the first is there.
+        # The second of two appends to one run fits only once the first is written.
         first_of_run: dict[str, int] = {}
         for place, append in enumerate(appends):
             first_of_run.setdefault(append.token.run_id, place)
@@ -227,9 +230,9 @@ class PostgresStore(PostgresMedium):
         return {first[place] for place in written}
 
     def _append_under_locks(self, appends: builtins.list[Append], *, is_in_doubt: bool) -> builtins.list[Verdict]:
-        """Judge each append under its row's lock, and write what is to be written, in one commit.
+        """Judge each append under its row's lock, and write those that are due, in one commit.
 
-        `is_in_doubt`: it may have been written already. That is asked of the journal, by the record itself.
+        `is_in_doubt`: they may have been written already. The journal is searched for the record itself.
         """
         waiting = self._waiting()
         while True:
@@ -252,7 +255,7 @@ class PostgresStore(PostgresMedium):
         return [verdicts[place] for place in range(len(appends))]
 
     def _written_before(self, tx: Transaction, append: Append) -> Verdict | None:
-        """The verdict on an append that took place although nobody heard of it; None if it did not."""
+        """Return the verdict on an append that took place although nobody heard of it; None if it did not take place."""
         token, records, release, _, _ = append
         row = tx.row(token.run_id)
         if row is None:
@@ -262,7 +265,7 @@ class PostgresStore(PostgresMedium):
             found = tx.records(token.run_id, after=record.sequence - 1, before=record.sequence + 1)
             is_there = bool(found) and record.header is not None and found[0].header == record.header
         else:
-            # Whoever else takes a run from its owner raises the epoch.
+            # Anybody else who takes a run from its owner raises the epoch.
             is_there = release is not None and row.epoch == token.epoch and not row.nonce
         return Verdict("written", row.cancel) if is_there else None
 
@@ -306,7 +309,8 @@ class PostgresStore(PostgresMedium):
         return super()._change(op, body)
 
     def _create_at_once(self, body: Callable[[Transaction], T]) -> T:
-        """What `body` gives, which makes a run, in one statement; `WriteConflict` if there is one of that name."""
+        """Run `body`, which creates a run, in one statement, and return its result. Raise
+        `WriteConflict` if the run exists."""
         link = self._take("create", self._connections)
         try:
             return body(self._guard(Creation(link, self._tables, self._preparing, self._appends)))
@@ -351,7 +355,7 @@ class PostgresStore(PostgresMedium):
         ]
 
     def _renew_locked(self, token: Token) -> Renewal:
-        """Renew a lease whose row was locked a moment ago; unknown if it stays so."""
+        """Renew a lease whose row was locked a moment ago. The outcome is "unknown" if it is still locked."""
         try:
             return super().renew([token])[0]
         except StoreError as exc:
@@ -365,7 +369,7 @@ class PostgresStore(PostgresMedium):
 
 
 def _smaller(record: Record) -> Record:
-    """The record with its payload packed, where that makes it smaller by a fair part."""
+    """Return the record with its payload compressed if that makes it smaller by a tenth or more."""
     payload = record.payload
     if payload is None or record.packing or record.header is None or not _PACKED_BYTES < len(payload) == record.size:
         return record

@@ -1,7 +1,7 @@
-"""An end on this side for each call of a PostgreSQL server.
+"""A time limit on this side for each call of a PostgreSQL server.
 
 Where bytes vanish between here and the server, a call gets no answer and no error, and libpq waits for ever. One daemon
-thread of the process looks at the calls that are under way. It shuts down the socket of one that is overdue: libpq then
+thread of the process watches the calls that are under way. It shuts down the socket of one that is overdue: libpq then
 returns as if the server had gone.
 """
 
@@ -18,9 +18,9 @@ from contextlib import suppress
 __all__ = ["CallTimer"]
 
 _SLACK = 1.2
-"""How many times as long as the server a call may take here: while the server answers, it ends what takes too long."""
+"""Factor by which a call may take longer here than in the server: while the server answers, it ends a long call itself."""
 _LOOKS = 10
-"""How often the thread looks at a call within its time."""
+"""Number of times that the thread looks at a call within its time."""
 
 
 class CallTimer:
@@ -29,28 +29,28 @@ class CallTimer:
     __slots__ = ("__weakref__", "_ends_at", "_limit", "_socket", "is_over")
 
     def __init__(self, descriptor: int, patience: float) -> None:
-        # A descriptor of our own: libpq closes its own whenever it likes, and the number may then be somebody else's.
+        # A descriptor of our own: libpq closes its own at any time, and the number may then belong to somebody else.
         self._socket = socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM)
         self._ends_at = math.inf
         self.is_over = False
-        """Whether a call took too long, and the connection was shut down."""
+        """True if a call took too long, and the connection was shut down."""
         self.allow(patience)
         _overseer.add(self)
 
     def allow(self, patience: float) -> None:
-        """Have each call from now on end soon after the `patience` seconds that the server has for it."""
+        """Limit each later call to a little more than the `patience` seconds that the server has for it."""
         self._limit = _SLACK * patience
 
     def start(self) -> None:
-        """A call begins."""
+        """Note that a call begins."""
         self._ends_at = time.monotonic() + self._limit
 
     def stop(self) -> None:
-        """The call has ended."""
+        """Note that the call has ended."""
         self._ends_at = math.inf
 
     def hurry(self, seconds: float) -> None:
-        """Have the call that is under way, and each one after it, end within `seconds`."""
+        """Limit the call that is under way, and each later one, to `seconds`."""
         self._limit = min(self._limit, seconds)
         self._ends_at = min(self._ends_at, time.monotonic() + seconds)
         _overseer.wake()
@@ -76,7 +76,7 @@ class CallTimer:
 
 
 class _Overseer:
-    """The thread that looks at all timers of this process, for as long as there are any."""
+    """A thread that watches all timers of this process, as long as there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class _Overseer:
         self._wake.set()
 
     def wake(self) -> None:
-        """Look now: a time has become shorter."""
+        """Look now: a limit has become shorter."""
         self._wake.set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
 """The primitives of a transaction in PostgreSQL.
 
-In a write `row` and `candidates` lock what they give, so that it is so still at the end of the write; what else is read about
-a run is read after its row is locked.
+In a write `row` and `candidates` lock the rows that they return, so that these do not change until the write ends.
+Other facts about a run are read after its row is locked.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ __all__ = ["PostgresTransaction"]
 
 _LAST = (1 << 63) - 1
 _MANY = 500
-"""Records that one statement inserts at most."""
+"""Greatest number of records that one statement inserts."""
 
 
 class PostgresTransaction(Transaction):
-    """An open transaction of a connection; `is_write`: what it gives of runs it locks.
+    """An open transaction of a connection. With `is_write` it locks the rows of runs that it returns.
 
-    `restart` begins it anew; `abandoned` names the runs whose verbs in this process have ended without a release.
+    `restart` begins it again. `abandoned` returns the runs whose verbs in this process have ended without a release.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class PostgresTransaction(Transaction):
         self._abandoned = abandoned
         self._is_write = is_write
         self._is_fresh = True
-        """Whether nothing was read yet."""
+        """True until something is read."""
         self._numbers: dict[str, int] = {}
         self._facts: dict[str, tuple[int, RecordEntry | None]] = {}
-        """Newest number and newest checkpoint of the runs that were asked about."""
+        """The newest number and the newest checkpoint of runs that were asked about."""
 
     def _execute(self, query: str, values: Any) -> psycopg.Cursor[Any]:
         statement = self._tables(query)
@@ -106,7 +106,7 @@ class PostgresTransaction(Transaction):
         return cursor
 
     def _fetch(self, query: str, values: Any) -> builtins.list[Any]:
-        """All rows of a query. None if it asks for a text that no database keeps."""
+        """Fetch all rows of a query. There are none if it asks for a text that no database stores."""
         try:
             return self._execute(query, values).fetchall()
         except UnicodeEncodeError:  # a lone surrogate; nothing was sent
@@ -127,20 +127,20 @@ class PostgresTransaction(Transaction):
         return row_of(values[:ROW_WIDTH])
 
     def _row_to_show(self, values: Sequence[Any]) -> Row:
-        """The row, or what is left of a damaged one."""
+        """Return the row, or what is left of a damaged one."""
         try:
             return self._row(values)
         except DamagedRow as exc:
             return row_to_show(values, exc)
 
     def _note(self, values: Sequence[Any]) -> None:
-        """Remember what came with a row: its `id`, and, in a read, the newest of its records."""
+        """Remember the facts that came with a row: its `id`, and in a read the newest of its records."""
         self._numbers[values[0]] = values[ROW_WIDTH - 1]
         if len(values) > ROW_WIDTH:
             self._facts[values[0]] = _facts_of(values[ROW_WIDTH:])
 
     def number(self, run_id: str) -> int:
-        """The run's `id`, -1 (before all others) if there is no such run."""
+        """Return the run's `id`, or -1 (before all others) if there is no such run."""
         number = self._numbers.get(run_id)
         if number is None:
             found = self._execute("SELECT id FROM {runs} WHERE run_id = %s", (run_id,)).fetchone()
@@ -178,7 +178,8 @@ class PostgresTransaction(Transaction):
         after: str | int | None,
     ) -> builtins.list[Row]:
         wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
-        # A part for each status, for each is read by index alone. Without a limit of their own the server would sort them all.
+        # One part for each status, because the index serves each. Without limits of their own the
+        # server would sort them all.
         below = self.number(after) if isinstance(after, str) else after
         parts = [
             page_of(flow, status, tags, updated_before, updated_after, limit=limit, below=below) for status in wanted
@@ -206,7 +207,7 @@ class PostgresTransaction(Transaction):
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         if "\0" in flow:
             return []
-        # What no database keeps is no run's id.
+        # No run has an id that no database can store.
         left_out = [
             run_id for run_id in skip if "\0" not in run_id and run_id.encode("utf-8", "replace").decode() == run_id
         ]
@@ -219,7 +220,7 @@ class PostgresTransaction(Transaction):
             found = self._fetch(DUE, given)
             rows = {values[ROW_WIDTH - 1]: self._whole_row(values) for values in found}
             whole |= {number: row for number, row in rows.items() if row is not None}
-            # Behind damaged ones there may be more.
+            # There may be more behind damaged ones.
             if None not in rows.values() or len(whole) >= limit:
                 break
             passed += rows
@@ -228,17 +229,17 @@ class PostgresTransaction(Transaction):
         return [whole[number] for number in sorted(whole)]
 
     def _over(self, known: Mapping[str, Any]) -> dict[int, int]:
-        """The numbers and epochs of runs whose owners have ended without a word; of many the oldest."""
+        """Return the numbers and epochs of runs whose owners have ended without a release; the oldest if there are many."""
         machine = this_process().name.rpartition(":")[0].rpartition(":")[0]
         abandoned = self._abandoned()
         found = self._fetch(OWNED, {**known, "machine": machine, "abandoned": abandoned})
         groups = [zip(*group, strict=True) for owner, *group in found if not owner or is_gone(owner)]
-        # Not all of these are due: others may have taken what was abandoned, and some are to be left out.
+        # Not all of these are due: others may have taken abandoned ones, and some are to be skipped.
         most = known["limit"] + len(abandoned) + len(known["skip"])
         return dict(sorted(chain.from_iterable(groups))[:most])
 
     def _whole_row(self, values: Sequence[Any]) -> Row | None:
-        """The row; None if it is damaged: the other runs go on, and whoever asks for this one is told."""
+        """Return the row, or None if it is damaged: other runs must go on, and a reader of this one gets the error."""
         try:
             return self._row(values)
         except DamagedRow:
@@ -250,7 +251,8 @@ class PostgresTransaction(Transaction):
     # -- records -----------------------------------------------------------------------------------
 
     def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
-        """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
+        """Return the run's `id`, and the lowest and the highest sequence between `after` and
+        `before`, which are excluded."""
         return self.number(run_id), min(after, _LAST - 1) + 1, _LAST if before is None else min(before, _LAST) - 1
 
     def put_payload(self, run_id: str, record: Record) -> None:

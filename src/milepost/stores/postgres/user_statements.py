@@ -1,8 +1,8 @@
-"""Statements of users in a transaction of a PostgreSQL store, which they may neither end nor leave.
+"""Users' statements in a transaction of a PostgreSQL store, which they may neither end nor leave.
 
-What controls the transaction or the session is known by its first word and is not sent. The server itself takes one
-statement at a time here, and lets no function or block end the transaction around it. Should one end all the same, that is
-noticed. Statements see what the connection's user sees, by the search path that the user, database or URL says.
+A statement that controls the transaction or the session is recognised by its first word and is not sent. The server
+takes one statement at a time here, and lets no function or block end the transaction around it. If one ends all the
+same, that is noticed. Statements see what the connection's user sees, by the search path of the user, database or URL.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _REFUSED = {
     "COPY": "its data would have to be sent after it",
 }  # fmt: skip
 _ANEW = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
-"""Others were there at the same moment: the whole transaction, which is undone, is tried again."""
+"""Errors that mean that others wrote at the same moment. The whole transaction is undone and tried again."""
 
 
 def perform(link: Link, statements: Sequence[Statement]) -> None:
-    """Execute statements in the open transaction, in order, and check what was to be checked at its end.
+    """Execute statements in the open transaction, in order, and check the constraints that were deferred to its end.
 
-    `StatementError` for one that fails or is refused; psycopg's errors where the connection is lost, or others were faster.
+    Raise `StatementError` if one fails or is refused, psycopg's errors if the connection is lost or others were faster.
     """
     sql = ""
     try:
         for sql, params in statements:
             _refuse(sql)
-            # Binary, so that it goes the way on which the server takes but one statement.
+            # Binary, because on that path the server takes only one statement.
             with link.timer:
                 link.cursor.execute(cast("Any", sql), params or None, prepare=False, binary=True)
             if not link.is_in_order:
@@ -61,7 +61,7 @@ def perform(link: Link, statements: Sequence[Statement]) -> None:
 
 
 def _refuse(sql: str) -> None:
-    """Raise `OptionError` unless the statement may stand in a transaction of somebody else."""
+    """Raise `OptionError` unless the statement may be part of the store's transaction."""
     word = _first_word(sql)
     if word is None:
         raise OptionError("there is no statement in it", option="sql")
@@ -71,7 +71,7 @@ def _refuse(sql: str) -> None:
 
 
 def _first_word(sql: str) -> str | None:
-    """The first word in capitals; "" if something else comes first; None if there is nothing but blanks and comments."""
+    """Return the first word in capitals; "" if something else comes first; None if there are only blanks and comments."""
     place = 0
     while place < len(sql):
         if sql[place] in _BLANKS:
@@ -88,7 +88,7 @@ def _first_word(sql: str) -> str | None:
 
 
 def _after_comment(sql: str, place: int) -> int:
-    """Where the comment that begins at `place` is over; comments nest."""
+    """Return the place at which the comment that begins at `place` ends. Comments nest."""
     depth = 0
     while place < len(sql):
         if sql.startswith("/*", place):

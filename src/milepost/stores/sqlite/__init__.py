@@ -1,1 +1,1 @@
-"""Runs in one SQLite file."""
+"""A store in one SQLite file."""

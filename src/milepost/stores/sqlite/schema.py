@@ -1,10 +1,10 @@
-"""The tables of a SQLite store, and how a file gets them.
+"""The tables of a SQLite store, and the upgrade of a file to them.
 
-What people see in the `sqlite3` shell: `runs`, one row each; the view `journal`, all records by run and number;
-the view `checkpoints`, the newest state by run and node. Records of all runs stand in the order in which they came:
-so those that are committed together share pages, which costs half of what a table ordered by run does.
+People see these in the `sqlite3` shell: `runs`, one row each; the view `journal`, all records by run and number; the
+view `checkpoints`, the newest state by run and node. Records of all runs are stored in the order in which they came. So
+records that are committed together share pages, which costs half of what a table ordered by run does.
 
-`header` is whole JSON. Of a record from outside it is NULL, and `note` has what the store knows of it.
+`header` is whole JSON. For a record from outside it is NULL, and `note` has what the store knows about it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ __all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare", "share_rights"]
 
 VERSION = 3
 BUSY_SECONDS = 10.0
-"""How long anything waits for the lock of a file until it is an error."""
+"""Seconds that any statement waits for the lock of a file before it fails."""
 
-# What is listed is read in the order of `id`, with which each index ends by itself; what is due has indexes of its own,
-# which are as small as what waits. A renewal of a lease touches none of them, and an append none at all.
+# Lists are read in the order of `id`, with which each index ends anyway. Due runs have indexes of their own,
+# which are as small as the number of waiting runs. A renewal of a lease changes none of them, and an append
+# changes no index of `runs`.
 _RUN_INDEXES = """
 CREATE INDEX runs_by_flow ON runs (flow);
 CREATE INDEX runs_by_status ON runs (status);
@@ -162,15 +163,16 @@ _STEPS = {
     + "INSERT INTO run_tags SELECT key, value, runs.id FROM runs, json_each(CASE WHEN json_valid(tags) THEN tags END) "
     "WHERE value IS NOT NULL;",
 }
-"""What brings the tables of a version to the next one."""
+"""For each version, the statements that turn its tables into the next version's."""
 
 
 def create_file(path: Path) -> None:
-    """Make an empty file that only its owner may read, unless there is one; the folders above it are made too."""
+    """Create an empty file that only its owner may read, unless there is one. Create missing folders above it too."""
     try:
         make_folders(str(path.parent))
-        # Never open a file that is there: closing it again would drop the locks that SQLite, elsewhere in this
-        # process, holds on it. Source: https://www.sqlite.org/howtocorrupt.html, on POSIX advisory locks
+        # Never open an existing file: closing it would drop the locks that SQLite, elsewhere in
+        # this process, holds on it.
+        # Source: https://www.sqlite.org/howtocorrupt.html, on POSIX advisory locks
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except (OSError, ValueError) as exc:  # the latter: a path that no file can have
@@ -183,7 +185,8 @@ def create_file(path: Path) -> None:
 
 
 def share_rights(path: Path) -> None:
-    """Let whoever may write the database write its log: SQLite makes it with the rights of a file that was read-only then."""
+    """Let all who may write the database write its log. SQLite creates the log with the rights that the file had then,
+    which may have been read-only."""
     with suppress(OSError):
         writing = os.stat(path).st_mode & 0o222
         for beside in (f"{path}-wal", f"{path}-shm"):
@@ -194,10 +197,10 @@ def share_rights(path: Path) -> None:
 
 
 def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sqlite3.Connection], None]) -> None:
-    """Bring the database to this version, whoever else does so at the same time.
+    """Upgrade the database to this version, even if other processes do so at the same time.
 
-    `take_over` makes runs of the rows of `checkpoints_v0`, in the same transaction. Raises `StoreVersionError` for
-    tables of a newer release, `StoreError` for a file of another program, of which nothing is changed.
+    `take_over` makes runs from the rows of `checkpoints_v0`, in the same transaction. Raise `StoreVersionError` for
+    tables of a newer release, and `StoreError` for a file of another program, which stays unchanged.
     """
     _patiently(lambda c: _refuse_foreign(c, place), connection)
     _patiently(_use_wal, connection)
@@ -224,7 +227,7 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
 
 
 def _execute(connection: sqlite3.Connection, script: str) -> None:
-    """Execute the statements of a script in the transaction that is open: executescript() would commit that first."""
+    """Execute a script's statements in the open transaction, which executescript() would commit first."""
     if sqlite3.sqlite_version_info < (3, 37):
         script = script.replace("STRICT, ", "").replace("STRICT", "")
     current = ""
@@ -236,12 +239,12 @@ def _execute(connection: sqlite3.Connection, script: str) -> None:
 
 
 def first_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any, bytes]]:
-    """Run, node, timestamp and data of the rows of `checkpoints_v0`, each run's in their order.
+    """Yield run, node, timestamp and data of the rows of `checkpoints_v0`, each run's in their order.
 
-    A table of SQLite takes a value of any type in any column; data that are no bytes come as their text.
+    A table of SQLite takes a value of any type in any column. Data that are no bytes are given as their text in bytes.
     """
     query = "SELECT run_id, node_id, timestamp, CAST(data AS BLOB) FROM checkpoints_v0 ORDER BY run_id, sequence, {}"
-    # Text that is no UTF-8 hides no other row: no id can be what it comes as.
+    # Text that is no UTF-8 must hide no other row. What it is decoded to can't be an id.
     connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     try:
         try:
@@ -261,7 +264,7 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, place: str) -> None:
-    """Raise StoreError for a database that was not made by us, or could not be used by us."""
+    """Raise StoreError for a database that another program made, or that a store can't use."""
     connection.execute("BEGIN")  # all as of one moment: another process may be about to make the tables
     try:
         version, tables = _version(connection, place), _tables(connection)
@@ -302,7 +305,7 @@ def _version(connection: sqlite3.Connection, place: str) -> int:
 
 
 def _patiently(act: Callable[[sqlite3.Connection], None], connection: sqlite3.Connection) -> None:
-    # Of several that switch a new file to WAL at once all but one are told "locked" without waiting.
+    # If several connections switch a new file to WAL at once, all but one fail with "locked" without waiting.
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:

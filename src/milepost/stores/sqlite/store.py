@@ -1,10 +1,10 @@
-"""Runs in one SQLite file, for one machine and any number of its processes.
+"""A store in one SQLite file, for one machine and any number of its processes.
 
-A process has up to three connections: one writes, one reads (so that a reader never waits for a commit), one moves
-the write-ahead log into the database. Threads that append at the same time share a commit.
+A process has up to three connections: one writes, one reads (so that a reader never waits for a commit), one moves the
+write-ahead log into the database. Threads that append at the same time share a commit.
 
-No connection outlives a fork: SQLite would take the locks of the parent for the child's own, and a commit could be
-lost with the parent's exit. So they are closed before a fork and opened again by whoever needs them after it.
+No connection outlives a fork: SQLite would take the locks of the parent for the child's own, and a commit could be lost
+when the parent exits. So connections are closed before a fork, and opened again when they are next needed.
 Source: https://www.sqlite.org/howtocorrupt.html, on carrying an open database connection across a fork
 """
 
@@ -38,12 +38,13 @@ _logger = logging.getLogger("milepost")
 
 _CHECKPOINT_BYTES = 4 * 1024 * 1024
 _PAGE_BYTES = 4096
-"""A commit writes the first page of the file, a record a leaf of its table and of two indexes, or about that."""
+"""The size of a page. A commit writes about the file's first page, and for each record a leaf of
+its table and of two indexes."""
 
 _WRITTEN = Verdict("written")
 
-# The whole append where nothing is unusual: the token is current, no cancel is open, the number is the next one. Else
-# `kind` comes out as NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
+# The whole append of the ordinary case: the token is current, no cancel is open, the number is the next one. Otherwise
+# `kind` becomes NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
 _FAST_APPEND = """
 INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) VALUES (?, ?, (
     SELECT ? FROM runs WHERE id = ? AND run_id = ? AND epoch = ? AND nonce = ? AND cancel IS NULL
@@ -53,11 +54,12 @@ INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packin
 
 
 class SQLiteStore(Runs):
-    """A store in the file `path`, made with its folders if it isn't there. `":memory:"` keeps nothing.
+    """A store in the file `path`. The file and its folders are created if missing.
+    `":memory:"` stores nothing permanently.
 
-    `durability` "full" makes every write survive the loss of power, "normal" only the end of the process. Raises
-    `StoreError` if the file can't be opened or SQLite is older than 3.35, `StoreVersionError` for a file of a
-    newer release.
+    With `durability` "full" every write survives the loss of power, with "normal" only the end of the
+    process. Raises `StoreError` if the file can't be opened or SQLite is older than 3.35, `StoreVersionError`
+    for a file of a newer release.
     """
 
     runs_statements = True
@@ -95,11 +97,12 @@ class SQLiteStore(Runs):
         self._run_numbers: dict[str, int] = {}
         self._writer: sqlite3.Connection | None = None
         self._inserter: sqlite3.Cursor | None = None
-        """The writing connection's cursor for all appends, so that none is made for each."""
+        """The writing connection's cursor for all appends, so that no append creates one."""
         self._reader: sqlite3.Connection | None = None
         self._checkpointer: sqlite3.Connection | None = None
         self._unmoved = 0
-        """About how many bytes this process put into the log since it was last moved into the database."""
+        """The approximate number of bytes that this process has put into the log since it was
+        last moved into the database."""
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -114,7 +117,7 @@ class SQLiteStore(Runs):
         )
         try:
             connection.execute("PRAGMA wal_autocheckpoint = 0")
-            # A log that grew while a reader was in the way gives its space back when it starts anew.
+            # A log that grew while a reader was in the way shrinks again when it starts anew.
             connection.execute(f"PRAGMA journal_size_limit = {2 * _CHECKPOINT_BYTES}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         except BaseException:
@@ -123,7 +126,7 @@ class SQLiteStore(Runs):
         return connection
 
     def _open(self) -> sqlite3.Connection:
-        """The writing connection. Call with the lock."""
+        """Open the writing connection unless it is open. The caller holds the lock."""
         self._check_open()
         if self._writer is not None:
             return self._writer
@@ -144,7 +147,7 @@ class SQLiteStore(Runs):
         return writer
 
     def _open_reader(self) -> sqlite3.Connection:
-        """The reading connection. Call with its lock."""
+        """Open the reading connection unless it is open. The caller holds its lock."""
         self._check_open()
         if self._is_memory:
             return self._open()
@@ -165,7 +168,7 @@ class SQLiteStore(Runs):
         return nullcontext() if self._is_memory else self._read_lock
 
     def _close_connections(self) -> None:
-        """Call with both locks."""
+        """Close all connections. The caller holds both locks."""
         for connection in (self._reader, self._checkpointer, self._writer):
             if connection is not None:
                 connection.close()
@@ -179,7 +182,7 @@ class SQLiteStore(Runs):
 
     def _after_fork(self, is_child: bool) -> None:
         if is_child:
-            # After a fork that was not announced there are connections; they must be neither used nor closed.
+            # After a fork without notice there are connections. The child must neither use nor close them.
             _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
             self._reset()
             self._is_closed |= self._is_memory
@@ -214,7 +217,7 @@ class SQLiteStore(Runs):
                 before = writer.total_changes
                 with _immediate(writer):
                     yield SQLTransaction(writer)
-                # A run that is deleted or comes in as a whole changes as many pages as it has.
+                # A run that is deleted or imported whole changes about as many pages as it has.
                 self._unmoved += (writer.total_changes - before) * _PAGE_BYTES
                 self._note_written(writer)
         finally:
@@ -236,7 +239,7 @@ class SQLiteStore(Runs):
                 self._group.wake_first()
 
     def _note_written(self, writer: sqlite3.Connection, appends: Sequence[Append] = ()) -> None:
-        """Move the log into the database once it is long."""
+        """Count what was written, and move the log into the database once it is long."""
         self._unmoved += _PAGE_BYTES
         for append in appends:
             for record in append.records:
@@ -245,7 +248,7 @@ class SQLiteStore(Runs):
             self._move_log(writer)
 
     def _move_log(self, writer: sqlite3.Connection) -> None:
-        """Move the log into the database. What was written stays written if that fails."""
+        """Move the log into the database. Written data stay written if that fails."""
         # Try again after another quarter if a reader is in the way.
         self._unmoved = _CHECKPOINT_BYTES * 3 // 4
         try:
@@ -289,7 +292,7 @@ class SQLiteStore(Runs):
         self._run_numbers.pop(token.run_id, None)
 
     def _commit_together(self, appends: Sequence[Append], told: builtins.list[Verdict]) -> None:
-        """Write `appends` in one commit; `told` gets the verdicts if and only if it took place."""
+        """Write `appends` in one commit. Add their verdicts to `told` if and only if the commit took place."""
         writer = self._open()
         try:
             writer.execute("BEGIN IMMEDIATE")
@@ -304,7 +307,7 @@ class SQLiteStore(Runs):
         self._note_written(writer, appends)
 
     def _commit(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
-        """Write `appends` in one commit, without others. Call with the lock."""
+        """Write `appends` in one commit, without those of others. The caller holds the lock."""
         writer = self._open()
         if len(appends) == 1 and self._append_fast(appends[0]):
             self._note_written(writer, appends)
@@ -314,9 +317,10 @@ class SQLiteStore(Runs):
         return told
 
     def _append_alone(self, append: Append) -> bool:
-        """The way of nearly all appends: one ordinary record while nobody else writes. False: nothing was written.
+        """Append one ordinary record while nobody else writes, as nearly all appends do. Return
+        False if nothing was written.
 
-        The same as `append`, with nothing on the way that this case does not need.
+        This does the same as `append`, without the steps that this case does not need.
         """
         token, records, release, tags, statements = append
         writer, group = self._writer, self._group
@@ -349,16 +353,18 @@ class SQLiteStore(Runs):
         return True
 
     def _append_fast(self, append: Append) -> bool:
-        """Whether `append` is an ordinary one and was written. If not nothing is, and `_append` tells what it is."""
+        """Write `append` if it is an ordinary one. If it returns False nothing was written, and
+        `_append` gives the verdict."""
         token, records, release, tags, _ = append
         if len(records) != 1 or release is not None or tags is not None:
             return False
         return self._insert_current(token, records[0])
 
     def _insert_current(self, token: Token, record: Record) -> bool:
-        """Insert the next record of a run, which is sealed, in one statement. Call with the lock, and while it is open.
+        """Insert the next record of a run, which is sealed, in one statement. The caller holds the
+        lock of the open connection.
 
-        False, and nothing is inserted, unless the token is current, the number is the next, and no cancel is open.
+        Return False, and insert nothing, unless the token is current, the number is the next, and no cancel is open.
         """
         run_id, epoch, nonce, process = token
         if process != this_process().key or not nonce:
@@ -373,7 +379,7 @@ class SQLiteStore(Runs):
             number = self._run_numbers[run_id] = found[0]
         sequence, kind, node_id, visit, size, header, payload, packing = record
         text = None if header is None else (header + b"}").decode()
-        # The sqlite3 module asks bytes, but no bytearray, how they would like to be bound: a short copy costs less than that.
+        # The sqlite3 module looks for an adapter for bytes, but not for bytearray. A short copy costs less than that.
         state = bytearray(payload) if payload is not None and size < SMALLEST else payload
         place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
         values = (*place, node_id, visit, size, packing, text, state)
@@ -389,7 +395,7 @@ class SQLiteStore(Runs):
             return super().renew(tokens)
         with self._write("renew") as tx:
             kept = tx.renew([token for token in tokens if token.nonce and token.is_ours], self.clock.time())
-        # What has become of the others is told by their rows.
+        # The rows of the other runs tell what has become of them.
         others = [token for token in tokens if token[:3] not in kept]
         renewals = dict(zip(others, super().renew(others), strict=True))
         return [
@@ -405,7 +411,7 @@ class SQLiteStore(Runs):
     # -- files of the first form -------------------------------------------------------------------
 
     def _take_over(self, connection: sqlite3.Connection) -> None:
-        """Make saves from outside of the rows that `checkpoints_v0` has."""
+        """Turn the rows of `checkpoints_v0` into saves from outside."""
         tx = SQLTransaction(connection)
         left: builtins.list[object] = []
         for run_id, node_id, timestamp, data in sqlite_schema.first_rows(connection):
@@ -425,7 +431,7 @@ class SQLiteStore(Runs):
             )
 
     def _parse(self, timestamp: Any) -> float:
-        """The time of a row; what SQLite itself writes has no zone and is UTC. Now, if it can't be read."""
+        """Parse the time of a row. SQLite's own times have no zone and are UTC. A time that can't be read becomes now."""
         try:
             if isinstance(timestamp, str) and not timestamp.replace(".", "").isdigit():
                 moment = datetime.fromisoformat(timestamp)
@@ -437,7 +443,7 @@ class SQLiteStore(Runs):
 
 @contextmanager
 def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
-    """A write transaction, undone if its block raises."""
+    """Open a write transaction, which is undone if its block raises."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield

@@ -1,6 +1,6 @@
-"""The primitives of a transaction in SQL. All statements of the SQLite store but the fast append are here.
+"""The primitives of a transaction in SQL. All statements of the SQLite store are here, except the fast append.
 
-Values are only ever bound, never put into a statement's text.
+Values are always bound, never put into a statement's text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
 _INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 24)})"  # noqa: S608
 _UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 24)}) WHERE id = ?"  # noqa: S608
 
-# Rows are looked for one by one: without the order that CROSS JOIN keeps all runs might be read instead.
+# Rows are looked up one by one: without CROSS JOIN, which keeps that order, all runs might be read.
 _RENEW = """
 UPDATE runs SET lease_until = ? + lease, updated_at = ? WHERE id IN (
     SELECT runs.id FROM json_each(?) AS given CROSS JOIN runs WHERE run_id = json_extract(given.value, '$[0]')
@@ -50,8 +50,8 @@ _CANCELS = """
 SELECT run_id, cancel FROM json_each(?) AS given CROSS JOIN runs ON run_id = given.value WHERE cancel IS NOT NULL
 """
 
-# A damaged header must come out as bytes, not as an error of the text decoder: hence the cast. One that is gone, of a
-# record that has no note either, must not look like a save from outside.
+# The cast lets a damaged header come out as bytes instead of an error of the text decoder. A header that is gone, of a
+# record without a note, must not look like a save from outside.
 _HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN x'' ELSE CAST(header AS BLOB) END"
 _ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
 _RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
@@ -66,7 +66,7 @@ _BY_NODE = (
     "AND node_id = ?"
 )
 
-# One step of the index from each node to the next, however many records a node has. SQLite has no loose index scan.
+# One step of the index from each node to the next, however many records a node has: SQLite has no loose index scan.
 # Source: https://www.sqlite.org/lang_with.html
 _NODE_IDS = """
 WITH RECURSIVE nodes (id) AS (
@@ -112,7 +112,7 @@ class SQLTransaction(Transaction):
         return row
 
     def _row_to_show(self, values: Sequence[Any]) -> Row:
-        """The row, or what is left of a damaged one."""
+        """Return the row, or what is left of a damaged one."""
         try:
             return self._row(values)
         except DamagedRow as exc:
@@ -120,7 +120,7 @@ class SQLTransaction(Transaction):
             return row_to_show(values, exc)
 
     def _fetch(self, query: str, values: Sequence[Any]) -> builtins.list[Any]:
-        """All rows of a query. What is no UTF-8 in a text is replaced, so that it hides no other row."""
+        """Fetch all rows of a query. Text that is no UTF-8 is replaced, so that it hides no other row."""
         try:
             return self._execute(query, values).fetchall()
         except UnicodeEncodeError:  # asked for is a text with a lone surrogate, which no store keeps
@@ -135,7 +135,7 @@ class SQLTransaction(Transaction):
             self._connection.text_factory = str
 
     def number(self, run_id: str) -> int:
-        """The run's `id`, -1 (before all others) if there is no such run."""
+        """Return the run's `id`, or -1 (before all others) if there is no such run."""
         number = self._numbers.get(run_id)
         if number is None:
             found = self._execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
@@ -150,12 +150,12 @@ class SQLTransaction(Transaction):
         self._execute(_UPDATE_ROW, (*row_values(row), self.number(row.run_id)))
 
     def renew(self, tokens: Sequence[Token], now: float) -> dict[tuple[str, int, str], str | None]:
-        """Extend the leases of those `tokens` that are current: their runs, epochs and nonces, with open cancels as kept."""
+        """Extend the leases of current `tokens`. Return their runs, epochs and nonces with the open cancels as stored."""
         given = json_text([token[:3] for token in tokens])
         return {(row[0], row[1], row[2]): row[3] for row in self._fetch(_RENEW, (now, now, given))}
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """The open cancels of these runs, as they are kept."""
+        """Return the open cancels of these runs, as stored."""
         return dict(self._fetch(_CANCELS, (json_text(run_ids),)))
 
     def page(
@@ -173,7 +173,7 @@ class SQLTransaction(Transaction):
         terms: builtins.list[str] = []
         values: builtins.list[Any] = []
         for pair in tags.items():
-            # One tag is found by its index, in the order of runs; what else is asked is looked at in these.
+            # One tag is found by its index, in the order of runs. All other filters are checked on the runs that have it.
             if not terms:
                 table, number = "run_tags CROSS JOIN runs ON runs.id = run_tags.run", "run_tags.run"
                 terms.append("run_tags.name = ? AND run_tags.value = ?")
@@ -190,7 +190,7 @@ class SQLTransaction(Transaction):
             if value is not None:
                 terms.append(term)
                 values.append(value)
-        # A part for each status, merged as they come: each is read by index, as far as it is asked for.
+        # One part for each status, merged as they are read: the index serves each part, as far as the limit asks for.
         wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
         parts = [terms if status is None else [*terms, "status = ?"] for status in wanted]
         where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
@@ -211,7 +211,7 @@ class SQLTransaction(Transaction):
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int
     ) -> builtins.list[tuple[float, str]]:
-        # What makes the index a partial one has to be said in a query that uses it.
+        # A query uses a partial index only if it repeats the index's condition.
         is_at_rest = "" if status == "running" else "AND status <> 'running'"
         query = (
             f"SELECT updated_at, run_id FROM runs WHERE status = ? {is_at_rest} AND (updated_at, run_id) > (?, ?) "  # noqa: S608
@@ -235,7 +235,7 @@ class SQLTransaction(Transaction):
         return [rows[number] for number in sorted(rows)]
 
     def _whole_rows(self, query: str, values: Sequence[Any], wanted: int) -> dict[int, Row]:
-        """The first `wanted` rows that can be read, or some more, by `id`; -1: all of them."""
+        """Return at least the first `wanted` readable rows, by `id`; -1 for all of them."""
         most = wanted
         while True:
             rows: dict[int, Row] = {}
@@ -253,7 +253,8 @@ class SQLTransaction(Transaction):
     # -- records -----------------------------------------------------------------------------------
 
     def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
-        """The run's `id`, and the lowest and the highest sequence between two, which are excluded."""
+        """Return the run's `id`, and the lowest and the highest sequence between `after` and
+        `before`, which are excluded."""
         return self.number(run_id), min(after, _LAST - 1) + 1, _LAST if before is None else min(before, _LAST) - 1
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:

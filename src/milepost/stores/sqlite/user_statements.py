@@ -1,8 +1,8 @@
-"""Statements of users in a transaction of a SQLite store, which they may neither end nor leave.
+"""Users' statements in a transaction of a SQLite store, which they may neither end nor leave.
 
-What a statement does is told by SQLite itself while it compiles it, and is refused there: control of the transaction,
-other databases, pragmas, and whatever changes the store's own tables, through triggers too. Nothing is parsed but the
-conflict clause ROLLBACK, of which SQLite does not tell.
+SQLite itself reports what a statement does while it compiles it. Refused are control of the transaction, other
+databases, pragmas, and changes of the store's own tables, through triggers too. Nothing is parsed but the conflict
+clause ROLLBACK, which SQLite does not report.
 Source: https://www.sqlite.org/c3ref/set_authorizer.html
 """
 
@@ -28,25 +28,25 @@ _REFUSED = {
     sqlite3.SQLITE_PRAGMA: "a pragma changes the store's connection",
 }
 
-# Texts, quoted names and comments; a comment that nobody closes ends with the statement.
+# Texts, quoted names and comments. A comment without an end ends with the statement.
 _QUOTED = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|\Z)""",
     re.DOTALL,
 )
 _ROLLBACK = re.compile(r"\b(?:(?:INSERT|UPDATE)\s+OR|ON\s+CONFLICT)\s+ROLLBACK\b", re.IGNORECASE)
 
-# Primary result codes that tell of the medium, and not of the statement. NOMEM, BUSY, LOCKED, READONLY, INTERRUPT, IOERR,
+# Primary result codes for a fault of the backend, not of the statement. NOMEM, BUSY, LOCKED, READONLY, INTERRUPT, IOERR,
 # CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB; see https://www.sqlite.org/rescode.html
 _MEDIUM = frozenset({7, 5, 6, 8, 9, 10, 11, 13, 14, 15, 26})
 
 
 def perform(connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
-    """Execute statements in the open transaction, in order, to their ends.
+    """Execute statements in the open transaction, in order, each to its end.
 
-    `StatementError` for one that fails or is refused; sqlite3's errors for a medium that does.
+    Raise `StatementError` if one fails or is refused, and sqlite3's errors if the backend fails.
     """
     guard = _Guard()
-    # It has SQLite compile anew what it has compiled before, so that nothing cached passes it by.
+    # Setting it makes SQLite compile all statements again, so that no cached one escapes the check.
     connection.set_authorizer(guard)
     try:
         for statement in statements:
@@ -88,7 +88,7 @@ def _without_comments(quoted: re.Match[str]) -> str:
 
 
 class _Guard:
-    """Says of each thing that a statement would do whether it may; `reason` is why the last refused one may not."""
+    """An authorizer of what a statement does. `reason` says why the last refused action is not allowed."""
 
     def __init__(self) -> None:
         self.reason = ""
