@@ -1,12 +1,13 @@
 """Stores of marked points for asynchronous code: save, load, load_latest, clear and list_checkpoints.
 
-They are adapters over the journal of a store: the same id saved again is a new visit, ids are listed by sequence, and
-`load_latest` gives the newest point by `saved_at`. What a verb of an engine recorded is seen here too: all checkpoints of a
-graph, and of a workflow those that `.checkpoint()` marks. What is missing is None or an empty list. Failures are
-`StoreError`, an OSError; what is damaged is a ValueError; `RunLockedError` says that somebody executes the run.
+They are adapters over the journal of a store. A second save under the same id is a new visit, ids are listed by
+sequence, and `load_latest` gives the newest point by `saved_at`. The records of an engine's verbs are visible too: all
+checkpoints of a graph, and those of a workflow that `.checkpoint()` marks. A missing point is None, missing points are
+an empty list. A failure is a `StoreError`, which is an OSError; damaged data are a ValueError; `RunLockedError` says
+that somebody executes the run.
 
-No call blocks an event loop: files are touched in the store's own thread. A save or a clear that has begun is waited for
-when its task is cancelled.
+No call blocks an event loop: files are read and written in the store's own thread. If its task is cancelled, a save or
+a clear that has begun is awaited.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
 __all__ = ["AsyncView", "FileCheckpointStore", "MemoryCheckpointStore"]
 
 _TRIES = 20
-"""How often a point's file is written anew because somebody else saved that point meanwhile."""
+"""Number of times that a point's file is written while others save that point at the same time."""
 
 
 class _Points:
-    """The points in the journal of a store. Its methods block, and may be called from any thread."""
+    """The points in the journal of a store. Its methods block, and any thread may call them."""
 
     is_blocking = False
 
@@ -60,7 +61,7 @@ class _Points:
 
     @property
     def store(self) -> Store:
-        """The store, opened by whoever needs it first."""
+        """The store. The first caller that needs it opens it."""
         with self._lock:
             if self._store is None:
                 if self._is_closed:
@@ -84,7 +85,7 @@ class _Points:
         return self._point(run_id, checkpoint_id, data)
 
     def _marked(self, run_id: str) -> Marked | None:
-        """The marked points of a workflow's run; None for any other run."""
+        """Return the marked points of a workflow's run; None for any other run."""
         try:
             return marked_of(self.store, run_id)
         except RunNotFoundError:
@@ -108,7 +109,7 @@ class _Points:
         return None if newest is None else self.load(run_id, newest.node_id)
 
     def _saved_at(self, run_id: str, record: Record) -> datetime:
-        """The time that a point tells, which for one from outside is not that of its record."""
+        """Return the time that a point names. For a save from outside it may differ from its record's time."""
         if record.is_foreign:
             return self._point(run_id, record.node_id, record.envelope()).saved_at
         return parse_time(str(record.fields()["timestamp"]))
@@ -146,7 +147,7 @@ class _FilePoints(_Points):
 
     def __init__(self, base: Path) -> None:
         def open_store() -> Store:
-            # Only who uses files pays for their import.
+            # This import costs time, so only stores with files pay for it.
             from milepost.adapters.folder import FolderStore
 
             return FolderStore(base)
@@ -181,7 +182,8 @@ class _FilePoints(_Points):
         if not self._has_files_only(run_id):
             with suppress(RunNotFoundError):
                 if self.store.get_run(run_id).lease not in {"live", "ours"}:
-                    # First, so that a death half-way leaves no files without a journal, from which the run would rise.
+                    # Remove the files first: if the process died half-way, files without a
+                    # journal would bring the run back.
                     self._folder.points.clear(run_id)
             super().clear(run_id)
         self._folder.points.clear(run_id)
@@ -190,7 +192,7 @@ class _FilePoints(_Points):
         return not self._folder.has(check_run_id(run_id)) and self._folder.points.has_any(run_id)
 
     def _show(self, run_id: str, checkpoint_id: str) -> None:
-        """Write the point's file as the journal tells it, until it is what the journal tells then."""
+        """Write the point's file from the journal, until the journal no longer changes meanwhile."""
         folder = self._folder
         for _ in range(_TRIES):
             told = folder.journaled(run_id, checkpoint_id)
@@ -209,44 +211,47 @@ class _FilePoints(_Points):
 
 
 class AsyncView:
-    """The points of a store's runs; see `milepost.adapters.checkpoint_view`. Usable from any thread and any event loop."""
+    """The points of a store's runs; see `milepost.adapters.checkpoint_view`. Any thread and any event loop may use it."""
 
     def __init__(self, points: _Points) -> None:
         self._points = points
 
     @property
     def store(self) -> Store:
-        """The store with the journals, which an engine takes as well; opening it may wait for the disk."""
+        """The store with the journals, which an engine takes as well. Opening it may wait for the disk."""
         return self._points.store
 
     async def save(self, workflow_id: str, data: CheckpointData) -> None:
-        """Record a point; durable on return.
+        """Record a point, durable on return.
 
         A point with the same id stays in the history. Raises `RunLockedError` while somebody executes the run,
-        `SerializeStateError` where a result is no plain JSON value.
+        `SerializeStateError` if a result is no plain JSON value.
         """
         if not isinstance(data, CheckpointData):
             raise TypeError(f"data to save must be CheckpointData, not {type(data).__name__}")
         await self._ask("save", workflow_id, data)
 
     async def load(self, workflow_id: str, checkpoint_id: str) -> CheckpointData | None:
-        """The newest point with that id, or None. A damaged one is a ValueError."""
+        """Return the newest point with that id, or None. A damaged one raises a ValueError."""
         return cast("CheckpointData | None", await self._ask("load", workflow_id, checkpoint_id))
 
     async def load_latest(self, workflow_id: str) -> CheckpointData | None:
-        """The run's newest point by `saved_at`, of equal ones the one saved later, or None. A damaged one is a ValueError."""
+        """Return the run's newest point by `saved_at`, or None. Of equal ones the one saved later counts.
+
+        A damaged one raises a ValueError.
+        """
         return cast("CheckpointData | None", await self._ask("load_latest", workflow_id))
 
     async def clear(self, workflow_id: str) -> None:
-        """Remove everything of a run; absent: no error. `RunLockedError` while somebody executes it."""
+        """Remove all of a run. An unknown run is no error. Raise `RunLockedError` while somebody executes it."""
         await self._ask("clear", workflow_id)
 
     async def list_checkpoints(self, workflow_id: str) -> list[str]:
-        """The ids of a run's points by sequence, each where it was saved last; [] for an unknown run."""
+        """List the ids of a run's points by sequence, each at its last save; [] for an unknown run."""
         return cast("list[str]", await self._ask("list_checkpoints", workflow_id))
 
     def close(self) -> None:
-        """Close the store. Again: no error; other calls: `StoreClosedError`."""
+        """Close the store. Another close is no error; other calls raise `StoreClosedError`."""
         self._points.close()
 
     async def __aenter__(self) -> Self:
@@ -259,14 +264,14 @@ class AsyncView:
 
     async def _ask(self, method: str, *args: Any) -> Any:
         def routine() -> Routine[Any]:
-            # A driver performs any object's methods so; this one is no whole store.
+            # A driver calls the methods of any object in this way; this one is not a complete store.
             return (yield Ask(cast("Store", self._points), method, *args))
 
         return await AsyncDriver(SYSTEM).run(routine())
 
 
 class MemoryCheckpointStore(AsyncView):
-    """Points in this process's memory, for tests: they end with it."""
+    """Points in this process's memory, for tests. They end with the process."""
 
     def __init__(self) -> None:
         super().__init__(_Points(MemoryStore))
@@ -278,9 +283,9 @@ class MemoryCheckpointStore(AsyncView):
 class FileCheckpointStore(AsyncView):
     """Points in a folder, each also as the file `{base_path}/{workflow_id}/{checkpoint_id}.json`, for people.
 
-    `base_path` is by default `.milepost/checkpoints/` below the working directory of now. No file is touched before the
-    first call. An id that is no good name for a file stands there in an encoded form. A run that another program left as
-    files only is read from them; the next write records them first, by their `saved_at`, then name.
+    `base_path` defaults to `.milepost/checkpoints/` below the current working directory. No file is touched before the
+    first call. An id that is no good file name is encoded in it. A run that another program left as files only is read
+    from them; the next write records them first, by their `saved_at`, then name.
     """
 
     def __init__(self, base_path: str | os.PathLike[str] | None = None) -> None:

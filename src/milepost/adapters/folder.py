@@ -1,8 +1,8 @@
-"""Runs in a folder where marked points stand beside the journals as JSON files.
+"""A store in a folder where marked points are JSON files beside the journals.
 
-Of a workflow that an engine runs here the newest marked point alone has a file, so that a run takes no more room than its
-journal does; files from direct saves stay. A run that has files and no journal, because another program wrote them, is
-taken in when a verb of the store speaks of it: its files become saves from outside, by their time, then name.
+Of a workflow that an engine runs here only the newest marked point has a file, so that a run takes no more room than
+its journal does. Files of direct saves stay. Another program may have left a run as files without a journal. When a
+verb of the store first reads such a run, its files become saves from outside, by their time, then name.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class FolderStore(LooksOutside, FileStore):
         self.points = PointFiles(base, self._files)
 
     def has(self, run_id: str) -> bool:
-        """Whether the run has a journal."""
+        """Return whether the run has a journal."""
         with self._reading("get_run") as tx:
             return tx.row(run_id) is not None
 
     def journaled(self, run_id: str, node_id: str) -> bytes | None:
-        """What `load` gives, of the journal alone; None if there is no such checkpoint."""
+        """Return what `load` returns, from the journal alone; None if there is no such checkpoint."""
         try:
             return FileStore.load(self, run_id, node_id)
         except CheckpointNotFoundError:
@@ -66,9 +66,9 @@ class FolderStore(LooksOutside, FileStore):
         return claimed
 
     def _show_newest(self, run_id: str) -> None:
-        """Have the newest point that the run itself marked, and no other of those, as a file.
+        """Write a file for the newest point that the run itself marked, and remove those of its older ones.
 
-        The journal has the point, so that a file which cannot be written stops nothing.
+        The journal has the point, so a file that cannot be written stops nothing.
         """
         try:
             marked = marked_of(self, run_id)
@@ -90,7 +90,7 @@ class FolderStore(LooksOutside, FileStore):
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         with suppress(RunNotFoundError):
             if force or self.get_run(run_id).lease not in {"live", "ours"}:
-                # First, so that a death half-way leaves no files without a journal, from which the run would rise.
+                # Remove the files first: if the process died half-way, files without a journal would bring the run back.
                 self.points.clear(run_id)
         super().delete_run(run_id, force=force)
 
@@ -117,14 +117,14 @@ class FolderStore(LooksOutside, FileStore):
             tx.add_row(row)
             sequence = 0
             for point in points:
-                # A number for each of its results, of which a replay makes records.
+                # One number for each of its results: a replay turns them into records.
                 sequence = max(sequence + 1, len(point.step_results))
                 data, moment = point.encode(), point.saved_at.timestamp()
                 visit = tx.last_visit(run_id, point.checkpoint_id) + 1
                 record = Record(sequence, CHECKPOINT, point.checkpoint_id, visit, len(data), None, data)
                 row = intruded(row, sequence, moment)
                 tx.insert(run_id, (record,), note_of(run_id, record, moment))
-            # What the numbers pass over was never here, and nor was the start record of a flow that is known.
+            # Skipped numbers were never in this journal, nor was the start record of a flow that is known.
             tx.put_row(replace(row, pruned=sequence - len(points) + 1))
 
         self._change("save", body)

@@ -1,4 +1,4 @@
-"""An event loop in a daemon thread of its own, for coroutines that blocking code waits for."""
+"""An event loop in a daemon thread of its own, for coroutines whose results blocking code waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Serving = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class LoopThread:
-    """The loop begins with the first call and ends with this object. A fork's child begins one of its own."""
+    """A thread with an event loop. It begins with the first call and ends with this object. A
+    fork's child begins its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +28,7 @@ class LoopThread:
         watch(self)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
-        """What `awaitable` gives, awaited in the loop."""
+        """Await `awaitable` in the loop and return its result."""
 
         async def awaited() -> T:
             return await awaitable
@@ -42,7 +43,7 @@ class LoopThread:
         begun: Future[Serving] = Future()
         threading.Thread(target=_serve, args=(begun,), name="milepost-loop", daemon=True).start()
         serving = begun.result()
-        # At the interpreter's exit the thread is gone by itself.
+        # The thread ends by itself when the interpreter exits.
         weakref.finalize(self, _end, *serving).atexit = False
         return serving
 
@@ -52,7 +53,7 @@ class LoopThread:
     def _after_fork(self, is_child: bool) -> None:
         if is_child:
             self._lock = threading.Lock()
-            # Its thread is not in this process; the loop can be neither used nor closed.
+            # Its thread does not exist in this process, so the loop can be neither used nor closed.
             _inherited.append(self._serving)
             self._serving = None
         else:

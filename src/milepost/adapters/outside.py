@@ -1,7 +1,7 @@
-"""A journal that is not all there is: something outside it may know of a run, or know better.
+"""A base for stores whose journal is incomplete: something outside it may know more about a run.
 
-Before a verb speaks of a run, the store looks there and takes in what the journal lacks, as saves from outside. Verbs of
-a run's owner do not look: the journal is theirs.
+Before a verb reads a run, the store looks there and records what the journal lacks, as saves from outside. The verbs of
+a run's owner do not look: the journal belongs to them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _after_a_look(verb: Verb) -> Verb:
-    """The verb of that name, performed once what lies outside was taken in."""
+    """Wrap a verb so that it looks outside before it does its work."""
 
     @functools.wraps(verb)
     def looked(self: LooksOutside, run_id: str, *args: Any, **kwargs: Any) -> Any:
         self._look(check_run_id(run_id))
-        # Of the medium's own class, which may have its own way to do it.
+        # Call the method of the backend's own class, which may have overridden it.
         return getattr(super(LooksOutside, self), verb.__name__)(run_id, *args, **kwargs)
 
     return cast("Verb", looked)
 
 
 class LooksOutside(Runs):
-    """`Runs` with a look outside before each verb that begins something. Put it before the medium's class."""
+    """A mixin for `Runs` that looks outside before each verb that begins something. Put it before the backend's class."""
 
     @abc.abstractmethod
     def _look(self, run_id: str) -> None:
-        """Take in what is known outside of a run that nobody here executes. Raises what reading it raises."""
+        """Record what is known outside about a run that nobody here executes. Raise what reading it raises."""
 
     def create(self, new: NewRun) -> Token:
         self._look(check_run_id(new.run_id))

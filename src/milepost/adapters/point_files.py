@@ -1,7 +1,7 @@
-"""Marked points as JSON files, one a point: `{base}/{run id}/{checkpoint id}.json`.
+"""Marked points as JSON files, one for each point: `{base}/{run id}/{checkpoint id}.json`.
 
-They are written for people. What counts is the journal beside them; only a run that has none is read from its files.
-A file is put in its place whole or not at all, and is there after a loss of power.
+The files are for people. The journal beside them is what counts; only a run without a journal is read from its files. A
+file is put in its place whole or not at all, and survives a loss of power.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SUFFIX = ".json"
 
 
 class PointFiles:
-    """The files of all runs below `base`, made through `files`. Raises `StoreError` where the disk fails."""
+    """The files of all runs below `base`, written through `files`. Raises `StoreError` if the disk fails."""
 
     def __init__(self, base: Path, files: Files) -> None:
         self.base = base
         self._files = files
 
     def write(self, run_id: str, point: CheckpointData) -> bool:
-        """Put the file of `point`, in place of the one that is there; False if the run's folder went meanwhile."""
+        """Write the file of `point`, in place of the old one. Return False if the run's folder was removed meanwhile."""
         data = point.encode(indent=2)
         folder = self._folder(run_id)
         with self.failing_as("save"):
@@ -49,32 +49,34 @@ class PointFiles:
         return True
 
     def read(self, run_id: str, checkpoint_id: str) -> CheckpointData | None:
-        """The point that has a file, or None; `CheckpointCorruptError` if the file holds no such point."""
-        # A file that another program wrote is named by the id itself. The folder is listed because some file systems
-        # give a file under other names too.
+        """Read the point from its file; None if it has none. Raise `CheckpointCorruptError` if
+        the file holds no such point."""
+        # Another program names its files by the ids themselves. The folder is listed because some file systems also
+        # find a file under other names.
         for path in self._paths(run_id):
             if path.name in _names(checkpoint_id):
                 return self._parsed(path)
         return None
 
     def read_all(self, run_id: str) -> list[CheckpointData]:
-        """All points of a run that have files, by `saved_at`, then name; `CheckpointCorruptError` as in `read`."""
+        """Read all points of a run that have files, by `saved_at`, then name. Raise
+        `CheckpointCorruptError` as `read` does."""
         points = [(path.name, self._parsed(path)) for path in self._paths(run_id)]
         found = [(point.saved_at, name, point) for name, point in points if point is not None]
         return [point for _, _, point in sorted(found, key=lambda entry: entry[:2])]
 
     def has_any(self, run_id: str) -> bool:
-        """Whether a run has files."""
+        """Return whether a run has files."""
         return any(True for _ in self._paths(run_id))
 
     def remove(self, run_id: str, checkpoint_id: str) -> None:
-        """Remove a point's file, and the run's folder once that is empty; absent: no error."""
+        """Remove a point's file, and the run's folder once it is empty. A missing file is no error."""
         with self.failing_as("save"):
             self._file(run_id, checkpoint_id).unlink(missing_ok=True)
             self._leave(run_id)
 
     def remove_all(self, run_id: str, checkpoint_ids: Collection[str]) -> None:
-        """Remove the files of these points; absent: no error."""
+        """Remove the files of these points. Missing files are no error."""
         names = {place_of(checkpoint_id) + _SUFFIX for checkpoint_id in checkpoint_ids}
         with self.failing_as("save"):
             for path in self._paths(run_id):
@@ -82,7 +84,7 @@ class PointFiles:
                     path.unlink(missing_ok=True)
 
     def clear(self, run_id: str) -> None:
-        """Remove all files of a run, and its folder once that is empty."""
+        """Remove all files of a run, and its folder once it is empty."""
         with self.failing_as("clear"):
             for path in self._paths(run_id):
                 path.unlink(missing_ok=True)
@@ -97,7 +99,7 @@ class PointFiles:
         return below(self.base, place_of(run_id), place_of(checkpoint_id) + _SUFFIX)
 
     def _leave(self, run_id: str) -> None:
-        # As long as there is a journal it is in the folder.
+        # A journal, if there is one, is in the folder.
         with suppress(OSError):
             self._folder(run_id).rmdir()
             sync_folder(str(self.base))
@@ -132,7 +134,7 @@ class PointFiles:
 
     @contextmanager
     def failing_as(self, op: str) -> Iterator[None]:
-        """Let what the disk refuses be told as a `StoreError`."""
+        """Convert errors of the disk to `StoreError`."""
         try:
             yield
         except StoreError:

@@ -1,8 +1,8 @@
-"""The marked points of a run, as stores that keep `CheckpointData` tell them, and what an engine records, and back.
+"""Marked points: the conversion between an engine's records and the `CheckpointData` of stores of points.
 
-A workflow marks points with `.checkpoint()`: such a point is the results of all steps up to the one that marked it, which
-has what a resume needs beside what people read. Every checkpoint of a graph is a point: one step result, whose output is
-the state. What was saved from outside is a point as it is.
+A workflow marks points with `.checkpoint()`. Such a point has the results of all steps up to the one that marked it.
+Each result holds what people read and what a resume needs. Every checkpoint of a graph is a point with one step result,
+whose output is the state. A point that was saved from outside stays as it is.
 """
 
 from __future__ import annotations
@@ -52,30 +52,31 @@ _CHOICE = ("verdict", "index", "next_node")
 _OF_RECORDS = ("args", "rollback", "sequence", "visit", "timestamp")
 
 TOLD_BY = (START, CHECKPOINT, ROUTE, ROLLBACK)
-"""The kinds of the records that points are made of."""
+"""The kinds of the records from which points are made."""
 
 Origin = tuple[str, str]
-"""What run a point is of: the flow's name, and the first 16 digits of its inputs' digest."""
+"""The run that a point belongs to: its flow's name, and the first 16 digits of its inputs' digest."""
 NO_ORIGIN: Origin = ("unknown", "0" * 16)
 
 
 def origin_of(store: Store, run_id: str) -> Origin:
-    """What the run's start record tells; a run without one has none."""
+    """Return the origin that the run's start record gives; `NO_ORIGIN` for a run without one."""
     begun = store.read(run_id, kinds=(START,), limit=1)
     return origin_in(begun[0]) if begun else NO_ORIGIN
 
 
 def origin_in(begun: Record) -> Origin:
-    """What a start record tells."""
+    """Return the origin that a start record gives."""
     told = begun.fields()
     flow, inputs_hash = NO_ORIGIN
     return str(told.get("flow") or flow), str(told.get("inputs_hash") or inputs_hash)[:16]
 
 
 def point_of(data: bytes, origin: Callable[[], Origin]) -> CheckpointData:
-    """The point that an envelope holds: one that was saved as such, or a graph's checkpoint as the only result.
+    """Decode an envelope as a point: one that was saved as such, or a graph's checkpoint as the only result.
 
-    `origin` is asked only for the latter, which does not tell it. Raises `DeserializeStateError`, a ValueError, if it is none.
+    `origin` is called only for a graph's checkpoint, which does not have it. Raise `DeserializeStateError`, a
+    ValueError, for anything else.
     """
     found = Checkpoint.decode(data)
     if "workflow_name" in found.extra:
@@ -85,7 +86,7 @@ def point_of(data: bytes, origin: Callable[[], Origin]) -> CheckpointData:
 
 
 def _node_result(found: Checkpoint) -> dict[str, Any]:
-    """A graph's checkpoint as the result of a step."""
+    """Convert a graph's checkpoint to the result of a step."""
     result = {
         "name": found.node_id,
         "step_type": _NODE,
@@ -101,7 +102,7 @@ def _node_result(found: Checkpoint) -> dict[str, Any]:
 
 
 def envelope_of(run_id: str, point: CheckpointData) -> bytes:
-    """What `point_of` was made from: a graph's checkpoint, or the point itself where it is no graph's."""
+    """Return the envelope from which `point_of` made a point: a graph's checkpoint, or otherwise the point itself."""
     results = point.step_results
     if len(results) != 1 or results[0].get("step_type") != _NODE:
         return point.encode()
@@ -128,7 +129,7 @@ class Marked:
         self._live = live
         self._origin = origin
         self.marks: dict[str, Record] = {}
-        """The newest record of each point that counts, by id, in the order of the records."""
+        """The newest record of each live point, by id, in the order of the records."""
         for record in records:
             if record.kind == CHECKPOINT and (record.is_foreign or is_marked(record)) and self._counts(record):
                 self.marks.pop(record.node_id, None)
@@ -141,16 +142,16 @@ class Marked:
 
     @property
     def own(self) -> set[str]:
-        """The ids of points that the run itself ever marked, whether they count or not."""
+        """The ids of points that the run itself ever marked, live or not."""
         return {r.node_id for r in self._records if is_marked(r)}
 
     def _counts(self, record: Record) -> bool:
         return is_live(record.sequence, self._live)
 
     def point(self, mark: Record) -> CheckpointData:
-        """The point that a record marks; one that was saved from outside is given as it is.
+        """Build the point that a record marks. One that was saved from outside is returned as it is.
 
-        Raises `DeserializeStateError` where what it is made of is damaged.
+        Raise `DeserializeStateError` if a record that it needs is damaged.
         """
         if mark.is_foreign:
             return point_of(mark.state() or b"", lambda: self._origin)
@@ -166,7 +167,7 @@ class Marked:
             if record.sequence > mark.sequence:
                 continue
             if record.is_foreign and self._records[0].kind != START:
-                # What the run went on from is all that it has of what was before.
+                # The run went on from this point, and has nothing else of what came before it.
                 taken = point_of(record.state() or b"", lambda: NO_ORIGIN)
                 counting = self._counting(record, taken)
                 if counting:
@@ -179,7 +180,7 @@ class Marked:
                 told = record.fields()
                 choices[record.node_id] = {name: told[name] for name in _CHOICE if name in told}
             elif record.kind == ROLLBACK and record.node_id in results:
-                # Whoever goes on from here must not undo it once more.
+                # A run that goes on from here must not undo it once more.
                 results[record.node_id].pop("rollback", None)
             elif record.kind == CHECKPOINT:
                 results.pop(record.node_id, None)
@@ -195,7 +196,7 @@ class Marked:
         return CheckpointData(mark.node_id, *origin, tuple(results.values()), saved_at)
 
     def _counting(self, record: Record, taken: CheckpointData) -> dict[str, dict[str, Any]]:
-        """The results of a point that was taken in which count: they have its number and those before it."""
+        """Return the live results of a point that was recorded from outside: they have its number and those before it."""
         first = record.sequence - len(taken.step_results) + 1
         return {
             str(result.get("name")): dict(result)
@@ -204,7 +205,7 @@ class Marked:
         }
 
     def since(self, step_id: str, before: int) -> int | None:
-        """The number from which on points have that step's result, as it was below `before`; None if none has."""
+        """Return the number from which on points have that step's result as it was below `before`; None if none has."""
         for record in reversed(self._records):
             if record.sequence >= before or record.kind != CHECKPOINT or record.is_foreign:
                 continue
@@ -219,25 +220,25 @@ class Marked:
 
 
 def is_marked(record: Record) -> bool:
-    """Whether a record of a run is a point that its workflow marked."""
-    # The text is looked for first: most records are not, and reading a header costs more.
+    """Return whether a record of a run is a point that its workflow marked."""
+    # The text is searched first: most records have no mark, and to decode a header costs more.
     return (
         record.kind == CHECKPOINT and b'"marked":true' in (record.header or b"") and bool(record.fields().get("marked"))
     )
 
 
 def is_of_steps(records: Sequence[Record]) -> bool:
-    """Whether records of the kinds `TOLD_BY` are those of a workflow's run."""
+    """Return whether records of the kinds `TOLD_BY` belong to a workflow's run."""
     if records and records[0].kind == START:
         return records[0].fields().get("front") == "workflow"
-    # A run that was taken in from its points, and then went on, has no start record.
+    # A run that was recorded from its points, and then went on, has no start record.
     return any(record.kind == CHECKPOINT and "step_type" in record.fields() for record in records)
 
 
 def marked_of(store: Store, run_id: str) -> Marked | None:
-    """The marked points of a run of a workflow; None for a run that is none. Raises `RunNotFoundError`.
+    """Return the marked points of a workflow's run; None for another run. Raise `RunNotFoundError`.
 
-    A record that was changed is `CheckpointCorruptError`.
+    Raise `CheckpointCorruptError` for a record that was changed.
     """
     live = store.get_run(run_id).live
     begun = store.read(run_id, kinds=(START,), limit=1)
@@ -253,7 +254,7 @@ def marked_of(store: Store, run_id: str) -> Marked | None:
 
 
 def _result_of(record: Record) -> dict[str, Any]:
-    """The result in a step's record, and what of its header a resume needs."""
+    """Return the result in a step's record, with the header's fields that a resume needs."""
     fields = record.fields()
     if "step_type" not in fields:
         return _node_result(Checkpoint.decode(record.envelope()))
@@ -272,11 +273,11 @@ def _result_of(record: Record) -> dict[str, Any]:
 
 
 def _show_parts(results: dict[str, dict[str, Any]]) -> None:
-    """Have the output of what is made of other steps show what those gave."""
+    """Fill the output of each step that consists of others with the results of these."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for step_id, result in results.items():
         parts.setdefault(step_id.rpartition("/")[0], []).append(result)
-    # What is inside ended before what it is in, so that its own output is shown already.
+    # Inner steps ended before the step that contains them, so their outputs are filled already.
     for step_id, result in results.items():
         inside = parts.get(step_id)
         if inside is not None:

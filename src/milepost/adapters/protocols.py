@@ -1,4 +1,4 @@
-"""What a store that a user wrote must have to be taken where a store is; see `milepost.adapters.user_stores`."""
+"""The protocols that a user's store must have to be used as a store; see `milepost.adapters.user_stores`."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ __all__ = ["AnyStore", "AsyncPoints", "BytesByNode"]
 
 
 class BytesByNode(Protocol):
-    """Keeps bytes by run and node. `load` raises where there is nothing; plain functions or coroutine functions."""
+    """A store of bytes by run and node. `load` raises if there is nothing. Methods are plain or coroutine functions."""
 
     def save(self, run_id: str, node_id: str, data: bytes, /) -> Any:
         """Keep `data` as the newest of that node."""
 
     def load(self, run_id: str, node_id: str, /) -> Any:
-        """The newest bytes of that node."""
+        """Return the newest bytes of that node."""
 
     def list(self, run_id: str, /) -> Any:
-        """What is kept of a run, oldest first: objects with a `node_id`."""
+        """List what the store has of a run, oldest first: objects with a `node_id`."""
 
     def delete(self, run_id: str, node_id: str, /) -> Any:
-        """Take a node away; absent: no error."""
+        """Remove a node. A missing one is no error."""
 
     def delete_run(self, run_id: str, /) -> Any:
-        """Take a run away; absent: no error."""
+        """Remove a run. A missing one is no error."""
 
     def close(self) -> Any:
-        """Let go of everything."""
+        """Release all that the store holds."""
 
 
 class AsyncPoints(Protocol):
-    """Keeps `CheckpointData` by workflow; missing is None or an empty list."""
+    """A store of `CheckpointData` by workflow. A missing point is None, missing points are an empty list."""
 
     def save(self, workflow_id: str, data: Any, /) -> Any:
         """Keep a point."""
 
     def load(self, workflow_id: str, checkpoint_id: str, /) -> Any:
-        """A point, or None."""
+        """Return a point, or None."""
 
     def load_latest(self, workflow_id: str, /) -> Any:
-        """The newest point, or None."""
+        """Return the newest point, or None."""
 
     def clear(self, workflow_id: str, /) -> Any:
-        """Take all of a workflow away."""
+        """Remove all of a workflow."""
 
     def list_checkpoints(self, workflow_id: str, /) -> Any:
-        """The ids of the points, oldest first."""
+        """List the ids of the points, oldest first."""
 
 
 AnyStore = Store | BytesByNode | AsyncPoints
-"""Whatever is taken as a store."""
+"""All types that are accepted as a store."""

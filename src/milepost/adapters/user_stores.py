@@ -1,11 +1,11 @@
-"""A store that a user wrote, as a store of runs: a journal in memory in front of it.
+"""An adapter that makes a store of runs from a store that a user wrote: it puts a journal in memory in front of it.
 
-The journal has what an engine needs and the user's store does not know of: the start record, the fence, failures, the
-history. Each checkpoint goes to the user's store in the write that appends it: where that fails nothing is appended, and
-the run stops. When a verb speaks of a run that nobody executes here and the user's store has another newest checkpoint
-than the journal, what the store has counts and is taken in, as saves from outside.
+The journal has what an engine needs and the user's store lacks: the start record, the fence, failures, the history.
+Each checkpoint goes to the user's store in the write that appends it. If that fails, nothing is appended, and the run
+stops. A verb may read a run that nobody executes here, and find another newest checkpoint in the user's store than in
+the journal. Then the store counts, and its checkpoints are recorded as saves from outside.
 
-The user's methods are called one at a time. The journal lasts as long as the user's object, in this process.
+The user's methods are called one at a time. The journal lives as long as the user's object, in this process.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ __all__ = ["Adapted", "adapted"]
 logger = logging.getLogger("milepost")
 
 _PATIENCE = 0.5
-"""Seconds for which a renewal waits for its turn."""
+"""Seconds that a renewal waits for its turn."""
 
 
 def adapted(store: object, *, clock: Clock = SYSTEM) -> Store:
-    """`store` itself if it is one of ours; a user's object with the methods of a small protocol, behind a journal.
+    """Return `store` itself if it is one of ours. Put a journal before a user's object with the
+    methods of a small protocol.
 
-    The same object gives the same journal each time within a process, and is warned of once. `OptionError` for anything
-    else, with the methods that it lacks.
+    Within a process the same object gets the same journal each time, and one warning. Raise `OptionError`, which names
+    the missing methods, for anything else.
     """
     if isinstance(store, Store):
         return store
@@ -116,30 +117,30 @@ def _warn(place: str, by_point: bool) -> None:
 
 
 class _Front(MemoryStore):
-    """The journal in memory. It does not know the user's store, whose life it shares."""
+    """The journal in memory. It does not know the user's store, but lives as long."""
 
     def __init__(self, *, clock: Clock) -> None:
         super().__init__(clock=clock)
         self.origins: dict[str, Origin] = {}
         self.of_steps: set[str] = set()
-        """The runs that are those of workflows."""
+        """The runs of workflows."""
         self.loop = LoopThread()
-        """Where the user's coroutines run, always: what they keep open may be bound to it."""
+        """The thread where all coroutines of the user's store run: what they keep open may be bound to its loop."""
 
     def know(self, run_id: str, begun: Record) -> None:
-        """Note what a run's start record tells of it."""
+        """Note the facts that a run's start record gives."""
         self.origins[run_id] = origin_in(begun)
         if begun.fields().get("front") == "workflow":
             self.of_steps.add(run_id)
 
     def forget(self, run_id: str) -> None:
-        """Note no more of a run."""
+        """Forget the facts about a run."""
         self.origins.pop(run_id, None)
         self.of_steps.discard(run_id)
 
 
 class _Known(NamedTuple):
-    """A user's object, while it lives, with its journal and the wrapper of the two, while somebody has that."""
+    """A living user's object with its journal, and the wrapper of the two while somebody uses it."""
 
     given: Callable[[], object | None]
     front: _Front
@@ -179,10 +180,10 @@ class Adapted(LooksOutside):
         self.place = front.place = user.place
         self._user = user
         self._front = front
-        # Tokens live as long as the journal, for whose runs they are.
+        # Tokens live as long as the journal, because they belong to its runs.
         self._held = front._held
         self._turn = threading.RLock()
-        """Held by whoever changes something: the user's methods are called one at a time, each change as one."""
+        """The lock of all changes. The user's methods are called one at a time, and each change is one unit."""
 
     def __repr__(self) -> str:
         return f"<{self.place} behind a journal in memory>"
@@ -232,12 +233,13 @@ class Adapted(LooksOutside):
                 self._take_in(run_id, entries, origin)
 
     def _told(self, tx: Transaction, run_id: str, live: Ranges, before: int | None = None) -> _Told:
-        """What the user's store was told of a run, with the records below `before`."""
+        """Return what the user's store should have of a run, from the records below `before`."""
         is_marked = self._user.by_point and run_id in self._front.of_steps
         return _Told(tx, run_id, live, self._origin(run_id), before, is_marked=is_marked)
 
     def _is_same(self, run_id: str, told: _Told | None, entries: Sequence[StoredCheckpoint]) -> bool:
-        """Whether the newest checkpoint is the same here and there, or all are: then the order here is the better one."""
+        """Return whether the newest checkpoint is the same on both sides, or all are: then the
+        journal's order is the better one."""
         theirs = {entry.node_id: entry.data for entry in entries}
         mine = {} if told is None else told.records
 
@@ -254,7 +256,8 @@ class Adapted(LooksOutside):
         return mine.keys() == theirs.keys() and all(is_kept(record) for record in mine.values())
 
     def _take_in(self, run_id: str, entries: Sequence[StoredCheckpoint], origin: Origin | None) -> None:
-        """Have the journal say what the user's store says. Places stay: numbers and visits go on from there."""
+        """Replace the journal's run by what the user's store has. Numbers and visits stay, and the run goes on from
+        them."""
         self._front.forget(run_id)
         if origin is not None:
             self._front.origins[run_id] = origin
@@ -276,7 +279,7 @@ class Adapted(LooksOutside):
                 sequence = max(sequence + 1, entry.sequence)
                 record = Record(sequence, CHECKPOINT, entry.node_id, entry.visit, len(entry.data), None, entry.data)
                 tx.insert(run_id, (record,), note_of(run_id, record, now))
-            # What the numbers pass over was never here; nor was the start record of a run whose flow is known.
+            # Skipped numbers were never in this journal, nor was the start record of a run whose flow is known.
             tx.put_row(replace(row, sequence=sequence, pruned=sequence - len(entries) + bool(flow)))
 
     def _origin(self, run_id: str) -> Origin:
@@ -290,9 +293,9 @@ class Adapted(LooksOutside):
         return token
 
     def append(self, batch: Sequence[Append]) -> list[Verdict]:
-        """One by one, so that a checkpoint which the user's store does not take stops only its own run.
+        """Append one by one, so that a checkpoint that the user's store refuses stops only its own run.
 
-        After a `StoreError` some of the batch may be written; whoever hears of it asks the journal.
+        After a `StoreError` some of the batch may be written; the caller finds out from the journal.
         """
         verdicts: list[Verdict] = []
         failed: StoreError | None = None
@@ -313,7 +316,7 @@ class Adapted(LooksOutside):
         return verdict
 
     def _tell(self, tx: Transaction, run_id: str, record: Record) -> None:
-        """Have the user's store keep a checkpoint that is its own to keep, and forget what has been undone."""
+        """Let the user's store keep a checkpoint of its kind, and remove those that a rollback has undone."""
         if record.kind == CHECKPOINT:
             if not self._user.by_point or run_id not in self._front.of_steps:
                 self._keep(run_id, StoredCheckpoint(record.node_id, record.envelope()))
@@ -339,7 +342,7 @@ class Adapted(LooksOutside):
         self._user.keep(run_id, kept, self._origin(run_id))
 
     def renew(self, tokens: Sequence[Token]) -> list[Renewal]:
-        # A slow save must not hold up the thread that keeps all leases of the process; these have no end.
+        # A slow save must not delay the thread that renews all leases of the process. These leases have no end.
         if not self._turn.acquire(timeout=_PATIENCE):
             return [Renewal("unknown") for _ in tokens]
         try:
@@ -354,11 +357,11 @@ class Adapted(LooksOutside):
         return claimed
 
     def _tell_live(self, tx: Transaction, row: Row, live: Ranges) -> None:
-        """Have the user's store keep what counts from now on, and forget what does not."""
+        """Let the user's store keep the checkpoints that count from now on, and remove those that do not."""
         told = self._told(tx, row.run_id, live)
         before, now = self._told(tx, row.run_id, row.live).records, told.records
         changed = [node_id for node_id, record in before.items() if now.get(node_id) != record]
-        # The newest first: in this order what is newest there is good at any time.
+        # The newest first: in this order the newest one in the store is valid at any time.
         for node_id in sorted(changed, key=lambda node_id: -before[node_id].sequence):
             counting = now.get(node_id)
             if counting is None:
@@ -387,7 +390,7 @@ class Adapted(LooksOutside):
             Runs.delete(self, run_id, node_id, force=force)
 
     def _delete_step(self, run_id: str, step_id: str, force: bool) -> None:
-        """Delete what was recorded of a step, and with it what counts no more then."""
+        """Delete the records of a step, and all that no longer counts without them."""
         with self._front._read("delete") as tx:
             before = self._told(tx, run_id, self._ranges(tx, run_id)).records
         Runs.delete(self, run_id, step_id, force=force)
@@ -436,7 +439,7 @@ class Adapted(LooksOutside):
             self._keep(run_id, told.kept(point))
 
     def _check_free(self, run_id: str, deed: str, force: bool = False) -> None:
-        """Raise `RunLockedError` while somebody executes the run, unless `force`."""
+        """Raise `RunLockedError` if somebody executes the run, unless `force` is set."""
         with self._front._read("look") as tx:
             row = tx.row(run_id)
         if row is not None and not force:
@@ -444,14 +447,15 @@ class Adapted(LooksOutside):
 
 
 class _Told:
-    """What a user's store is told of a run: each node's checkpoint that counts, or each point that a workflow marked."""
+    """The checkpoints that a user's store should have of a run: each node's live one, or each
+    point that a workflow marked."""
 
     def __init__(
         self, tx: Transaction, run_id: str, live: Ranges, origin: Origin, before: int | None, *, is_marked: bool
     ) -> None:
         self._marked: Marked | None = None
         self.records: dict[str, Record]
-        """By node."""
+        """The records by node."""
         if is_marked:
             self._marked = Marked(tx.records(run_id, before=before, kinds=TOLD_BY), live, origin)
             self.records = dict(self._marked.marks)
@@ -462,7 +466,7 @@ class _Told:
             }
             self.records = {node_id: record for node_id, record in found.items() if record is not None}
         for undone in tx.records(run_id, before=before, kinds=(ROLLBACK,)):
-            # Whoever went on from a checkpoint that has what was undone would take it for done.
+            # A run that went on from a checkpoint with the undone step would take the step for done.
             since = self._since(tx, run_id, live, undone)
             if since is not None and is_live(undone.sequence, live):
                 spoilt = range(since, undone.sequence)
@@ -475,7 +479,7 @@ class _Told:
         return None if done is None else done.sequence
 
     def kept(self, record: Record) -> StoredCheckpoint:
-        """What is to be kept of one of the records."""
+        """Return the checkpoint to keep for one of the records."""
         if self._marked is None:
             return StoredCheckpoint(record.node_id, record.envelope())
         return StoredCheckpoint(record.node_id, b"", point=self._marked.point(record))

@@ -1,7 +1,9 @@
-"""Two small protocols of stores that users write, as one: what is kept of a run, kept anew, and taken away.
+"""Two small protocols of stores that users write, behind one interface: list a run's
+checkpoints, keep one, remove them.
 
-The older keeps bytes by run and node, and blocks; the other keeps `CheckpointData` and is awaited. A method that is a
-coroutine function in the first, or none in the second, is served too. Whatever a user's store raises is a `StoreError`.
+The older protocol stores bytes by run and node, and blocks; the other stores `CheckpointData` and is
+awaited. Coroutine functions in the first and plain functions in the second are served too. All exceptions of
+a user's store become `StoreError`.
 """
 
 from __future__ import annotations
@@ -28,46 +30,46 @@ BY_POINT = ("save", "load", "load_latest", "clear", "list_checkpoints")
 
 
 class StoredCheckpoint(NamedTuple):
-    """A node's newest checkpoint as the user's store has it: an envelope, whose place is where its run had it."""
+    """A node's newest checkpoint in the user's store: an envelope, whose numbers are those that it had in its run."""
 
     node_id: str
     data: bytes
     sequence: int = 0
     visit: int = 1
     is_of_steps: bool = False
-    """Whether it is of a workflow, and not of a graph."""
+    """True if it belongs to a workflow, not to a graph."""
     point: CheckpointData | None = None
-    """What the store is to keep, where that is known already; `data` is empty then."""
+    """The point that the store is to keep, if it is known already; `data` is empty then."""
 
 
 class UserStore(Protocol):
-    """What is asked of a user's store. Everything but `kept_as` may raise `StoreError`."""
+    """The interface to a user's store. All methods but `kept_as` may raise `StoreError`."""
 
     place: str
     by_point: bool
-    """Whether it keeps points, of which a workflow has those that it marks, and not every step's record."""
+    """True if the store keeps points. For a workflow these are the points that it marks, not the records of all steps."""
 
     def entries(self, run_id: str) -> tuple[list[StoredCheckpoint], Origin | None]:
-        """All that is kept of a run, the newest last, and what run it is, where the store knows that."""
+        """Return all checkpoints of a run, the newest last, and the run's origin if the store knows it."""
 
     def kept_as(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> bytes:
-        """What `entries` tells of a checkpoint once it is kept."""
+        """Return what `entries` will give for a checkpoint once it is kept."""
 
     def keep(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> None:
-        """Keep a checkpoint, instead of the one of that node."""
+        """Keep a checkpoint, in place of the one that the node had."""
 
     def forget(self, run_id: str, node_id: str) -> None:
-        """Take a node's checkpoint away."""
+        """Remove a node's checkpoint."""
 
     def forget_run(self, run_id: str) -> None:
-        """Take everything of a run away."""
+        """Remove all of a run."""
 
     def close(self) -> None:
-        """Let go of what the store holds."""
+        """Release all that the store holds."""
 
 
 class _Caller:
-    """Calls the methods of one user's store, and awaits what is to be awaited."""
+    """A caller of one user's store, which awaits what has to be awaited."""
 
     def __init__(self, given: Any, loop: LoopThread) -> None:
         self.given = given
@@ -96,7 +98,7 @@ class _Caller:
 
 
 class NodeStore(_Caller):
-    """Bytes by run and node: `save load list delete delete_run close`."""
+    """A store of bytes by run and node: `save load list delete delete_run close`."""
 
     by_point = False
 
@@ -129,7 +131,7 @@ class NodeStore(_Caller):
 
 
 class PointStore(_Caller):
-    """`CheckpointData` by run, awaited: `save load load_latest clear list_checkpoints`."""
+    """A store of `CheckpointData` by run, awaited: `save load load_latest clear list_checkpoints`."""
 
     by_point = True
 
@@ -161,11 +163,11 @@ class PointStore(_Caller):
 
     def _point(self, kept: StoredCheckpoint, origin: Origin) -> CheckpointData:
         point = point_of(kept.data, lambda: origin) if kept.point is None else kept.point
-        # What was saved from outside may tell another place than it was given.
+        # A checkpoint that was saved from outside may name another place than the one it was saved under.
         return point if point.checkpoint_id == kept.node_id else replace(point, checkpoint_id=kept.node_id)
 
     def forget(self, run_id: str, node_id: str) -> None:
-        # There is no method for it: what counts no more is overwritten with a note that says so, and is never the newest.
+        # The protocol cannot delete one point. A note that says so overwrites it, which is never the newest.
         note = {"name": node_id, "step_type": _FORGOTTEN, "success": False, "output": None, "error": "superseded"}
         self._call("save", run_id, CheckpointData(node_id, *NO_ORIGIN, (note,), datetime.fromtimestamp(0, UTC)))
 
@@ -196,7 +198,8 @@ _decode_told = msgspec.json.Decoder(_Told).decode
 
 
 def _placed(node_id: str, data: bytes) -> StoredCheckpoint:
-    """A checkpoint with the place that its envelope, or the last result of its point, tells; bytes may tell none."""
+    """Build a checkpoint with the numbers that its envelope, or its point's last result,
+    names. Other bytes may name none."""
     try:
         told = _decode_told(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -207,7 +210,7 @@ def _placed(node_id: str, data: bytes) -> StoredCheckpoint:
 
 
 def _in_order(found: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
-    """By the place that each had in its run, where all tell one; else as the store listed them."""
+    """Sort checkpoints by their numbers in the run if all have one. Otherwise keep the store's order."""
     places = [kept.sequence for kept in found]
     is_told = 0 not in places and len(set(places)) == len(places)
     return sorted(found, key=lambda kept: kept.sequence) if is_told else found

@@ -1,13 +1,13 @@
-"""What tests of flows and of stores need.
+"""Tools for tests of flows and of stores.
 
-* `run_flow` runs a flow with stubs for nodes or steps, stricter than in production; waits and pauses pass at
-  once. `context` is for a node, a step or a predicate alone.
-* `crashtest` stops a flow everywhere and sees that it goes on; `Stepper` performs its effects one at a time.
-* `FakeClock` is time that the test moves.
+* `run_flow` runs a flow with stubs for nodes or steps, stricter than in production; waits and pauses pass at once.
+  `context` serves a node, a step or a predicate alone.
+* `crashtest` stops a flow at every effect and checks that it goes on; `Stepper` performs its effects one at a time.
+* `FakeClock` is a clock that the test moves.
 * `StoreContract` is the contract that every store keeps.
 
-Nothing but `StoreContract`, which is a pytest class, needs pytest: it is imported when that name is first asked for.
-The same tools as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
+Only `StoreContract`, which is a pytest class, needs pytest: it is imported when that name is first used. The same tools
+as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 _names = __all__
 if not TYPE_CHECKING:
-    # Asked for as any other name: whether pytest is there need not be known before.
+    # `__getattr__` gives it like any other name, so that pytest is looked for only then.
     del __all__
 
 

@@ -1,7 +1,7 @@
-"""Other processes in tests: each runs lines of Python that the test hands it, and answers each with one line.
+"""Other processes in tests: each runs lines of Python from the test, and answers each with one line.
 
-A child is a real interpreter, so that it can be killed, frozen and forked. Talk is by pipes: `tell` hands over
-source and waits for its answer; `begin` and `answer` are its two halves, for several children at once.
+A child is a real interpreter, so that it can be killed, frozen and forked. Test and child talk through pipes: `tell`
+sends source and waits for its answer; `begin` and `answer` are its two halves, for several children at once.
 
 Run as a module, this file is the child.
 """
@@ -22,11 +22,11 @@ __all__ = ["Child", "forked"]
 
 
 class Child:
-    """A Python process under the test's command; use it as a context manager, or `kill` it."""
+    """A Python process that the test commands. Use it as a context manager, or `kill` it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            # Python 3.12 and later warn of a fork beside threads, which is what some tests are about.
+            # Python 3.12 and later warn of a fork beside threads, which some tests do on purpose.
             [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "milepost.testing.children"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -34,20 +34,20 @@ class Child:
         )
 
     def tell(self, source: str, **values: Any) -> Any:
-        """Run `source` and return what it bound to `answer`; see `begin`."""
+        """Run `source` and return the value that it bound to `answer`; see `begin`."""
         self.begin(source, **values)
         return self.answer()
 
     def begin(self, source: str, **values: Any) -> None:
-        """Hand over `source`; `values` (JSON) are names in it. What earlier sources bound is still there."""
+        """Send `source`. `values` (JSON) are names in it. Names that earlier sources bound are still there."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([source, values]) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """What the oldest source without an answer bound to `answer` (JSON), or None.
+        """Return the value that the oldest source without an answer bound to `answer` (JSON), or None.
 
-        RuntimeError, with the type and text of the exception, if it raised, or if the process has ended.
+        Raise RuntimeError, with the type and text of the exception, if it raised, or if the process has ended.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -59,7 +59,7 @@ class Child:
         return answer
 
     def freeze(self) -> None:
-        """Stop the process in its tracks, by SIGSTOP."""
+        """Stop the process at once, by SIGSTOP."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -67,7 +67,7 @@ class Child:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the process by SIGKILL and wait until it is gone; again: no error."""
+        """End the process by SIGKILL and wait until it is gone. Another call is no error."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -84,7 +84,7 @@ class Child:
 
 
 def forked(fn: Callable[[], Any]) -> Any:
-    """Call `fn` in a fork of this process and return what it gave (JSON); RuntimeError if it raised."""
+    """Call `fn` in a fork of this process and return its result (JSON). Raise RuntimeError if it raised."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,10 +1,10 @@
 """A clock that stands still until a test moves it.
 
-It has two hands, as a machine has: `time()` is the wall clock, which `set` may put back; `monotonic()` only
-ever goes forward, by `advance`. Whoever waits or sleeps waits for the second one.
+Like a machine it has two times: `time()` is the wall clock, which `set` may put back; `monotonic()` only goes forward,
+by `advance`. Threads and tasks that wait or sleep wait for the second one.
 
-It never reads the real time, but for one thing: a thread that waits for an event looks at that event every few
-milliseconds, because a `threading.Event` cannot tell a bystander that it was set.
+It reads the real time for one thing only: a thread that waits for an event looks at that event every few milliseconds,
+because a `threading.Event` cannot notify a third party that it was set.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _Sleeper:
 
 
 class FakeClock:
-    """Time for tests: `FakeClock()` starts at 2026-01-01 UTC and stands still until `advance` or `set`.
+    """A clock for tests: `FakeClock()` starts at 2026-01-01 UTC and stands still until `advance` or `set`.
 
-    Give it to an engine (`clock=`) and to its store. Thread-safe; sleepers may live in any event loop.
+    Give it to an engine (`clock=`) and to its store. It is thread-safe; sleepers may live in any event loop.
     """
 
     def __init__(self, start: datetime = START) -> None:
-        """Begin at `start`; ValueError if it has no zone."""
+        """Begin at `start`. Raise ValueError if it has no zone."""
         self._moved = threading.Condition()
         # Whole microseconds, so that ten advances by 0.1 are one second.
         self._wall = _microseconds(start)
@@ -51,30 +51,30 @@ class FakeClock:
         self._woken = 0  # up to where sleepers were woken: behind `_passed` while hooks run
         self._sleepers: list[_Sleeper] = []
         self.on_advance: list[Callable[[], None]] = [heartbeat.beat]
-        """Called by `advance` in order, when time has moved and before anybody wakes.
+        """The functions that `advance` calls, in order, after time has moved and before any sleeper wakes.
 
         A process that lives through the time that passes renews its leases, so only a frozen or dead owner loses them.
         """
 
     def time(self) -> float:
-        """POSIX seconds; goes back when `set` puts it back."""
+        """Return POSIX seconds. They go back when `set` puts the clock back."""
         with self._moved:
             return self._wall / 1e6
 
     def monotonic(self) -> float:
-        """Seconds since the clock was made, as far as `advance` has moved it."""
+        """Return the seconds by which `advance` has moved the clock since it was made."""
         with self._moved:
             return self._passed / 1e6
 
     def now(self) -> datetime:
-        """The time as an aware UTC datetime."""
+        """Return the time as an aware UTC datetime."""
         return datetime.fromtimestamp(self.time(), UTC)
 
     def advance(self, seconds: float | timedelta = 0.0, **units: float) -> None:
         """Let time pass: `advance(1.5)`, `advance(days=30)`, `advance(timedelta(hours=1))`.
 
-        `units` are keywords of `timedelta`. On return every sleeper whose time has come is woken, though it may
-        not have run yet. ValueError, with nothing changed, if the time is negative.
+        `units` are keywords of `timedelta`. On return every sleeper whose time has come is woken, though it may not
+        have run yet. Raise ValueError, with nothing changed, if the time is negative.
         """
         passed = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
         span = (passed + timedelta(**units)) // _MICROSECOND
@@ -90,7 +90,7 @@ class FakeClock:
             self._wake()
 
     def set(self, moment: datetime) -> None:
-        """Put the wall clock to `moment`, forwards or back; ValueError if that has no zone.
+        """Set the wall clock to `moment`, forwards or back. Raise ValueError if `moment` has no zone.
 
         This is a correction, not time that passes: `monotonic()` stays, and nobody wakes.
         """
@@ -100,7 +100,7 @@ class FakeClock:
     def wait(self, wake: threading.Event, seconds: float) -> bool:
         """Block until `wake` is set (True) or `seconds` of this clock have passed (False).
 
-        An advance is noticed at once, the event within 5 ms of real time.
+        It notices an advance at once, the event within 5 ms of real time.
         """
         with self._moved:
             sleeper = _Sleeper(self._passed + _rounded(seconds))
@@ -110,7 +110,7 @@ class FakeClock:
         return wake.is_set()
 
     async def sleep(self, seconds: float) -> None:
-        """Return once `seconds` of this clock have passed; at most 0 gives others one turn."""
+        """Return once `seconds` of this clock have passed. At most 0 gives others one turn."""
         span = _rounded(seconds)
         if span <= 0:
             await asyncio.sleep(0)
@@ -127,15 +127,15 @@ class FakeClock:
 
     @property
     def sleepers(self) -> int:
-        """How many threads and tasks wait for this clock now."""
+        """The number of threads and tasks that wait for this clock now."""
         with self._moved:
             return sum(self._woken < sleeper.until for sleeper in self._sleepers)
 
     def wait_for_sleepers(self, n: int, timeout: float = 30.0) -> None:
-        """Block until at least `n` sleepers wait, so that an advance meets them.
+        """Block until at least `n` sleepers wait, so that an advance reaches them.
 
-        `timeout` is in real seconds; then TimeoutError. From a coroutine call it by `asyncio.to_thread`, since
-        the sleepers of a blocked loop cannot fall asleep.
+        Raise TimeoutError after `timeout` real seconds. Call it from a coroutine by `asyncio.to_thread`, because the
+        sleepers of a blocked loop cannot begin to sleep.
         """
         with self._moved:
             if not self._moved.wait_for(lambda: self.sleepers >= n, timeout):
@@ -173,7 +173,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _rounded(seconds: float) -> float:
-    """Seconds as whole microseconds, which infinity has too."""
+    """Round seconds to whole microseconds; infinity is allowed."""
     return round(seconds * 1e6, 0)
 
 

@@ -1,4 +1,4 @@
-"""A context for unit tests of nodes and of what a workflow asks: what `milepost.current()` gives, without a run."""
+"""A context for unit tests of nodes and of a workflow's functions: `milepost.current()` returns it, without a run."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ def context(
     version: int = 1,
     is_replaying: bool = False,
 ) -> Iterator[WorkflowContext[Any]]:
-    """Give a context, which `current()` finds while the block lasts: `with context(deps=fakes) as ctx: node(ctx, state)`.
+    """Make a context, which `current()` returns inside the block: `with context(deps=fakes) as ctx: node(ctx, state)`.
 
-    `clock` is a `FakeClock` of its own where None is given; `now` (aware) is what `ctx.now()` tells, None: the clock's
-    time. `timeout` is in seconds from here on. `cancel` is the reason of an open cancel. `events` receives what
-    the node tells by `ctx.progress` and `ctx.emit`, `statements` what it asks for by `ctx.with_checkpoint`, which is not
-    executed.
+    `clock` None means a new `FakeClock`. `now` (aware) is the value of `ctx.now()`, None: the clock's time. `timeout`
+    is in seconds from here on. `cancel` is the reason of an open cancel. `events` receives what the node sends by
+    `ctx.progress` and `ctx.emit`, `statements` what it requests by `ctx.with_checkpoint`, which is not executed.
 
-    For what a workflow asks (`when`, `branch`, `on_error`, rollbacks) `inputs` are those of the workflow by name and
-    `results` what steps gave so far: outputs by step name, or a `StepResult` each.
+    For a workflow's functions (`when`, `branch`, `on_error`, rollbacks) `inputs` are the workflow's inputs by name, and
+    `results` are the results of steps so far: outputs by step name, or a `StepResult` each.
     """
     clock = FakeClock() if clock is None else clock
     scope = RunScope(run_id, clock=clock, store=store, deps=deps, logger=logger)

@@ -1,6 +1,6 @@
 """The contract of stores as tests, for every store: ours and those that users write.
 
-A test module gives a store to it in a few lines::
+A test module passes a store to it in a few lines::
 
     class TestMyStore(StoreContract):
         def make_store(self, tmp_path, clock):
@@ -39,7 +39,7 @@ _PARTS = (
     "threads",
     "processes",
 )
-# Before the import, so that a failed assert shows its values as in any test module.
+# This precedes the import, so that a failed assert shows its values as in any test module.
 pytest.register_assert_rewrite(*(f"milepost.testing.contract_{part}" for part in _PARTS))
 
 from milepost.testing.contract_cancels import CancelContract  # noqa: E402
@@ -88,7 +88,7 @@ class StoreContract(
     ThreadContract,
     ProcessContract,
 ):
-    """All promises of `milepost.store`. Subclass it as `Test...`, say `make_store`, and the flags where they differ.
+    """All promises of `milepost.store`. Name a subclass `Test...`, define `make_store`, and set the flags that differ.
 
-    pytest's `tmp_path` names the place: the same path is the same store.
+    pytest's `tmp_path` is the place of the store: the same path is the same store.
     """

@@ -1,4 +1,4 @@
-"""Cancels: at once where nobody owns the run and nothing is to be rolled back, else a flag that every verdict tells."""
+"""Cancels: done at once if nobody owns the run and nothing is to be rolled back, else a flag that every verdict has."""
 
 from __future__ import annotations
 

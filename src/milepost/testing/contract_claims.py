@@ -1,4 +1,4 @@
-"""Claims: who may own a run that exists, what a claim writes, and what becomes of those that come too late."""
+"""Claims: the conditions under which a run can be owned, the writes of a claim, and the refusal of late claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a store object: what it waits for, and what every verb says afterwards."""
+"""The close of a store object: what it waits for, and the error of every verb afterwards."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ClosingContract(StoreUnderTest):
 
 
 def written_until_closed(store: Store, threads: int = 6) -> list[int]:
-    """Close a store while threads append to a run each; how many appends each was told to be written."""
+    """Close a store while each thread appends to a run. Return the number of written appends for each."""
     tokens = [begin(store, f"r{n}") for n in range(threads)]
     has_begun = threading.Barrier(threads + 1)
 

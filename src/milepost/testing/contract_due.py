@@ -1,4 +1,4 @@
-"""What a worker is given: which runs are due, in which order, and that each is claimed as by `claim`."""
+"""The runs that a worker gets: which are due, in which order, and that each is claimed as `claim` does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fence: whose appends count, decided inside the write, and that every other verdict changes nothing."""
+"""The fence: appends count only with a current token, decided inside the write; every other verdict changes nothing."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class FenceContract(StoreUnderTest):
 
 
 def outcomes_of(store: Store, batch: list[Append]) -> list[str]:
-    """What is told of each append; "failed" for all if the batch fails."""
+    """Return the outcome of each append; "failed" for all if the batch fails."""
     try:
         return [verdict.outcome for verdict in store.append(batch)]
     except Exception:

@@ -1,4 +1,4 @@
-"""Ids: one verdict on every store, before anything is stored, and no two of them in one place."""
+"""Ids: the same verdict on every store, before anything is stored, and no two ids in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal itself: how a run begins, what an append adds, and that all of it comes back as it went in."""
+"""The journal: the start of a run, the records that an append adds, and that all of them are read as they were written."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ class JournalContract(StoreUnderTest):
 
 
 def _facts(record: Record) -> tuple[Any, ...]:
-    """What must come back of a record; only the seal is the store's own."""
+    """Return the parts of a record that must be read as written; only the seal is the store's own."""
     fields = record.fields()
     fields.pop("seal", None)
     return (record.sequence, record.kind, record.node_id, record.visit, record.size, fields, record.state())

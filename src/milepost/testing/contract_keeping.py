@@ -1,4 +1,4 @@
-"""Forgetting and counting: what is pruned and what never is, what a thinned run still can, retention, and stats."""
+"""Pruning and counting: what is pruned and what never is, what a pruned run can still do, retention, and stats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that are large and change little: however a store keeps them, they come back whole."""
+"""Large states that change little: in whatever form a store keeps them, they are read whole."""
 
 from __future__ import annotations
 
@@ -257,6 +257,6 @@ class LargeContract(StoreUnderTest):
 
 
 def json_state(envelope: bytes) -> bytes:
-    """The state in an envelope, as it was encoded."""
+    """Return the state in an envelope, as it was encoded."""
     begin_at = envelope.index(b'"state":') + len(b'"state":')
     return envelope[begin_at:-1]

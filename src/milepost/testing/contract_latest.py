@@ -1,4 +1,4 @@
-"""Where a run stands: the point to go on from, what came after it, and what live ranges leave out."""
+"""The snapshot of a run: the point to go on from, the records after it, and those that live ranges leave out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from milepost.testing.journals import begin, checkpoint, claim_of, failure, owne
 
 
 def go_back(store: Store, run_id: str, live: Ranges) -> None:
-    """Claim a free run with new live ranges, and give it up again."""
+    """Claim a free run with new live ranges, and release it again."""
     claimed = take(store, run_id, live=live)
     assert claimed.token is not None
     store.release(claimed.token, Release("interrupted"))
 
 
 def stands(store: Store, run_id: str) -> tuple[int | None, list[int], int]:
-    """The numbers of the point and of the tail, and of the newest record."""
+    """Return the numbers of the point, of the tail, and of the newest record."""
     latest = store.latest(run_id)
     return latest.point and latest.point.sequence, [record.sequence for record in latest.tail], latest.newest
 

@@ -1,4 +1,4 @@
-"""Leases: when somebody may try to take a run over, how often owners may die, and what a clock may do to it."""
+"""Leases: when a run may be taken over, how often owners may die, and the effects of a wrong clock."""
 
 from __future__ import annotations
 

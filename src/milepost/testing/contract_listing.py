@@ -28,7 +28,7 @@ HOSTILE = ("k') OR 2>1 --", "a.b", '$."x"', "it's", '"', "\\", "%", "_", "клю
 
 
 def ids(store: Store, **filters: Any) -> list[str]:
-    """The run ids of a page."""
+    """Return the run ids of a page."""
     return [info.run_id for info in store.list_runs(**filters)]
 
 

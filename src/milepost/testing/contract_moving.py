@@ -1,4 +1,4 @@
-"""Moving runs: what an export gives comes back equal, in a store of any kind, or nothing of it does."""
+"""Moving runs: an export is equal after its import, in a store of any kind, or nothing of it is imported."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ RUNS: dict[str, Callable[[Store], None]] = {
 
 
 def content(export: bytes) -> list[dict[str, Any]]:
-    """The lines of an export without seals and without what tells of its owners."""
+    """Return the lines of an export without seals and without what they say of its owners."""
     lines = [json.loads(line) for line in export.splitlines()]
     for line in lines:
         line.pop("seal", None)
@@ -130,7 +130,7 @@ def content(export: bytes) -> list[dict[str, Any]]:
 
 
 def damaged(export: bytes) -> Iterator[tuple[str, int, bytes, type[Exception]]]:
-    """What is wrong, with which line, in which bytes, and what that is told with."""
+    """Yield kinds of damage: a description, the number of the line, the damaged bytes, and the exception to expect."""
     lines = export.splitlines()
     run, saved, sent = lines[0], lines[8], lines[10]
     assert b'{"saved"' == saved[:8]
@@ -349,7 +349,7 @@ class MovingContract(StoreUnderTest):
 
 
 def json_of(data: bytes) -> Any:
-    """An envelope but for its seal; the bytes themselves of what is none."""
+    """Return an envelope without its seal; other bytes as they are."""
     try:
         found = json.loads(data)
     except ValueError:

@@ -22,7 +22,7 @@ Spawn = Callable[[], Child]
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Look again and again; fail if it is not so within `seconds`."""
+    """Check `is_so` again and again. Fail if it is not true within `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, "it did not become so in time"

@@ -1,4 +1,4 @@
-"""The rows of the table that the first description of a checkpoint store came with, and what it says in words."""
+"""The rows of the table in the first description of a checkpoint store, and what that description says in words."""
 
 from __future__ import annotations
 

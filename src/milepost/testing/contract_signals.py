@@ -1,4 +1,4 @@
-"""Signals: each is kept once, numbered, and wakes the run that waits for it, in one write."""
+"""Signals: each is stored once, numbered, and wakes the run that waits for it, in one write."""
 
 from __future__ import annotations
 

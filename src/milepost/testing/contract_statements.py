@@ -1,4 +1,4 @@
-"""Statements of users: they count with the records of their append, or not at all; other stores refuse them."""
+"""Users' statements: they count with the records of their append, or not at all; other stores refuse them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONTROL = [
     "RELEASE s",
     "RELEASE SAVEPOINT s",
 ]
-"""What controls a transaction in the SQL of any database."""
+"""Statements that control a transaction in the SQL of any database."""
 
 
 class StatementContract(StoreUnderTest):
@@ -51,7 +51,7 @@ class StatementContract(StoreUnderTest):
 
     @pytest.fixture
     def book(self, store: Store, tmp_path: Path) -> Iterator[Path]:
-        """Make the table, and tell where it is."""
+        """Create the table, and yield the store's path."""
         self.query(tmp_path, f"DROP TABLE IF EXISTS {BOOK}")
         self.query(tmp_path, f"CREATE TABLE {BOOK} (id integer PRIMARY KEY, word text CHECK (word <> 'no'))")
         yield tmp_path

@@ -1,7 +1,7 @@
-"""How the contract meets a store: what a store's author fills in, and which promises apply to that store.
+"""The link between the contract and a store: what a store's author defines, and which promises apply to that store.
 
-A promise that a kind of store cannot make (a lease that ends, other processes) is not skipped when the tests
-run: by its flag the test is not there, and a test of the opposite takes its place.
+A promise that a kind of store cannot make (a lease that ends, other processes) is not skipped when the tests run: its
+flag removes the test, and a test of the opposite takes its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def requires(**flags: bool) -> Callable[[Test], Test]:
-    """Keep a test of the contract to stores whose class flags have these values."""
+    """Restrict a test of the contract to stores whose class flags have these values."""
 
     def mark(test: Test) -> Test:
         test.required_flags = flags  # type: ignore[attr-defined]
@@ -35,41 +35,41 @@ def requires(**flags: bool) -> Callable[[Test], Test]:
 
 
 class StoreUnderTest:
-    """What the tests know of the store that they test."""
+    """The facts about a store that its tests need."""
 
     is_shared_between_processes: ClassVar[bool] = True
-    """Whether `make_store` called again, or in another process, opens the same runs."""
+    """True if `make_store` called again, or in another process, opens the same runs."""
 
     lease_has_end: ClassVar[bool] = True
-    """Whether a lease that nobody renews ends. If not, only `abandon` and `takeover` free a run."""
+    """True if a lease that nobody renews ends. If not, only `abandon` and `takeover` free a run."""
 
     has_fork: ClassVar[bool] = hasattr(os, "fork")
-    """Whether this system forks processes and freezes them."""
+    """True if this system forks processes and freezes them."""
 
     sees_dead_processes: ClassVar[bool] = sys.platform == "linux"
-    """Whether the end of an owner's process is noticed before its lease ends; see `milepost.model.process`."""
+    """True if the end of an owner's process is noticed before its lease ends; see `milepost.model.process`."""
 
     runs_statements: ClassVar[bool] = False
-    """Whether an append may have statements: then `query` says how to look at what they did."""
+    """True if an append may have statements. Then `query` reads what they wrote."""
 
     placeholder: ClassVar[str] = "?"
-    """What stands for a bound value in a statement."""
+    """The placeholder for a bound value in a statement."""
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         """Open the store that belongs to `tmp_path` (empty at first), with `clock` as its time."""
         raise NotImplementedError
 
     def child_source(self, tmp_path: Path) -> str:
-        """Python source that binds `store` to the store of `tmp_path`, with the machine's clock.
+        """Return Python source that binds `store` to the store of `tmp_path`, with the machine's clock.
 
-        Another process runs it. Not asked for unless the store is shared between processes.
+        Another process runs it. It is called only if processes share the store.
         """
         raise NotImplementedError
 
     def query(self, tmp_path: Path, sql: str) -> list[Any]:
-        """Run a statement in the database of the store of `tmp_path`, over a connection of its own; its rows.
+        """Run a statement in the database of the store of `tmp_path`, over a connection of its own. Return its rows.
 
-        Not asked for unless the store runs statements.
+        It is called only if the store runs statements.
         """
         raise NotImplementedError
 
@@ -84,30 +84,30 @@ class StoreUnderTest:
 
     @pytest.fixture
     def clock(self) -> FakeClock:
-        """The time of `store` and `other`."""
+        """Return the clock of `store` and `other`."""
         return FakeClock()
 
     @pytest.fixture
     def store(self, tmp_path: Path, clock: FakeClock) -> Iterator[Store]:
-        """A store without runs."""
+        """Yield a store without runs."""
         with self.make_store(tmp_path, clock) as store:
             yield store
 
     @pytest.fixture
     def other(self, store: Store, tmp_path: Path, clock: FakeClock) -> Iterator[Store]:
-        """Another store object over the runs of `store`."""
+        """Yield another store object over the runs of `store`."""
         with self.make_store(tmp_path, clock) as other:
             yield other
 
     @pytest.fixture
     def real_store(self, tmp_path: Path) -> Iterator[Store]:
-        """A store without runs on the machine's clock, for tests with several processes."""
+        """Yield a store without runs on the machine's clock, for tests with several processes."""
         with self.make_store(tmp_path, SYSTEM) as store:
             yield store
 
     @pytest.fixture
     def spawn(self, real_store: Store, tmp_path: Path) -> Iterator[Callable[[], Child]]:
-        """Start processes that have `store`, the runs of `real_store`; they are killed at the end."""
+        """Yield a function that starts processes with `store`, the runs of `real_store`. They are killed at the end."""
         children = list[Child]()
 
         def spawn() -> Child:

@@ -1,4 +1,4 @@
-"""Thinning runs: what stays when each node keeps its newest visits, and what such a run still can."""
+"""Pruned visits: what stays when each node keeps its newest visits, and what such a run can still do."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def end(store: Store, token: Token, status: str = "finished") -> None:
 
 
 def loop(store: Store, run_id: str, passes: int, *, status: str = "finished") -> None:
-    """A run that has gone `passes` times through the nodes a and b and then ended."""
+    """Make a run that has gone `passes` times through the nodes a and b and then ended."""
     token = begin(store, run_id)
     work(store, token, *("ab" * passes))
     end(store, token, status)
 
 
 def owned(store: Store, run_id: str, **changes: Any) -> Token:
-    """Take a run; the token."""
+    """Claim a run and return the token."""
     token = take(store, run_id, **changes).token
     assert token is not None
     return token
 
 
 def visits(store: Store, run_id: str) -> list[tuple[str, int]]:
-    """Node and visit of all that the history shows."""
+    """Return node and visit of each entry in the history."""
     return [(info.node_id, info.visit) for info in store.history(run_id)]
 
 
 def ids(store: Store) -> set[str]:
-    """All runs."""
+    """Return the ids of all runs."""
     return {info.run_id for info in store.list_runs(limit=10_000)}
 
 

@@ -1,4 +1,4 @@
-"""Many threads on one store object: every verb is thread-safe, and of those who want the same thing one gets it."""
+"""Many threads on one store object: every verb is thread-safe, and of threads that want the same thing one gets it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def at_once(call: Callable[[Given], Result], given: Iterable[Given]) -> list[Result]:
-    """Call with each of `given` in a thread of its own, all let go together; results in order."""
+    """Call with each of `given` in a thread of its own, all started together. Return the results in order."""
     values = list(given)
     gate = threading.Barrier(len(values))
 

@@ -1,4 +1,4 @@
-"""By run and node, and bytes: what `save`, `load`, `list`, `history`, `delete` and `delete_run` promise."""
+"""Bytes by run and node: what `save`, `load`, `list`, `history`, `delete` and `delete_run` promise."""
 
 from __future__ import annotations
 

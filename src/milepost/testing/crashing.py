@@ -1,13 +1,13 @@
-"""Crash a flow everywhere: stop it at every effect, let another process go on, compare with the undisturbed run.
+"""Crash tests of a flow: stop it at every effect, let another process go on, and compare with the undisturbed run.
 
-The core is a generator of effects, and nothing outside it changes but by an effect. So the moments at which a process
-can die are as many as there are effects, and all of them can be tried: before an effect is performed, and after it was
-performed but before anybody heard of it. No luck, no sleeps, no processes. (What is not covered is a medium that breaks
-a write in half; that is the store's own promise, `StoreContract`.)
+The core is a generator of effects, and nothing outside it changes without an effect. So a process can die at as many
+moments as there are effects, and all of them can be tried: before an effect is performed, and after it was performed
+but before anybody heard of it. No luck, no sleeps, no processes. (A backend that breaks a write in half is not covered:
+that is the store's own promise, `StoreContract`.)
 
-A dead process is a routine that was dropped: it performs nothing more, not even its own farewell. Another process is a
-new store object on the same place, after the dead one's lease is over. A `MemoryStore`, which has no place, goes on
-itself and is told that its verb has ended.
+A dead process is a routine that was dropped: it performs nothing more, not even its own cleanup. Another process is a
+new store object on the same place, after the dead one's lease has ended. A `MemoryStore`, which has no place, is used
+further, and is told that its verb has ended.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RUN_ID = "crashtest"
 
 
 class Crash(NamedTuple):
-    """Where a process dies: at effect number `effect` since the last crash, from 0, before it is performed or after."""
+    """The moment at which a process dies: before or after effect number `effect` since the last crash, from 0."""
 
     effect: int
     is_after: bool = False
@@ -52,16 +52,16 @@ class Crash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """What was tried. It is only made when everything held."""
+    """A report of the runs that were tried. It exists only if all checks passed."""
 
     effects: tuple[str, ...]
-    """What the undisturbed run asked for, in order, by name."""
+    """The names of the effects of the undisturbed run, in order."""
     calls: tuple[str, ...]
-    """The node visits that the undisturbed run called, in order, as `node#visit`; an attempt each."""
+    """The node visits that the undisturbed run called, in order, as `node#visit`, one for each attempt."""
     scenarios: int
-    """How many runs were disturbed."""
+    """The number of disturbed runs."""
     crashes: int
-    """How many processes died in them."""
+    """The number of processes that died in them."""
 
 
 def crashtest(
@@ -77,25 +77,25 @@ def crashtest(
     signals: Mapping[str, Any] | None = None,
     **options: Unpack[RunOptions],
 ) -> CrashReport:
-    """Crash `flow` at every effect and raise AssertionError unless each crashed run ends like the undisturbed one.
+    """Crash `flow` at every effect. Raise AssertionError unless each crashed run ends like the undisturbed one.
 
     `input` is a graph's state, or a workflow's inputs: a mapping, a `Bound`, None for none.
 
-    `store` opens the store, with the clock that it is given, at the same place each time: the run's own id is used
-    again and again there. None: a `MemoryStore`. `crashes` is how many processes die in one run: with 2 the resume
-    too dies at every effect, which takes the square of the time. Where it is a sequence of `Crash`, one run is disturbed,
-    by these; those that come after its end are left out. `resumes` is how often a run that stops by itself (a
-    failed node or router, a breakpoint) is resumed until it ends. With `resume_from` the first run is left in peace,
-    and what is crashed is a `resume_from` after that node. `turns` are what the run is continued with
-    (`if_exists="continue"`), one after the other, each time that it has ended. `before` is called before each run, to put
-    back what nodes keep outside the state. `signals` by name answer what a workflow waits for, as they do in `run_flow`;
-    other waits and timers pass by time. `options` are those of every verb; time is a `FakeClock`, which pauses advance.
+    `store` is called with a clock and opens the store, at the same place each time: the same run id is used there again
+    and again. None: a `MemoryStore`. `crashes` is the number of processes that die in one run: with 2 the resume dies
+    at every effect too, which takes the square of the time. A sequence of `Crash` disturbs one run; those after its end
+    are left out. `resumes` is how often a run that stops by itself (a failed node or router, a breakpoint) is resumed
+    until it ends. With `resume_from` the first run is not disturbed, and a `resume_from` after that node is crashed
+    instead. `turns` are the states with which the run is continued (`if_exists="continue"`), one each time that it has
+    ended. `before` is called before each run, to reset what nodes keep outside the state. `signals` by name answer the
+    waits of a workflow, as they do in `run_flow`; other waits and timers pass by time. `options` are those of every
+    verb; time is a `FakeClock`, which pauses advance.
 
-    Checked of each crashed run: it ends with the same status and an equal state or output; no visit whose checkpoint was
-    recorded is called again, nor a router whose answer was, nor a rollback whose outcome was; there is no more than one
-    call too many for each crash; the visits in its history are those of the undisturbed run; `verify` finds nothing. Nodes
-    must do the same each time, but for what an attempt of their own changes; a node that asks `ctx.now()` gets other times
-    after a crash.
+    These checks apply to each crashed run. It ends with the same status and an equal state or output. No visit is
+    called again after its checkpoint was recorded, no router after its answer was, and no rollback after its outcome
+    was. There is at most one call too many for each crash. The visits in its history are those of the undisturbed run.
+    `verify` finds nothing. Nodes must do the same each time, except for what depends on their own attempt; a node that
+    calls `ctx.now()` gets other times after a crash.
     """
     given = inputs_of(flow, input) if isinstance(flow, Workflow) else input
     subject = _Subject(cast("Flow", flow), given, store, resumes, resume_from, turns, before, signals, options)
@@ -111,15 +111,15 @@ def crashtest(
 
 
 def _scenarios(subject: _Subject, depth: int) -> Iterator[_Scenario]:
-    """All runs with up to `depth` crashes, each with the crashed runs that follow from it."""
+    """Yield all runs with up to `depth` crashes, each with the crashed runs that follow from it."""
     if depth < 1:
         raise OptionError(f"crashes must be 1 or more, not {depth!r}", option="crashes")
 
     def beneath(crashes: tuple[Crash, ...]) -> Iterator[_Scenario]:
         number = 0
         while True:
-            # What follows an effect and what comes before the next one differ by nothing that survives the process, so
-            # only a run's last crash is put at both places.
+            # Nothing that survives the process changes between an effect and the next one, so only a run's last crash
+            # is tried both before and after an effect.
             is_last = len(crashes) + 1 == depth
             for is_after in (False, True) if is_last else (False,):
                 scenario = subject.play((*crashes, Crash(number, is_after)))
@@ -134,43 +134,43 @@ def _scenarios(subject: _Subject, depth: int) -> Iterator[_Scenario]:
 
 
 class _Scenario:
-    """One run over all its processes, and what was seen of it."""
+    """One run over all its processes, and the facts that were observed."""
 
     def __init__(self, crashes: tuple[Crash, ...]) -> None:
         self.to_come = list(crashes)
         self.effects: list[str] = []
-        """By name, over all processes."""
+        """The names of the effects, over all processes."""
         self.since = 0
-        """How many effects there were since the last crash."""
+        """The number of effects since the last crash."""
         self.died: list[str] = []
-        """Where processes died, in words."""
+        """Descriptions of the moments at which processes died."""
         self.calls: list[Visit] = []
         self.recorded: set[Visit] = set()
         """The visits whose checkpoint was written."""
         self.routed: set[Visit] = set()
-        """Those where the way on from them was written too."""
+        """The visits whose next node was written too."""
         self.undone: set[str] = set()
-        """The steps whose rollback has ended, and that was written."""
+        """The steps whose rollback has ended and was written."""
         self.status = ""
         self.data = b""
         self.visits: list[Visit] = []
         self.has_branches = False
-        """Whether branches were open at any time."""
+        """True if branches were open at any time."""
         self.is_in_line = True
-        """Whether nothing runs beside anything else, so that the order of all visits is known."""
+        """True if nothing runs in parallel, so that the order of all visits is known."""
 
     @property
     def has_crashed(self) -> bool:
-        """Whether every crash was reached."""
+        """True if every crash was reached."""
         return not self.to_come
 
     @property
     def place(self) -> str:
-        """Where it crashed, for messages."""
+        """The places of the crashes, for messages."""
         return ", then ".join(self.died) or "nowhere"
 
     def meet(self, effect: Effect) -> Crash | None:
-        """Note an effect that comes next, and tell the crash that is to happen at it."""
+        """Note the next effect, and return the crash that is to happen at it, or None."""
         number = self.since
         self.since += 1
         self.effects.append(type(effect).__name__)
@@ -182,7 +182,7 @@ class _Scenario:
         return crash
 
     def check_call(self, call: Call) -> None:
-        """Note a call that comes next; AssertionError if what it gives was recorded already."""
+        """Note the next call. Raise AssertionError if its result was recorded already."""
         if call.context is None:
             return
         node_id, visit = call.context.node_id, call.context.visit
@@ -214,7 +214,7 @@ class _Scenario:
                 self.routed.add(visit)
 
     def compare(self, plain: _Scenario) -> None:
-        """AssertionError unless this ended like `plain`, with no more calls than its crashes explain."""
+        """Raise AssertionError unless this run ended like `plain`, with no more calls than its crashes explain."""
         if (self.status, self.data) != (plain.status, plain.data):
             raise AssertionError(
                 f"crashed {self.place}, the run ended {self.status} with {_text(self.data)}; undisturbed it ends "
@@ -225,7 +225,7 @@ class _Scenario:
                 f"crashed {self.place}, the run's history is {self.visits}; undisturbed it is {plain.visits}"
             )
         extra = Counter(self.calls) - Counter(plain.calls)
-        # A crash may cut short one call in each branch that is open.
+        # A crash may interrupt one call in each open branch.
         most = extra.total() if self.is_in_line else max(extra.values(), default=0)
         if most > len(self.died):
             raise AssertionError(
@@ -235,7 +235,7 @@ class _Scenario:
 
 
 class _Subject:
-    """The flow under test, and how to run it from its beginning."""
+    """The flow under test, and the way to run it from its beginning."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class _Subject:
         options: Any,
     ) -> None:
         self._flow = flow
-        # The entry node may change what it is given, so each run begins with a copy of its own.
+        # The entry node may change its input, so each run begins with a copy.
         self._input = flow.codec.encode(input)
         self._open = store
         self._resumes = resumes
@@ -301,22 +301,22 @@ class _Subject:
                 raise process.error
             else:
                 left -= 1
-            # A verb that ended before it took the run is called again; after that the run is resumed.
+            # A verb that ended before it took the run is called again. After that the run is resumed.
             wish = first if world.epoch == epoch else ResumeRequest()
 
     def _recorded(self, result: Any) -> bytes:
-        """What a run ended with, as it is recorded."""
+        """Return the result of a run as it is recorded."""
         if self._flow.front == "graph":
             return self._flow.codec.encode(result.state)
         return cast("StepFlow", self._flow).output_codec.encode(result.output, root="output")
 
     def _process(self, world: _World, wish: ResumeRequest | None, turn: int = 0) -> Stepper[Any]:
-        """A process that does what `wish` says; None: that begins the run, or its turn of that number."""
+        """Build a process that carries out `wish`. None: it begins the run, or its continuation number `turn`."""
         bound: dict[str, Any] = {"clock": world.clock}
         if turn:
             bound["if_exists"] = "continue"
         job = Job(self._flow, world.store, RUN_ID, self._options, bound, wish)
-        # Events are effects too: a process can die between a write and what is told of it.
+        # Events are effects too: a process can die between a write and its event.
         job.run.is_listening = True
         state = None if wish is not None else self._flow.codec.decode(self._input)
         if wish is None and turn:
@@ -347,14 +347,14 @@ class _Subject:
 
 
 def _is_parallel(flow: Any) -> bool:
-    """Whether several nodes of a graph may run at once."""
+    """Return whether several nodes of a graph may run at once."""
     if flow.front != "graph":
         return False
     return bool(flow.splits) or any(unit.work is not None for unit in flow.units.values())
 
 
 class _World:
-    """What outlives a process: the clock, and the place where the store keeps things."""
+    """The parts that outlive a process: the clock, and the store's place."""
 
     def __init__(self, open_store: Callable[[Clock], Store] | None) -> None:
         self.clock = FakeClock()
@@ -365,14 +365,14 @@ class _World:
 
     @property
     def epoch(self) -> int:
-        """How often the run had an owner; 0 if there is no such run."""
+        """The number of owners that the run has had; 0 if there is no such run."""
         try:
             return self.store.get_run(RUN_ID).epoch
         except RunNotFoundError:
             return 0
 
     def die(self, tokens: Sequence[Token], lease: float) -> None:
-        """Go on as another process than the one that had `tokens` and has just died."""
+        """Go on as another process than the one that held `tokens` and has just died."""
         if isinstance(self.store, MemoryStore):
             for token in tokens:
                 self.store.abandon(token)
@@ -390,14 +390,14 @@ class _World:
 
 
 def was_written(write: Write, run_id: str) -> bool:
-    """Whether an append took effect that a statement of its own may have undone."""
+    """Return whether an append took effect, which one of its statements may have undone."""
     first = write.append.records[0]
     found = write.store.read(run_id, after=first.sequence - 1, before=first.sequence + 1)
     return bool(found) and (found[0].header or b"").startswith(first.header or b"\0")
 
 
 def _told(effect: Effect) -> str:
-    """An effect in a few words."""
+    """Describe an effect in a few words."""
     kind = type(effect).__name__
     if isinstance(effect, Ask):
         return f"{kind} {effect.method}"

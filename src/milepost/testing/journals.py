@@ -1,7 +1,7 @@
-"""Runs, records and claims that a test of a store puts in, made as an engine makes them.
+"""Runs, records and claims for tests of stores, built as an engine builds them.
 
-Each function fills in what a test does not care about. Times are POSIX seconds; a store's own clock is asked
-where a store is at hand.
+Each function fills in what a test does not care about. Times are POSIX seconds; with a store at
+hand they come from its clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EPOCH_TIME = 1_767_225_600.0
 
 
 def start(run_id: str, *, flow: str = "orders", state: bytes = b'{"n":5}', at: float = EPOCH_TIME) -> Record:
-    """The start record of a run, with `state` as its input."""
+    """Build the start record of a run, with `state` as its input."""
     fields = {"flow": flow, "entry": "first", "epoch": 1}
     return make_record(run_id, 0, format_time(at), START, state=state, fields=fields)
 
@@ -48,19 +48,19 @@ def checkpoint(
     attempt: int = 1,
     at: float = EPOCH_TIME,
 ) -> Record:
-    """A checkpoint of a node that has completed."""
+    """Build the checkpoint of a node that has completed."""
     fields = {"next_node": "later", "attempt": attempt}
     return make_record(run_id, sequence, format_time(at), CHECKPOINT, node_id, visit, state, fields)
 
 
 def failure(run_id: str, sequence: int, node_id: str = "work", *, visit: int = 1, at: float = EPOCH_TIME) -> Record:
-    """The record of an attempt that failed."""
+    """Build the record of an attempt that failed."""
     fields = {"op": "execute", "error": "ValueError", "message": "no", "attempt": 1, "final": False}
     return make_record(run_id, sequence, format_time(at), FAILURE, node_id, visit, fields=fields)
 
 
 def finish(run_id: str, sequence: int, *, status: str = "finished", at: float = EPOCH_TIME) -> Record:
-    """The record that ends a run."""
+    """Build the record that ends a run."""
     return make_record(run_id, sequence, format_time(at), FINISH, fields={"status": status})
 
 
@@ -74,7 +74,7 @@ def owner(
     live: Ranges | None = None,
     at: float = EPOCH_TIME,
 ) -> Record:
-    """The owner record of a claim; with `node_id` and `state` it overrides the state at that node."""
+    """Build the owner record of a claim. With `node_id` and `state` it overrides the state at that node."""
     fields = {"epoch": epoch, "verb": "resume", "live": live}
     return make_record(run_id, sequence, format_time(at), OWNER, node_id, state=state, fields=fields)
 
@@ -90,7 +90,7 @@ def new_run(
     state: bytes = b'{"n":5}',
     at: float = EPOCH_TIME,
 ) -> NewRun:
-    """What `create` needs, under a nonce of its own."""
+    """Build the argument of `create`, with a nonce of its own."""
     record = start(run_id, flow=flow, state=state, at=at)
     return NewRun(run_id, flow, secrets.token_hex(8), record, lease, {} if tags is None else tags, status, wake_at)
 
@@ -101,7 +101,7 @@ def begin(store: Store, run_id: str, **changes: Any) -> Token:
 
 
 def claim_of(latest: RunSnapshot, *, lease: float = 30.0, at: float = EPOCH_TIME, **changes: Any) -> Claim:
-    """A claim that fits what `latest` told; `changes` are fields of `Claim`."""
+    """Build a claim that fits the snapshot `latest`. `changes` are fields of `Claim`."""
     row, sequence = latest.row, latest.newest + 1
     record = owner(row.info.run_id, sequence, row.epoch + 1, live=changes.get("live"), at=at)
     wish = Claim(row.info.run_id, latest.newest, row.epoch + 1, secrets.token_hex(8), record, lease)
@@ -126,7 +126,7 @@ def write(
 
 
 def work(store: Store, token: Token, *node_ids: str, release: Release | None = None) -> Verdict:
-    """Append one checkpoint for each of `node_ids`, at the next numbers, each visit numbered."""
+    """Append one checkpoint for each of `node_ids`, at the next numbers, with visits counted."""
     known = store.read(token.run_id)
     records = list[Record]()
     for node_id in node_ids:
@@ -138,5 +138,5 @@ def work(store: Store, token: Token, *node_ids: str, release: Release | None = N
 
 
 def whole(store: Store, run_id: str) -> tuple[RunRow, list[Record]]:
-    """All that a store tells of a run, to see that a call has changed nothing."""
+    """Return the row and all records of a run, to check that a call has changed nothing."""
     return store.get_run(run_id), store.read(run_id)

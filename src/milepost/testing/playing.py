@@ -1,7 +1,7 @@
-"""A workflow in a test: its functions may be stubs, what it waits for comes by itself, and pauses pass at once.
+"""A workflow in a test: stubs may replace its functions, answers to its waits come by themselves, pauses pass at once.
 
-A run that was parked is gone on with as another process would: the code is played again from the record, so that code
-which does not bear that fails in the test already.
+A parked run is continued as another process would: its code is played again from the record. So code that does not
+allow this fails in the test already.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ GLIMPSE = 0.01
 
 
 class Answers:
-    """What comes to a run that waits: the signals of the test, else time."""
+    """The answers to the waits of a run: the signals of the test, or else time."""
 
     def __init__(self, signals: Mapping[str, Any] | None) -> None:
         self._signals = signals or {}
         self._answered: set[str] = set()
 
     def come(self, waiting: RunSuspended, store: Store) -> None:
-        """Send what the test has for what is waited for; where it has nothing, let the time pass to the first end.
+        """Send the test's signals for the open waits. Without any, advance the clock to the first end of a wait.
 
-        Raises `waiting` where neither is there, which is so too where an answer was refused.
+        Raise `waiting` if neither is possible, or if an answer was refused.
         """
         assert waiting.run_id is not None
         is_refused = any(wait.wait_id in self._answered for wait in waiting.waiting_for)
@@ -101,7 +101,7 @@ class Play:
         self._answers = Answers(signals)
 
     def run(self) -> WorkflowResult[Any]:
-        """Run it in this thread; where it has coroutine functions, in an event loop of its own."""
+        """Run it in this thread; if it has coroutine functions, in an event loop of its own."""
         if self._flow.workflow.is_async or any(map(is_async, self._stubs.values())):
             return asyncio.run(self.arun())
         job = self._job(None)
@@ -120,7 +120,7 @@ class Play:
             job = self._job(job)
 
     async def arun(self, before: Job | None = None) -> WorkflowResult[Any]:
-        """`run`, awaited; the run may have come some way `before`."""
+        """Run it as `run` does, awaited. `before` is the job of a run that has already begun."""
         job = self._job(before)
         while True:
             driver = PassingAsync(job.options.clock, job.options.hooks)
@@ -140,7 +140,7 @@ class Play:
         return Job(cast("StepFlow", self._flow), self._store, run_id, given, {"clock": self._store.clock}, wish)
 
     def _routine(self, job: Job) -> Routine[Any]:
-        """The inputs are copied, so that the test's own are never changed."""
+        """Start the job's routine. The inputs are copied, so that the test's own are never changed."""
         return job.routine(copy.deepcopy(self._inputs) if job.wish is None else None, full=False)
 
     def _ended(self, result: WorkflowResult[Any]) -> WorkflowResult[Any]:
@@ -154,7 +154,8 @@ class Play:
         return result
 
     def stubbed(self, step: Step[Any], step_id: str) -> Step[Any]:
-        """The step with what stands in for its function, and for those of its parts; with copies of its arguments."""
+        """Return the step with stubs in place of its function and of those of its parts, and
+        with copies of its arguments."""
         self._asked.add(step_id)
         work: Any = step.work
         stub = self._stubs.get(step_id)
@@ -182,7 +183,7 @@ class Play:
         return other
 
     def _handled(self, handler: Callable[..., Any], step_id: str) -> Callable[..., Any]:
-        """An on_error whose step may have a stub."""
+        """Wrap an on_error, whose step may have a stub."""
 
         def given(answer: Any) -> Any:
             return self.stubbed(answer, f"{step_id}/{answer.name}") if isinstance(answer, Step) else answer
@@ -197,7 +198,7 @@ class Play:
 
 
 def inputs_of(flow: Workflow[..., Any], input: Any) -> dict[str, Any]:
-    """The inputs of a workflow by name, defaults included, from a mapping, a `Bound`, or None for none."""
+    """Return the inputs of a workflow by name, defaults included, from a mapping, a `Bound`, or None for none."""
     return flow.inputs_of((), dict(input.state if isinstance(input, Bound) else input or {}))
 
 
@@ -205,7 +206,7 @@ def inputs_of(flow: Workflow[..., Any], input: Any) -> dict[str, Any]:
 
 
 class _Stub(functools.partial[Any]):
-    """What stands in for a function. The types of arguments and of what comes back are those of the `original`."""
+    """A substitute for a function. Types of arguments and results are those of the `original`."""
 
     original: Any
 
@@ -219,14 +220,14 @@ def _stub(fn: Callable[..., Any], stub: Callable[..., Any] | None) -> Callable[.
 
 
 def _copied(value: Any) -> Any:
-    """A value that shares nothing with the original; the original where it cannot be copied, a client say."""
+    """Return a copy that shares nothing with the value; the value itself if it cannot be copied, as a client cannot."""
     with suppress(Exception):
         return copy.deepcopy(value)
     return value
 
 
 class StubbedFlow:
-    """A workflow whose functions may have stubs: it knows the types of what they stand for."""
+    """A workflow whose functions may have stubs. It uses the types of the functions that they replace."""
 
     def __init__(self, workflow: Workflow[..., Any], play: Play) -> None:
         self.workflow = workflow
@@ -242,20 +243,20 @@ class StubbedFlow:
         return run
 
     def codec_of(self, fn: Any) -> Any:
-        """Of what the function returns, or should."""
+        """Return the codec of the original function's result."""
         return self.workflow.codec_of(getattr(fn, "original", fn))
 
     def items_codec_of(self, fn: Any) -> Any:
-        """Of what it is mapped over."""
+        """Return the codec of the items of a map."""
         return self.workflow.items_codec_of(getattr(fn, "original", fn))
 
     def argument_types_of(self, fn: Any) -> Any:
-        """What classes its arguments may be of."""
+        """Return the classes that the original function's arguments may have."""
         return self.workflow.argument_types_of(getattr(fn, "original", fn))
 
 
 class _StubbedRun(StepRun):
-    """A run in which every step that the code asks for is given its stub."""
+    """A run in which every step that the code asks for gets its stub."""
 
     __slots__ = ("play_of",)
     play_of: Play
@@ -269,7 +270,7 @@ class _StubbedRun(StepRun):
 
 
 class Passing(SyncDriver):
-    """Lets the time of a `FakeClock` pass where others would wait for it."""
+    """A driver that advances a `FakeClock` where others would wait for it."""
 
     def _sleep(self, effect: Sleep) -> None:
         if not isinstance(self.clock, FakeClock):
@@ -288,7 +289,7 @@ class Passing(SyncDriver):
 
 
 class PassingAsync(AsyncDriver):
-    """Lets the time of a `FakeClock` pass where others would wait for it."""
+    """An async driver that advances a `FakeClock` where others would wait for it."""
 
     async def _sleep(self, effect: Sleep) -> None:
         if not isinstance(self.clock, FakeClock):

@@ -1,6 +1,6 @@
 """A pytest plugin with the tools of `milepost.testing` as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
 
-That line stands in the `conftest.py` of a test suite's root. Nothing is registered by itself.
+Put that line in the `conftest.py` of a test suite's root. Nothing is registered by itself.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["crashtest", "fake_clock", "memory_store", "run_flow"]
 
 @pytest.fixture
 def fake_clock() -> FakeClock:
-    """A clock that stands still until the test advances it."""
+    """Return a clock that stands still until the test advances it."""
     return FakeClock()
 
 
 @pytest.fixture
 def memory_store(fake_clock: FakeClock) -> Iterator[MemoryStore]:
-    """An empty store whose time is that of `fake_clock`."""
+    """Yield an empty store whose time is that of `fake_clock`."""
     with MemoryStore(clock=fake_clock) as store:
         yield store
 
 
 @pytest.fixture
 def run_flow(memory_store: MemoryStore) -> Callable[..., Any]:
-    """`milepost.testing.run_flow` on `memory_store`, where the test can look at the run afterwards."""
+    """Return `milepost.testing.run_flow` on `memory_store`, where the test can look at the run afterwards."""
 
     def run(flow: Any, input: Any = None, **options: Any) -> Any:
         return running.run_flow(flow, input, **{"store": memory_store, **options})
@@ -42,5 +42,5 @@ def run_flow(memory_store: MemoryStore) -> Callable[..., Any]:
 
 @pytest.fixture
 def crashtest() -> Callable[..., crashing.CrashReport]:
-    """`milepost.testing.crashtest`."""
+    """Return `milepost.testing.crashtest`."""
     return crashing.crashtest

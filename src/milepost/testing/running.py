@@ -1,10 +1,10 @@
-"""Running a flow in a test: on a memory store, with stubs for nodes or steps, and stricter than in production.
+"""A run of a flow in a test: on a memory store, with stubs for nodes or steps, and stricter than in production.
 
-What a test should find and production would find too late: a router that changes the state, a node that changes a
-state which it has already returned, and code that works only because two nodes share one object. Every node gets a
-decoded copy, as it would after a crash, and every step copies of its arguments.
+It finds faults that production would find too late: a router that changes the state, a node that changes a state which
+it has already returned, and code that works only because two nodes share one object. Every node gets a decoded copy, as
+it would after a crash, and every step gets copies of its arguments.
 
-What a run waits for comes by itself: signals that the test has told, and time, on a `FakeClock`.
+Answers to a run's waits come by themselves: the test's signals, and time, on a `FakeClock`.
 """
 
 from __future__ import annotations
@@ -80,22 +80,22 @@ def run_flow(
     run_id: str | None = None,
     **options: Unpack[RunOptions],
 ) -> Any:
-    """Run `flow` to its end and return what became of it.
+    """Run `flow` to its end and return its result.
 
-    Of a graph `input` is the state; `stubs` are functions that stand in for nodes, by node id: `(ctx, state)` or `(state)`,
-    sync or async. Of a workflow `input` is a mapping of its inputs or a `Bound`; `stubs` are called instead of the functions
-    of steps, by step id (`outer/inner` for one that is part of another, a map's own id for its items), with the step's
-    arguments.
+    For a graph, `input` is the state, and `stubs` are functions that replace nodes, by node id: `(ctx, state)` or
+    `(state)`, sync or async. For a workflow, `input` is a mapping of its inputs or a `Bound`, and `stubs` are called
+    instead of the functions of steps, by step id (`outer/inner` for one that is part of another, a map's own id for its
+    items), with the step's arguments.
 
-    `signals` by name answer waits as they come; one that is a function is asked with the `Wait` for what to
+    `signals` by name answer waits as they come; one that is a function is called with the `Wait` and returns what to
     send. A time that is over before an answer comes, and a pause before another attempt, passes at once on the store's
-    clock, which is a `FakeClock` where the store is a new one. `RunSuspended` for a wait that nobody answers.
+    clock, which is a `FakeClock` if the store is a new one. A wait that nobody answers raises `RunSuspended`.
 
-    `store` is a new `MemoryStore` where None is given; `options` are those of every verb. Coroutine functions are awaited in
-    an event loop of their own: inside one, use `arun_flow`.
+    `store` None means a new `MemoryStore`; `options` are those of every verb. Coroutine functions are awaited in an
+    event loop of their own: inside one, use `arun_flow`.
 
-    Raises what the run raises, AssertionError for what only the testing mode refuses (above), `OptionError` for a stub of
-    a node that the graph does not have, and of a step that the workflow never asked for.
+    Raises what the run raises, AssertionError for what only the testing mode refuses (above), `OptionError` for a stub
+    of a node that the graph does not have, and of a step that the workflow never asked for.
     """
     if isinstance(flow, Workflow):
         return Play(flow, input, stubs, signals, store, run_id, options).run()
@@ -135,7 +135,7 @@ async def arun_flow(
     run_id: str | None = None,
     **options: Unpack[RunOptions],
 ) -> Any:
-    """`run_flow`, awaited."""
+    """Run `flow` as `run_flow` does, awaited."""
     if isinstance(flow, Workflow):
         return await Play(flow, input, stubs, signals, store, run_id, options).arun()
     return await _GraphPlay(flow, input, stubs, signals, store, run_id, options).arun()
@@ -177,7 +177,7 @@ class _GraphPlay:
             job = self._job(job)
 
     async def arun(self) -> RunResult[Any]:
-        """`run`, awaited."""
+        """Run it as `run` does, awaited."""
         job = self._job(None)
         while True:
             driver = PassingAsync(job.options.clock, job.options.hooks)
@@ -210,7 +210,7 @@ class _GraphPlay:
 
 @contextmanager
 def _plain_assertions() -> Iterator[None]:
-    """Raise what the testing mode found in a router as itself, not as the cause of a `RouterError`."""
+    """Raise the testing mode's own AssertionError of a router, not the `RouterError` that it caused."""
     try:
         yield
     except RouterError as error:
@@ -220,7 +220,7 @@ def _plain_assertions() -> Iterator[None]:
 
 
 class _StrictFlow:
-    """A flow with stubs for some of its nodes, that watches what nodes and routers do to states."""
+    """A flow with stubs for some of its nodes. It checks what nodes and routers do to states."""
 
     def __init__(self, flow: GraphFlow, stubs: Mapping[str, Callable[..., Any]], state_type: type) -> None:
         unknown = sorted(set(stubs) - set(flow.units))
@@ -240,14 +240,15 @@ class _StrictFlow:
         self.async_names = (*names, *(node_id for node_id in stubs if self.units[node_id].is_async))
 
     def copy(self, state: Any) -> Any:
-        """A state that shares nothing with the caller's; the state itself where it is none, which the run tells."""
+        """Copy a state so that it shares nothing with the caller's. Return an invalid one
+        itself, which the run then reports."""
         try:
             return self.codec.decode(self.codec.encode(state))
         except (SerializeStateError, StateTypeError):
             return state
 
     def check_returned(self) -> None:
-        """AssertionError if a state has changed after a node had returned it."""
+        """Raise AssertionError if a state has changed after a node had returned it."""
         for node_id, state, data in self._returned:
             if self.codec.encode(state) != data:
                 raise AssertionError(

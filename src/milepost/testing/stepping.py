@@ -42,7 +42,8 @@ EffectT = TypeVar("EffectT", bound=Effect)
 
 
 class Lease:
-    """A lease that nothing renews and that never ends, unless the test says so; see `milepost.executor.effects.LeaseView`."""
+    """A lease that nobody renews and that never ends, unless the test ends it; see
+    `milepost.executor.effects.LeaseView`."""
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -51,23 +52,23 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Whether the test made it so."""
+        """True if the test has ended the lease."""
         return self.is_lost or (self.cancel is not None and not self.is_ending)
 
     def watch(self, tell: Callable[[], None]) -> None:
-        """Nothing: whoever steps by hand looks by itself."""
+        """Do nothing: a test that steps by hand looks by itself."""
 
     def unwatch(self, tell: Callable[[], None]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Stepper(Generic[T]):
     """One routine and the effect that it waits for.
 
-    `clock` is the one that the routine's options have: a `Sleep` advances it, and a call has timed out if it has
-    advanced it too far. `hooks` get the events. Branches are stepped too, one effect of one branch at a time: `choose` is
-    given what those that are open ask for, in the order in which they asked, and gives the place of that which goes on;
-    None: the first.
+    `clock` is the clock in the routine's options: a `Sleep` advances it, and a call times out if the call itself
+    advances the clock too far. `hooks` get the events. Branches are stepped too, one effect of one branch at a time:
+    `choose` is called with the effects that open branches wait for, in the order in which they asked, and returns the
+    index of the one that goes on; None: the first.
     """
 
     def __init__(
@@ -82,39 +83,39 @@ class Stepper(Generic[T]):
         self._choose = choose
         self._branches: Branches | None = None
         self._asked: list[tuple[Branch, Effect]] = []
-        """What open branches wait for, but for the pending effect."""
+        """The effects that open branches wait for, without the pending one."""
         self._at: Branch | None = None
-        """The branch that the pending effect is of."""
+        """The branch of the pending effect."""
         self._hand = _Hand(FakeClock() if clock is None else clock, hooks)
         self._ended: tuple[T | None, BaseException | None] | None = None
         self.pending: Effect | None = None
-        """What the routine waits for; None once it has ended."""
+        """The effect that the routine waits for; None once it has ended."""
         self.effects: list[Effect] = []
-        """What was performed, or was let fail, in order."""
+        """The effects that were performed or made to fail, in order."""
         self.lease = self._hand.lease
-        """What the core sees of the lease that it holds: the test may have it lost, or cancelled."""
+        """The core's view of the lease that it holds: the test may mark it as lost or cancelled."""
         self.tokens = self._hand.tokens
-        """What the store gave as proof that the run is this routine's."""
+        """The tokens that the store gave to this routine."""
         self._advance(lambda: next(routine))
 
     @property
     def is_done(self) -> bool:
-        """Whether the routine has ended, or was killed."""
+        """True if the routine has ended, or was killed."""
         return self.pending is None
 
     @property
     def is_gathering(self) -> bool:
-        """Whether branches are open, and the pending effect is of one of them."""
+        """True if branches are open, and the pending effect belongs to one of them."""
         return self._branches is not None
 
     @property
     def error(self) -> BaseException | None:
-        """What the routine raised; None if it returned or goes on."""
+        """The exception of the routine; None if it returned or goes on."""
         return None if self._ended is None else self._ended[1]
 
     @property
     def result(self) -> T:
-        """What the routine returned, or raise what it raised. RuntimeError if it goes on or was killed."""
+        """The value that the routine returned. This raises what it raised, RuntimeError if it goes on or was killed."""
         if self._ended is None:
             raise RuntimeError(f"the routine has no result: it waits for {self.pending!r}")
         value, error = self._ended
@@ -123,7 +124,7 @@ class Stepper(Generic[T]):
         return value  # type: ignore[return-value]
 
     def step(self) -> Effect:
-        """Perform the pending effect, let the routine go on to the next one, and return what was performed."""
+        """Perform the pending effect, let the routine go on to the next one, and return the effect."""
         effect = self._take()
         try:
             answer = self._hand.perform(effect)
@@ -134,9 +135,10 @@ class Stepper(Generic[T]):
         return effect
 
     def perform(self) -> None:
-        """Perform the pending effect, then drop the routine before it hears of it, as if the process died right then."""
+        """Perform the pending effect, then drop the routine before it gets the answer, as if the
+        process died at that moment."""
         assert self.pending is not None
-        # What went wrong is lost with the process, like an answer.
+        # An error is lost with the process, like an answer.
         with suppress(Exception):
             self._hand.perform(self.pending)
         self.kill()
@@ -148,7 +150,7 @@ class Stepper(Generic[T]):
         return effect
 
     def run_until(self, kind: type[EffectT]) -> EffectT:
-        """Step until an effect of this kind is pending, and return it. LookupError if the routine ends before."""
+        """Step until an effect of this kind is pending, and return it. Raise LookupError if the routine ends before."""
         while not isinstance(self.pending, kind):
             if self.pending is None:
                 raise LookupError(f"the routine ended without a {kind.__name__}")
@@ -156,13 +158,13 @@ class Stepper(Generic[T]):
         return self.pending
 
     def run(self) -> T:
-        """Step to the end; the result."""
+        """Step to the end, and return the result."""
         while self.pending is not None:
             self.step()
         return self.result
 
     def kill(self) -> None:
-        """Drop the routine: nothing more is performed. RuntimeError if it asks for anything all the same."""
+        """Drop the routine: nothing more is performed. Raise RuntimeError if it asks for anything all the same."""
         self.pending = self._branches = self._at = None
         self._asked.clear()
         self._routine.close()
@@ -182,7 +184,7 @@ class Stepper(Generic[T]):
 
     def _throw(self, error: BaseException) -> None:
         if self._branches is None or self._at is None or not isinstance(error, Exception):
-            # What is no Exception ends a gather at once, in every driver.
+            # An error that is no Exception ends a gather at once, in every driver.
             self._branches = self._at = None
             self._asked.clear()
             self._advance(lambda: self._routine.throw(error))
@@ -204,7 +206,7 @@ class Stepper(Generic[T]):
                 self._go_on()
 
     def _go_on(self) -> None:
-        """Let every branch that is ready go on to its next effect, then have one of those pending."""
+        """Let every ready branch go on to its next effect, then choose one of the waiting ones."""
         assert self._branches is not None
         while (item := self._branches.step()) is not None:
             self._asked.append(item)
@@ -217,7 +219,8 @@ class Stepper(Generic[T]):
         self._at, self.pending = self._asked.pop(open_[chosen])
 
     def _eligible(self) -> list[int]:
-        """The places of the effects that may go first: records go to the store in the order in which they were made."""
+        """List the places of the effects that may go first. Records go to the store in the
+        order in which they were made."""
         writes = [place for place, (_, effect) in enumerate(self._asked) if isinstance(effect, Write)]
         if any(isinstance(effect, Write) and effect.append.statements for _, effect in self._asked):
             return writes[:1]
@@ -227,7 +230,7 @@ class Stepper(Generic[T]):
 
 
 class _Hand(SyncDriver):
-    """Performs effects without threads, waiting or heartbeat."""
+    """A driver that performs effects without threads, waiting or heartbeat."""
 
     clock: FakeClock
 
@@ -253,7 +256,7 @@ class _Hand(SyncDriver):
         return value
 
     def _gather(self, gather: Gather) -> dict[str, Outcome]:
-        """All of it at once, for whoever does not step branches."""
+        """Perform all branches at once, for a test that does not step branches."""
         branches = Branches(gather)
         while (item := branches.step()) is not None:
             branch, effect = item
@@ -282,7 +285,7 @@ class _Hand(SyncDriver):
 async def _await(call: Call, around: Sequence[Any]) -> Any:
     if call.context is None:
         return await call.fn(*call.args)
-    # The loop runs this in a task, whose contextvars end with it.
+    # The loop runs this in a task, whose contextvars end with the task.
     current_context.set(call.context)
     with surround(around, call.context.run_id):
         return await call.fn(*call.args)

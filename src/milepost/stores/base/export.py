@@ -51,7 +51,7 @@ class Copy(NamedTuple):
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
-    """The row of a run as a line holds it. Older releases have fewer fields, so most have defaults."""
+    """The row of a run as a line holds it. Older releases wrote fewer fields, so most fields have defaults."""
 
     run_id: str
     flow: str

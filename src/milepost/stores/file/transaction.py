@@ -109,7 +109,7 @@ class FileTransaction(Transaction):
 
     @contextmanager
     def _standing(self, run_id: str) -> Iterator[None]:
-        """Raise the right error if a run's folder is removed while it is read."""
+        """Raise `RunNotFoundError`, in a write `WriteConflict`, if a run's folder is removed while it is read."""
         try:
             yield
         except FileNotFoundError as exc:

@@ -60,7 +60,8 @@ _EIGHT = _pack_length(8)
 
 
 class Preparing:
-    """Whether a store prepares statements. Its connections share this, so that all learn at once when preparing fails."""
+    """A switch for the preparing of a store's statements. Its connections share it, so all learn
+    at once when preparing fails."""
 
     __slots__ = ("is_on",)
 
@@ -80,7 +81,7 @@ class Frequent:
     __slots__ = ("_encoders", "formats", "name", "oids", "text")
 
     def __init__(self, text: bytes, types: str) -> None:
-        """Name the parameters' types in `types`, in order, separated by blanks."""
+        """Build a statement. `types` names the parameters' types, in order, separated by blanks."""
         names = types.split()
         self.text = text
         # The name is a digest of the text, so whoever has prepared this name has prepared this text.
@@ -164,7 +165,7 @@ _ITEMS: dict[str, Callable[[Any], bytes]] = {
 
 
 class Session:
-    """What is known about a connection while it lives: whether it is direct, which statements it has
+    """The facts about a connection while it lives: whether it is direct, which statements it has
     prepared, and its last record.
 
     A record that this connection wrote is there, and while the token is current only this process can have written
@@ -234,7 +235,7 @@ class Link:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is known to be of no more use."""
+        """True if the connection is known to be useless."""
         # libpq itself does not notice that what it sent never arrived.
         return self._has_failed or self._pgconn.status == pq.ConnStatus.BAD
 
@@ -259,7 +260,7 @@ class Link:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether a transaction is open in which nothing has failed."""
+        """True if a transaction is open in which nothing has failed."""
         return self._pgconn.transaction_status == pq.TransactionStatus.INTRANS
 
     def is_stale(self) -> bool:

@@ -183,14 +183,14 @@ SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
 
 
 class Tables:
-    """The tables of one schema: makes statements about them."""
+    """The tables of one schema, and statements about them."""
 
     def __init__(self, schema: str) -> None:
         self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals", "run_tags")}
         self._statements: dict[str, bytes] = {}
 
     def __call__(self, text: str) -> bytes:
-        """`text` with the full, quoted names of the tables for `{runs}`, `{records}`, `{signals}` and `{run_tags}`."""
+        """Put the full, quoted names of the tables in for `{runs}`, `{records}`, `{signals}` and `{run_tags}` in `text`."""
         found = self._statements.get(text)
         if found is None:
             found = self._statements[text] = sql.SQL(text).format(**self._names).as_bytes()
@@ -198,7 +198,8 @@ class Tables:
 
 
 def columns_of_row(row: Row) -> tuple[Any, ...]:
-    """The bound values of a row, but for its `id`. A reason may quote anything, NUL included, which no text can hold."""
+    """Return the values to bind for a row, without its `id`. A reason may quote NUL, which no
+    text can hold: it is replaced."""
     if "\0" in row.reason or "\0" in (row.cancel or ""):
         cancel = None if row.cancel is None else row.cancel.replace("\0", "\ufffd")
         row = replace(row, reason=row.reason.replace("\0", "\ufffd"), cancel=cancel)

@@ -369,7 +369,7 @@ class PostgresStore(PostgresMedium):
 
 
 def _smaller(record: Record) -> Record:
-    """Return the record with its payload compressed if that makes it smaller by a tenth or more."""
+    """Return the record with its payload compressed if that saves more than a tenth."""
     payload = record.payload
     if payload is None or record.packing or record.header is None or not _PACKED_BYTES < len(payload) == record.size:
         return record

@@ -403,7 +403,7 @@ def _facts_of(values: Sequence[Any]) -> tuple[int, RecordEntry | None]:
 def _with_records(
     newest: int, checkpoint: RecordEntry | None, records: Sequence[Record], note: Note | None
 ) -> tuple[int, RecordEntry | None]:
-    """What `_facts_of` would tell after these records were inserted."""
+    """Return what `_facts_of` would return after these records were inserted."""
     for record in records:
         newest = max(newest, record.sequence)
         if record.kind == CHECKPOINT and (checkpoint is None or record.sequence > checkpoint.record.sequence):
