@@ -62,7 +62,7 @@ class FolderStore(LooksOutside, FileStore):
     def claim(self, claim: Claim) -> Claimed:
         claimed = super().claim(claim)
         if claimed.token is not None and claim.live is not None:
-            self._show_newest(claim.run_id)  # the one that has a file may count no more
+            self._show_newest(claim.run_id)  # the point that has a file may be superseded now
         return claimed
 
     def _show_newest(self, run_id: str) -> None:

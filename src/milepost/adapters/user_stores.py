@@ -155,7 +155,7 @@ def _reference(store: object) -> Callable[[], object | None]:
     key = id(store)
     try:
         return weakref.ref(store, lambda _: _known.pop(key, None))
-    except TypeError:  # it has slots and no place for references: it stays
+    except TypeError:  # it has slots without one for weak references: it stays
         return lambda: store
 
 
@@ -226,7 +226,7 @@ class Adapted(LooksOutside):
             with self._front._read("look") as tx:
                 row = tx.row(run_id)
                 if row is not None and self._state(row, self.clock.time()) in {"live", "ours"}:
-                    return  # who executes it here has told the user's store everything
+                    return  # its owner in this process has sent the user's store everything
                 told = None if row is None else self._told(tx, run_id, row.live)
             entries, origin = self._user.entries(run_id)
             if not self._is_same(run_id, told, entries):

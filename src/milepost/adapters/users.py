@@ -139,7 +139,7 @@ class PointStore(_Caller):
         points = []
         for checkpoint_id in self._call("list_checkpoints", run_id) or ():
             point = self._call("load", run_id, checkpoint_id)
-            if point is not None:  # else it was taken away since
+            if point is not None:  # else it was removed meanwhile
                 points.append(self._read(point))
         points = [point for point in points if not _is_forgotten(point)]
         points.sort(key=lambda point: point.saved_at)

@@ -48,7 +48,7 @@ class FakeClock:
         # Whole microseconds, so that ten advances by 0.1 are one second.
         self._wall = _microseconds(start)
         self._passed = 0
-        self._woken = 0  # up to where sleepers were woken: behind `_passed` while hooks run
+        self._woken = 0  # the time up to which sleepers were woken: less than `_passed` while hooks run
         self._sleepers: list[_Sleeper] = []
         self.on_advance: list[Callable[[], None]] = [heartbeat.beat]
         """The functions that `advance` calls, in order, after time has moved and before any sleeper wakes.

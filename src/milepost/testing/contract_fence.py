@@ -138,7 +138,7 @@ class FenceContract(StoreUnderTest):
         """A batch that fails is not written, whatever it fails with, and the store goes on."""
         tokens = [begin(store, name) for name in ("a", "b", "c")]
         records = [checkpoint(token.run_id, 1) for token in tokens]
-        records[1] = records[1]._replace(visit=2**80)  # no medium must take such a number
+        records[1] = records[1]._replace(visit=2**80)  # no backend has to accept such a number
         told = outcomes_of(store, [Append(token, (record,)) for token, record in zip(tokens, records, strict=True)])
         assert [outcome == "written" for outcome in told] == [
             store.get_run(token.run_id).info.sequence == 1 for token in tokens

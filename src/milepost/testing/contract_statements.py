@@ -120,7 +120,7 @@ class StatementContract(StoreUnderTest):
     def test_a_statement_may_not_control_the_transaction(self, store: Store, book: Path, control: str) -> None:
         """`StatementError`: one is none that may stand in a transaction, and nothing was written."""
         token = begin(store, "r")
-        work(store, token, "a")  # so that what the store says itself to its connection was said before
+        work(store, token, "a")  # so that the store has sent its own statements over the connection before
         before = whole(store, "r")
         with pytest.raises(StatementError):
             store.append([self._together(token, 2, self._enter(1), Statement(control), self._enter(2))])

@@ -146,7 +146,7 @@ class ThreadContract(StoreUnderTest):
             for sequence in range(1, 11):
                 record = checkpoint(f"r{n}", sequence)
                 if n == 0:
-                    record = record._replace(visit=2**80)  # no medium must take such a number
+                    record = record._replace(visit=2**80)  # no backend has to accept such a number
                 sent.append(outcomes_of(store, [Append(tokens[n], (record,))]))
             return sent
 

@@ -304,7 +304,7 @@ class _StrictFlow:
         try:
             self._returned.append((unit.id, after, self.codec.encode(after)))
         except MilepostError:
-            return after  # the run itself tells that it cannot be saved
+            return after  # the run itself reports that it cannot be saved
         return after
 
     @property

@@ -277,7 +277,7 @@ class DecodingTransaction(Transaction):
                 if said is None or said.base not in unwanted:
                     continue
                 whole = self._whole(run_id, record)
-                if whole is None:  # damaged: what it builds on may go all the same
+                if whole is None:  # damaged: its base may go all the same
                     continue
                 self._note(run_id, whole)
                 # Records that build on this one look for nothing before the whole record that they were written with.

@@ -148,7 +148,7 @@ def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
         return None
     try:
         return [(at, end - at, str(new[start:stop], "utf-8")) for at, end, start, stop in found]
-    except UnicodeDecodeError:  # a state is JSON by its making; one that was brought from elsewhere may be anything
+    except UnicodeDecodeError:  # our states are JSON; one that was saved from outside may be anything
         return None
 
 
@@ -329,7 +329,7 @@ class Bases:
 
     def lessened(self, token: Token, records: Sequence[Record]) -> Sequence[Record]:
         """Return the records of an append as they are to be stored. Call `settle` once they are written."""
-        self._next.pop(token.run_id, None)  # of an append that failed
+        self._next.pop(token.run_id, None)  # left by an append that failed
         if all(record.size < SMALLEST for record in records):
             return records
         known, reign = self._known.get(token.run_id), _reign_of(token)

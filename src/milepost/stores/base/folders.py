@@ -18,7 +18,7 @@ def make_folder(path: str) -> bool:
                 return False
             if os.path.lexists(path):
                 raise
-            continue  # it was taken away since
+            continue  # it was removed meanwhile
         return True
 
 

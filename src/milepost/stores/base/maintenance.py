@@ -133,7 +133,7 @@ class Keeping(Pruning):
             try:
                 with self._reading("verify") as tx:
                     page = tx.records(run_id, after=after, limit=_PAGE)
-            except DamagedRow as exc:  # nobody can tell where the records are
+            except DamagedRow as exc:  # the damaged row does not say where the records are
                 problems.append(str(exc))
                 return
             yield from page

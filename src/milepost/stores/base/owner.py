@@ -85,7 +85,7 @@ class OwnerStore(Store):
 
     can_encrypt = True
     keeps_differences = False
-    """True if the backend stores states as differences. One that keeps only references to what it is given need not."""
+    """True if the backend stores states as differences. One that only holds the bytes that it is given need not."""
     errors_of_one_run: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError, DamagedRow)
     """Exceptions that a run's row or records cause while the backend itself is well."""
     has_one_writer = True
@@ -432,7 +432,7 @@ class OwnerStore(Store):
             for token in tokens:
                 try:
                     row = tx.row(token.run_id)
-                except DamagedRow:  # it keeps no other from being renewed
+                except DamagedRow:  # it must not keep others from being renewed
                     renewals.append(Renewal("unknown"))
                     continue
                 if row is None or not fence.is_current(row, token):
@@ -492,7 +492,7 @@ class OwnerStore(Store):
 
     def _proven(self, tx: Transaction, run_id: str, record: Record) -> Record:
         """Return `record`. If it came from outside and was changed since, give it a header that no check lets pass."""
-        if record.header is not None or self._keeper is not None:  # a keeper has proven it with its key
+        if record.header is not None or self._keeper is not None:  # the cipher has checked it with its key
             return record
         entry = tx.newest_checkpoint(run_id, after=record.sequence - 1, before=record.sequence + 1)
         is_whole = entry is not None and entry.note is not None and entry.note.seal == seal_of(run_id, record)
@@ -547,14 +547,14 @@ class OwnerStore(Store):
                     kind, message, frames = (str(told.get(n) or "") for n in ("error_type", "message", "traceback"))
                     return RunFailure(kind, message, record.node_id, frames)
         except DeserializeStateError:
-            pass  # verify tells of it
+            pass  # verify reports it
         return None
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         found: dict[str, str] = {}
         with self._reading("cancels") as tx:
             for run_id in run_ids:
-                with suppress(DamagedRow):  # it hides no other's; its owner is told when it writes
+                with suppress(DamagedRow):  # it hides no other run's; its owner gets the error at its next write
                     row = tx.row(run_id)
                     if row is not None and row.cancel is not None:
                         found[run_id] = row.cancel

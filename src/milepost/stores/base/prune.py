@@ -277,7 +277,7 @@ class Pruning(OwnerStore):
             removed = self._change("prune", functools.partial(self._take_out, row, wish, newest, numbers))
             if removed is not None:
                 return removed
-        return 0  # somebody is at it: there will be another time
+        return 0  # another writer keeps changing it: a later call will prune it
 
     # -- live runs: by their owner, as it appends ------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Pruning(OwnerStore):
         if keep_last is None:
             return False
         for append in batch:
-            self._surpluses.pop(append.token.run_id, None)  # of an append that failed
+            self._surpluses.pop(append.token.run_id, None)  # left by an append that failed
         due = [append for append in batch if self._is_due(append, keep_last)]
         return sum(self._finds_surplus(append, keep_last) for append in due) > 0
 
@@ -315,7 +315,7 @@ class Pruning(OwnerStore):
                 # Nobody but the owner writes to the run as long as its token is current.
                 if row is not None and fence.judge(row, append, tx.newest(run_id)) == "written":
                     numbers = [n for n in self._surplus(tx, row, keep_last, append.records) if n < first]
-        except Exception as exc:  # the run goes on all the same, and whatever is wrong is told when it writes
+        except Exception as exc:  # the run goes on, and its next write reports the fault
             self._warn_of_surplus(run_id, exc)
         now = self.clock.monotonic()
         self._paces.setdefault(run_id, _Pace()).not_before = now + (_SHARE - 1) * (now - began)
@@ -335,7 +335,7 @@ class Pruning(OwnerStore):
             removed = tx.remove_records(row.run_id, found.numbers)
         except WriteConflict:
             raise
-        except Exception as exc:  # no run fails for what it may forget: the write begins anew without that
+        except Exception as exc:  # no run fails because of pruning: the write is tried again without it
             self._warn_of_surplus(row.run_id, exc)
             del self._surpluses[row.run_id]
             raise WriteConflict from exc

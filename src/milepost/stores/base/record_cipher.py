@@ -103,7 +103,7 @@ class RecordCipher:
             return record._replace(header=self._seals.seal(record.header))
         try:
             fields = record.header_fields()
-        except CheckpointCorruptError:  # a store keeps what it is given; who reads it is told
+        except CheckpointCorruptError:  # a store accepts any header; its reader gets the error
             fields = {}
         readable = {name: value for name, value in fields.items() if name in READABLE} or _place_of(run_id, record)
         readable["encoding"] = "zstd+aesgcm+base64" if record.packing == ZSTD else "aesgcm+base64"

@@ -132,8 +132,8 @@ class _Kept:
     def _needed_by(self, trace: Trace) -> Iterator[Visit]:
         """Yield the visits without which nobody could go on from a record.
 
-        An override or an end needs the point that it refers to, but the end of an earlier turn does not. To go on
-        inside a fork takes the visit that began it and what its other branches have done. To go on inside a
+        An override or an end needs the point that it refers to, but an end before the newest continuation does not. To
+        go on inside a fork takes the visit that began it and what its other branches have done. To go on inside a
         sub-graph takes the state around it.
         """
         is_past = trace.kind == FINISH and trace.sequence < self._turn

@@ -87,7 +87,7 @@ class Runs(Keeping):
                 what = "there is no such run"
             raise CheckpointNotFoundError(run_id, node_id, f"{what} in {self.place}")
         if self._keeper is not None:
-            # Whoever gets the bytes has no key to prove them with.
+            # The caller that gets the bytes has no key to check them with.
             self.seals.check(run_id, found)
         if proven is not found:
             raise CheckpointIntegrityError(
@@ -313,7 +313,7 @@ def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
     try:
         if not start or start[0].fields().get("front") != "workflow":
             return None
-    except CheckpointCorruptError:  # a run that nobody can go on with can be deleted from all the same
+    except CheckpointCorruptError:  # nodes of a damaged run can be deleted all the same
         return None
     ids = [found for found in tx.node_ids(row.run_id) if found == node_id or found.startswith(f"{node_id}/")]
     records = (record for found in ids for record in tx.records(row.run_id, node_id=found))
@@ -338,7 +338,7 @@ def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> 
 def save_from_outside(
     tx: Transaction, run_id: str, node_id: str, data: bytes, timestamp: float, row: Row | None
 ) -> None:
-    """Add a visit from outside, with the run's next number and a new epoch. Create the run if `row` is None."""
+    """Add a visit from outside, with the run's next number and next epoch. Create the run if `row` is None."""
     if row is None:
         row = Row(run_id, "", "interrupted", created_at=timestamp, updated_at=timestamp, epoch=0)
         tx.add_row(row)

@@ -92,7 +92,7 @@ class Catalogue:
                 status = entry.stat()
             except FileNotFoundError:
                 continue
-            except OSError as exc:  # a link to itself, say, where a run's folder was
+            except OSError as exc:  # for example a link to itself in place of a run's folder
                 damaged = _damaged(entry, f"{entry.path} can't be read ({exc.strerror})")
                 listed += [] if damaged is None else [damaged]
                 continue

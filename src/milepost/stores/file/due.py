@@ -102,7 +102,7 @@ class Due:
             return
         for entry in entries:
             named = _NAME.fullmatch(entry.name)
-            if named is not None:  # other names are none of ours
+            if named is not None:  # other files are not ours
                 yield Marker(entry.path, named[1], named[2], int(named[3]))
 
     def run_id(self, marker: Marker) -> str | None:

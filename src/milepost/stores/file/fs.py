@@ -105,7 +105,7 @@ class Files:
         for path in made:
             try:
                 os.unlink(path)
-            except (IsADirectoryError, PermissionError):  # the latter is what some systems say of a folder
+            except (IsADirectoryError, PermissionError):  # some systems raise the latter for a folder
                 shutil.rmtree(path, ignore_errors=True)
             except OSError:
                 continue
@@ -160,7 +160,7 @@ def take_away(path: str, content: bytes) -> bool:
     since. So whoever unlinks holds a lock on the very file that it means; the lock ends with its process.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR)  # some network file systems lock for one only what is open for writing
+        descriptor = os.open(path, os.O_RDWR)  # some network file systems lock only files that are open for writing
     except FileNotFoundError:
         return False
     try:

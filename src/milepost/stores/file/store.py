@@ -204,7 +204,7 @@ class FileStore(Runs):
                     for run_id in sorted(left):
                         told |= {number: self._append(guarded, appends[number]) for number in left[run_id]}
                     overtaken = tx.commit()
-            except WriteConflict:  # nothing of it was put
+            except WriteConflict:  # none of its commits was put
                 overtaken = set(left)
             left = {run_id: left[run_id] for run_id in overtaken}
             if left:
@@ -305,7 +305,7 @@ class FileStore(Runs):
     def _renew(self, tx: Transaction, token: Token) -> Renewal:
         try:
             row, log = tx.row(token.run_id), self._medium.logs.find(token.run_id)
-        except DamagedRow:  # it keeps no other from being renewed
+        except DamagedRow:  # it must not keep others from being renewed
             return Renewal("unknown")
         if row is None or log is None or not fence.is_current(row, token):
             return Renewal("lost", None if row is None else row.cancel)

@@ -224,7 +224,7 @@ class FileTransaction(Transaction):
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         due, found = self._medium.due, dict[str, tuple[str, Row]]()
         for marker in due.markers(flow):
-            with suppress(DamagedRow):  # the others go on; whoever asks for this one is told
+            with suppress(DamagedRow):  # the others go on; a reader of this one gets the error
                 run_id = due.run_id(marker)
                 row = None if run_id is None else self.row(run_id)
                 if row is None:
@@ -246,7 +246,7 @@ class FileTransaction(Transaction):
             head = None if counted is None else counted.head
             count, length = (0, 0) if head is None else (head.count, head.size)
             _, runs, records, size, oldest = tallies.get(row.status, StatusCount(row.status, 0, 0, 0, None))
-            if row.updated_at:  # of some damaged ones it is not known
+            if row.updated_at:  # some damaged runs have none
                 oldest = row.updated_at if oldest is None else min(oldest, row.updated_at)
             tallies[row.status] = StatusCount(row.status, runs + 1, records + count, size + length, oldest)
         return [tallies[status] for status in sorted(tallies)]
@@ -306,7 +306,7 @@ class FileTransaction(Transaction):
                 return change.head.last
             history = self._history(run_id)
             return 0 if history is None else history.last
-        except (DamagedRow, FileNotFoundError):  # only a listing gets here: whoever asks for this run has been told
+        except (DamagedRow, FileNotFoundError):  # only a listing gets here: a reader of this run has got the error
             return 0
 
     def records(
@@ -374,7 +374,7 @@ class FileTransaction(Transaction):
             return []
         with self._standing(run_id):
             numbers = sorted(int(name) for name in os.listdir(log.folder) if len(name) == 12 and name.isdecimal())
-        end = log.newest()  # asked for afterwards: others may have written meanwhile
+        end = log.newest()  # read after the listing: others may have written meanwhile
         return [
             f"{log.path(number)} stands beyond the end of the journal, commit {end}"
             for number in numbers

@@ -217,7 +217,7 @@ class _NewRun:
         make_folder(self._log.place)
         try:
             os.rename(self._filled, self._log.folder)
-        except FileNotFoundError:  # the id's former run has just been taken away, folder and all
+        except FileNotFoundError:  # the id's former run was removed just now, with its folder
             return False
         self._is_put = self._medium.files.put(self._made, f"{self._log.place}/{JOURNAL}")
         return self._is_put
@@ -349,7 +349,7 @@ def raze(medium: StoreParts, run_id: str) -> None:
     if log is not None:
         medium.logs.forget(log)
     place = medium.logs.place(run_id)
-    if os.path.islink(place):  # what it leads to is somebody else's
+    if os.path.islink(place):  # its target belongs to somebody else
         os.unlink(place)
     else:
         for name in (JOURNAL, *filter(FOLDER.fullmatch, os.listdir(place))):

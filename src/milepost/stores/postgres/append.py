@@ -185,7 +185,9 @@ class Appends:
 
     def one(self, link: Link, token: Token, record: Record) -> bool:
         """Write one ordinary record. Return False, with nothing written, if it is not ordinary.
-        OverflowError for a number too large."""
+
+        Raise OverflowError if a number is too large.
+        """
         run_id, epoch, nonce, _ = token
         sequence, kind, node_id, visit, size, header, payload, packing = record
         before = sequence - 1

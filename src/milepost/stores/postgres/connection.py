@@ -34,7 +34,7 @@ Encoder = Callable[[Any], bytes | None]
 _OK = (
     pq.ExecStatus.COMMAND_OK,
     pq.ExecStatus.TUPLES_OK,
-)  # a set would ask for hashes, which are slow for an enumeration
+)  # a set would compute hashes, which are slow for an enumeration
 _POLLED = select.POLLIN | select.POLLERR | select.POLLHUP if hasattr(select, "poll") else 0
 _NO_MORE_USE = (b"25006", b"25P", b"08", b"57P")
 """The first characters of error codes that make a session useless.
@@ -275,7 +275,7 @@ class Link:
                 self._pgconn.consume_input()
             except psycopg.OperationalError:
                 return True
-        return True  # it ended, or says more than an idle connection has to say
+        return True  # it ended, or sends more than an idle connection would
 
     def server_time(self) -> float:
         """Return the server's time in POSIX seconds."""
@@ -355,7 +355,7 @@ class Link:
         """
         pgconn, prepared = self._pgconn, self._session.prepared
         lost: Exception | None = None
-        for _ in range(2):  # somebody else may have deallocated what the connection had; but not at once again
+        for _ in range(2):  # others may have deallocated its statements; but not twice in a row
             try:
                 if failed is not None:
                     self._checked(failed)

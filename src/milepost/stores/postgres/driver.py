@@ -7,7 +7,7 @@ from milepost.errors import MissingExtraError
 try:
     import psycopg
     from psycopg import conninfo, pq, sql
-except ImportError as exc:  # psycopg itself, or the libpq that its pure Python form looks for
+except ImportError as exc:  # psycopg is missing, or the libpq that its pure Python form needs
     raise MissingExtraError(
         f"a PostgreSQL store needs the package psycopg ({exc}): pip install 'psycopg[binary]' 'milepost[postgres]'",
         extra="postgres",

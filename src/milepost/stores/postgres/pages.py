@@ -32,7 +32,7 @@ def page_of(
     named = {name: value for name, value in (("flow", flow), ("status", status)) if value is not None}
     terms: list[str] = []
     values: list[Any] = []
-    if tags:  # one is found by its index, in the order of runs; what else is asked is looked at in these
+    if tags:  # the index finds one tag, in the order of runs; other filters check these runs
         table, order = _TAGGED, ["found.run"]
         terms.append("found.tag = %s")
         values.append(sha256("=".join(next(iter(tags.items()))).encode("utf-8", "replace")).digest()[:8])

@@ -94,7 +94,7 @@ class Connections(abc.ABC):
             raise
         link.timer.allow(patience)
         self._in_use.add(link)
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # it was closed meanwhile
             link.timer.hurry(_LAST_CALLS)
         return link
 
@@ -133,8 +133,7 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def again(self, most: int | None = None) -> Connections:
-        """Return a new set of connections from the same place, `most` of them if given. A
-        child after a fork needs one too."""
+        """Return as many new connections from the same place, or at most `most`. A child after a fork needs its own."""
 
     @abc.abstractmethod
     def _take(self, patience: float) -> Link:
@@ -272,7 +271,7 @@ class _Callers(Connections):
     def _return(self, link: Link) -> None:
         connection = link.connection
         if link.is_lost:
-            connection.close()  # the pool looks for no more than whether it is closed
+            connection.close()  # the pool checks only whether it is closed
             if link.timer.is_over and hasattr(self._pool, "drain"):  # psycopg_pool 3.3
                 self._pool.drain()
         elif connection in self._transactional and link.is_idle:
@@ -325,7 +324,7 @@ def fields_of(dsn: str) -> dict[str, Any]:
         if _SPLIT_WRONGLY.match(dsn):
             raise ValueError
         return fields
-    except (psycopg.Error, ValueError):  # the latter: what is no UTF-8, or NUL
+    except (psycopg.Error, ValueError):  # the latter: text that is no UTF-8, or has NUL
         # The driver's message quotes parts of it, and one of them may be a password.
         raise OptionError(
             "the URL of the PostgreSQL store can't be read: give postgresql://user:password@host:port/database, with special "

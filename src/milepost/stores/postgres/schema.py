@@ -115,7 +115,7 @@ def _steps(found: int, schema: str, has_schema: bool = False) -> Iterator[str]:
     """Yield the statements that upgrade tables of version `found` to this one, in the order in which they run."""
     name = sql.Identifier(schema)
     yield _lock(schema).decode() + ";"
-    if not found and not has_schema:  # to make one that is there takes a right that its owner may not have
+    if not found and not has_schema:  # the statement needs a right, even if the schema exists, that its owner may lack
         yield sql.SQL("CREATE SCHEMA IF NOT EXISTS {};").format(name).as_string()
     yield sql.SQL("SET LOCAL search_path TO {};").format(name).as_string()
     for version in range(found + 1, VERSION + 1):

@@ -135,7 +135,7 @@ class PostgresStore(PostgresMedium):
             verdicts = self._append_under_locks(appends, is_in_doubt=is_in_doubt)
         self._settle(appends, verdicts)
         if is_in_doubt and self._bases is not None:
-            for append in appends:  # in which form it was written is as unknown as whether it was
+            for append in appends:  # it is not known either in which form it was written
                 self._bases.forget(append.token.run_id)
         return verdicts
 
@@ -204,7 +204,7 @@ class PostgresStore(PostgresMedium):
         link = self._take("append", self._connections)
         try:
             written = self._insert(link, appends, is_whole=is_whole)
-        except UNDONE:  # somebody else wrote the same numbers just now, or locked what this had to lock
+        except UNDONE:  # others wrote the same numbers just now, or locked the same rows
             written = set()
         except BaseException as exc:
             # No interrupt reaches a statement, but one may reach the code before or after it.
@@ -304,7 +304,7 @@ class PostgresStore(PostgresMedium):
         if op == "create":
             try:
                 return self._create_at_once(body)
-            except WriteConflict:  # there is such a run: what to say of it is found out in a transaction
+            except WriteConflict:  # the run exists: a transaction finds out what to report
                 pass
         return super()._change(op, body)
 

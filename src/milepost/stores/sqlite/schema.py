@@ -265,7 +265,7 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
 
 def _refuse_foreign(connection: sqlite3.Connection, place: str) -> None:
     """Raise StoreError for a database that another program made, or that a store can't use."""
-    connection.execute("BEGIN")  # all as of one moment: another process may be about to make the tables
+    connection.execute("BEGIN")  # all reads show one moment: another process may be about to make the tables
     try:
         version, tables = _version(connection, place), _tables(connection)
         encoding = connection.execute("PRAGMA encoding").fetchone()[0]

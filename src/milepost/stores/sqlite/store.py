@@ -198,7 +198,7 @@ class SQLiteStore(Runs):
     def _failing_as(self, op: str) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as exc:  # the latter: what SQLite says of a file quotes its bytes
+        except (sqlite3.Error, UnicodeDecodeError) as exc:  # the latter: SQLite's message about a file quotes its bytes
             raise self._failure(op, exc) from exc
 
     def _failure(self, op: str, exc: BaseException) -> StoreError:

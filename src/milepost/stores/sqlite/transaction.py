@@ -123,7 +123,7 @@ class SQLTransaction(Transaction):
         """Fetch all rows of a query. Text that is no UTF-8 is replaced, so that it hides no other row."""
         try:
             return self._execute(query, values).fetchall()
-        except UnicodeEncodeError:  # asked for is a text with a lone surrogate, which no store keeps
+        except UnicodeEncodeError:  # the query has a text with a lone surrogate, which no store keeps
             return []
         except sqlite3.OperationalError as exc:
             if not _is_undecodable(exc):
@@ -241,7 +241,7 @@ class SQLTransaction(Transaction):
             rows: dict[int, Row] = {}
             found = self._fetch(query, (*values, most))
             for one in found:
-                with suppress(DamagedRow):  # the other runs go on; whoever asks for this one is told
+                with suppress(DamagedRow):  # the other runs go on; a reader of this one gets the error
                     rows[one[-1]] = self._row(one)
             if len(rows) >= wanted or len(found) < most:
                 return rows

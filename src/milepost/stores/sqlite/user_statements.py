@@ -66,7 +66,7 @@ def _perform(connection: sqlite3.Connection, statement: Statement, guard: _Guard
             raise OptionError("there is no statement in it", option="sql")
         cursor = connection.execute(sql, params)
         try:
-            for _ in cursor:  # a statement with rows has done all that it does once they are read
+            for _ in cursor:  # a statement with rows is complete only once they are read
                 pass
         finally:
             cursor.close()
