@@ -19,8 +19,10 @@ PATIENCE = 60.0
 
 
 def why(row: Row, state: LeaseState, now: float) -> str:
-    """Describe the situation of a run from its status, lease, waits and the reason in its row;
-    "" if there is nothing to say."""
+    """Describe why a run does not move, from its status, lease, waits, open cancel and the reason in its row.
+
+    It is "" if there is nothing to say.
+    """
     told = _situation(row, state, now)
     if row.cancel is not None:
         asked = f"a cancel is open{f' ({row.cancel})' if row.cancel else ''}"
