@@ -54,7 +54,7 @@ class _Sparing:
 
 @dataclass(frozen=True, slots=True)
 class Bound(_Sparing, Generic[OutputT, FullT]):
-    """A flow with its input, as every verb of an `Engine` takes it. What the verbs give is told at `Verbs`."""
+    """A flow with its input, as every verb of an `Engine` takes it. `Verbs` says what the verbs return."""
 
     flow: Verbs[OutputT, FullT]
     state: Any
@@ -64,10 +64,10 @@ class Bound(_Sparing, Generic[OutputT, FullT]):
 class Verbs(_Sparing, Generic[OutputT, FullT]):
     """The verbs of a flow by itself. Options are those of `milepost.options.Options`.
 
-    Every verb that runs something gives the flow's output (OutputT): a graph's final state, or what a workflow returned.
-    With `full=True` it gives the whole result (FullT), a `RunResult` or a `WorkflowResult`, also where a breakpoint
-    stopped the run; a run that fails raises all the same. Errors carry `run_id`, `node_id` where one is known, and
-    `state`, the last good one.
+    Every verb that runs something returns the flow's output (OutputT): a graph's final state, or a workflow's return
+    value. With `full=True` it returns the whole result (FullT), a `RunResult` or a `WorkflowResult`, also if a
+    breakpoint stopped the run; a run that fails raises all the same. Errors carry `run_id`, `node_id` if one is known,
+    and `state`, the last good one.
     """
 
     def _job(
@@ -85,7 +85,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         """Go on with a run where its records end; nothing recorded runs again.
 
         A finished run gives its stored result. Raises `RunNotFoundError`, `RunLockedError` while another owner has the
-        run, `RunNotResumableError`, `FlowChangedError` where the code has changed too much, and what decoding raises.
+        run, `RunNotResumableError`, `FlowChangedError` if the code has changed too much, and the errors of decoding.
         """
         return _answer(self._job(store, run_id, options, ResumeRequest()).do(full=full), full)
 
@@ -98,7 +98,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
     ) -> FullT: ...
     async def aresume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
-        """`resume`, awaited."""
+        """Await the run: the async form of `resume`."""
         return _answer(await self._job(store, run_id, options, ResumeRequest()).ado(full=full), full)
 
     @overload
@@ -124,9 +124,9 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     ) -> Any:
         """Go on after a node's newest visit, or after `visit`; with `rerun` the node itself runs again.
 
-        What came later is superseded: it stays in the history and counts no more. Raises `InvalidResumeNodeError`,
-        `NoCheckpointFoundError`, `ResumeNodeCompletedError` where nothing is left after the node, and what `resume`
-        raises.
+        Later records are superseded: they stay in the history and no longer count. Raises `InvalidResumeNodeError`,
+        `NoCheckpointFoundError`, `ResumeNodeCompletedError` if nothing is left after the node, and the errors of
+        `resume`.
         """
         wish = ResumeRequest("resume_from", node_id, visit, rerun)
         return _answer(self._job(store, run_id, options, wish).do(full=full), full)
@@ -152,7 +152,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         full: bool = False,
         **options: Unpack[RunOptions],
     ) -> Any:
-        """`resume_from`, awaited."""
+        """Await the run: the async form of `resume_from`."""
         wish = ResumeRequest("resume_from", node_id, visit, rerun)
         return _answer(await self._job(store, run_id, options, wish).ado(full=full), full)
 
@@ -163,7 +163,10 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     @overload
     def retry(self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]) -> FullT: ...
     def retry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
-        """Run again what failed, with fresh attempts; completed work is kept. `RunNotResumableError` if nothing did."""
+        """Run the failed part again, with fresh attempts.
+
+        Completed work is kept. `RunNotResumableError` if nothing failed.
+        """
         return _answer(self._job(store, run_id, options, ResumeRequest("retry")).do(full=full), full)
 
     @overload
@@ -175,15 +178,15 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
     ) -> FullT: ...
     async def aretry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
-        """`retry`, awaited."""
+        """Await the run: the async form of `retry`."""
         return _answer(await self._job(store, run_id, options, ResumeRequest("retry")).ado(full=full), full)
 
     def resume_stream(self, store: AnyStore, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
-        """`resume` as its events."""
+        """Resume a run and iterate over its events."""
         return self._job(store, run_id, options, ResumeRequest()).stream()
 
     def aresume_stream(self, store: AnyStore, run_id: str, **options: Unpack[RunOptions]) -> AsyncIterator[Event]:
-        """`resume_stream`, for `async for`."""
+        """Resume a run and iterate over its events with `async for`."""
         return self._job(store, run_id, options, ResumeRequest()).astream()
 
     def plan_resume(
@@ -196,10 +199,10 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         rerun: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
-        """Tell what `resume` (with `node_id`: `resume_from`) would do and why. Runs nothing, writes nothing.
+        """Return what `resume` (with `node_id`: `resume_from`) would do and why. Runs nothing, writes nothing.
 
-        Raises `RunNotFoundError` or `NoCheckpointFoundError`, and `StoreError` where the store fails; every other
-        refusal is the plan's verdict.
+        Raises `RunNotFoundError` or `NoCheckpointFoundError`, and `StoreError` if the store fails; every other refusal
+        is the plan's verdict.
         """
         return self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).plan()
 
@@ -213,7 +216,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         rerun: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
-        """`plan_resume`, awaited."""
+        """Await the plan: the async form of `plan_resume`."""
         return await self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).aplan()
 
     def fork_run(
@@ -229,18 +232,18 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         reroute: bool | None = None,
         into: AnyStore | None = None,
     ) -> str:
-        """Copy a run up to a visit of a node or step into a new run, which is to be resumed; the new run's id.
+        """Copy a run up to a visit of a node or step into a new run, which is to be resumed, and return the new id.
 
         `node_id` None: up to the newest point to resume from; `visit` None: the newest that was not superseded. The run
         itself is only read: it may have any status, and may be executed meanwhile. The fork is `interrupted`, in the
         store `into` (None: the same) under `new_run_id` (None: one is made). It has the records up to that visit under
-        the same numbers, with visits, attempts and keys as they were, and none of the signals that they have not used.
-        `state_override` (graphs only) corrects the state at that point, whatever it is inside of; `update` takes a part of
-        it instead, reduced as if the node had returned that. Whoever resumes the fork then asks the router there again,
-        unless `reroute` is False; with True it is asked in any case.
+        the same numbers, with visits, attempts and keys as they were, and without the signals that these records have
+        not used. `state_override` (graphs only) corrects the state at that point, even inside a branch or an inner
+        graph. `update` gives a part of the state instead, which is reduced as if the node had returned it. A resume of
+        the fork then asks the router there again, unless `reroute` is False; with True the router is asked in any case.
 
-        Raises `RunNotFoundError`, `InvalidResumeNodeError`, `NoCheckpointFoundError` where that visit is not recorded,
-        `RunExistsError` where the new id is taken, `WrongFlowError`, `CheckpointIntegrityError` for records that were
+        Raises `RunNotFoundError`, `InvalidResumeNodeError`, `NoCheckpointFoundError` if that visit is not recorded,
+        `RunExistsError` if the new id is in use, `WrongFlowError`, `CheckpointIntegrityError` for records that were
         changed, and `OptionError` for a store that keeps no journals.
         """
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
@@ -259,7 +262,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         reroute: bool | None = None,
         into: AnyStore | None = None,
     ) -> str:
-        """`fork_run`, awaited."""
+        """Await the copy: the async form of `fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
         return await self._job(store, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
 
@@ -275,9 +278,9 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     ) -> Literal["taken", "kept", "duplicate"]:
         """Send a run a signal.
 
-        taken: a visit waits for it · kept: the next that waits for this name gets it · duplicate: its `signal_id` was
-        seen before, and nothing was kept. `to` reaches only that wait; if the run does not wait there:
-        `SignalRefusedError`. A run that has ended raises `RunNotResumableError`.
+        taken: a visit waits for it · kept: the next wait for this name gets it · duplicate: its `signal_id` was seen
+        before, and nothing was kept. `to` reaches only that wait; raises `SignalRefusedError` if the run does not wait
+        there. A run that has ended raises `RunNotResumableError`.
         """
         kept = store_of(store)
         with naming(run_id):
@@ -295,7 +298,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         signal_id: str | None = None,
         to: str | None = None,
     ) -> Literal["taken", "kept", "duplicate"]:
-        """`signal`, awaited."""
+        """Await the sending: the async form of `signal`."""
         kept = store_of(store)
         from milepost.drivers import AsyncDriver
 
@@ -321,7 +324,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     async def acancel(
         self, store: AnyStore, run_id: str, reason: str = ""
     ) -> Literal["cancelled", "requested", "ended"]:
-        """`cancel`, awaited."""
+        """Await the request: the async form of `cancel`."""
         kept = store_of(store)
         from milepost.drivers import AsyncDriver
 
@@ -335,7 +338,7 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
     """The verbs of a flow that begins with a state and ends with one: a graph."""
 
     def bind(self, state: StateT) -> Bound[StateT, RunResult[StateT]]:
-        """This flow with its input, for the verbs of an `Engine`."""
+        """Bind an input to this flow, for the verbs of an `Engine`."""
         return Bound(self, state)
 
     @overload
@@ -357,10 +360,10 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         full: bool = False,
         **options: Unpack[RunOptions],
     ) -> Any:
-        """Run the flow from its entry on `state`; the final state.
+        """Run the flow from its entry on `state`, and return the final state.
 
-        Without a store nothing is saved. With one the run is recorded under `run_id` (made where None is given, and
-        told in every event, result and error), and every node that completed stays done.
+        Without a store nothing is saved. With one the run is recorded under `run_id`, and every node that completed
+        stays done. If `run_id` is None, an id is made, and every event, result and error has it.
         """
         return _answer(self._job(store, run_id, options).do(state, full=full), full)
 
@@ -383,7 +386,7 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         full: bool = False,
         **options: Unpack[RunOptions],
     ) -> Any:
-        """`run`, awaited: coroutine nodes run in this task, others in worker threads."""
+        """Await the run: coroutine nodes run in this task, others in worker threads."""
         return _answer(await self._job(store, run_id, options).ado(state, full=full), full)
 
     def stream(
@@ -394,9 +397,10 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         run_id: str | None = None,
         **options: Unpack[RunOptions],
     ) -> Iterator[Event]:
-        """`run` as its events, in step with the consumer. Breaking off leaves the run interrupted, to be resumed.
+        """Run the flow and iterate over its events, in step with the consumer. Breaking off leaves the run interrupted.
 
-        A stream that nobody iterates runs nothing. The error of a run that fails is raised after its last event.
+        Such a run can be resumed. A stream that nobody iterates runs nothing. The error of a run that fails is raised
+        after its last event.
         """
         return self._job(store, run_id, options).stream(state)
 
@@ -408,7 +412,7 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         run_id: str | None = None,
         **options: Unpack[RunOptions],
     ) -> AsyncIterator[Event]:
-        """`stream`, for `async for`."""
+        """Run the flow and iterate over its events with `async for`."""
         return self._job(store, run_id, options).astream(state)
 
 

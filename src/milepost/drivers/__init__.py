@@ -1,4 +1,4 @@
-"""Performs the effects that the core yields: one driver that blocks, one that awaits. Neither holds any logic.
+"""The drivers of effects that the core yields: one that blocks, one that awaits. Neither holds any logic.
 
 Both keep the protocol of `milepost.executor.effects`. They differ in how they wait, and in where user code runs:
 
@@ -7,11 +7,11 @@ Both keep the protocol of `milepost.executor.effects`. They differ in how they w
 | `Call` of a sync function | in the caller's thread; with a timeout or while streaming in a daemon thread | a daemon thread |
 | the same with an executor | there; the caller's thread waits | there; no thread waits |
 | `Call` of a coroutine function | refused before anything runs | awaited in the caller's task |
-| `Write`, `Ask` | in the caller's thread | in the store's lane, `milepost.drivers.store_queue` |
+| `Write`, `Ask` | in the caller's thread | in the store's queue, `milepost.drivers.store_queue` |
 | `Gather` | branches are stepped here, their calls go to threads | stepped here, their calls become tasks |
 
-Contextvars are copied into threads that run user code. A stream goes in step with its consumer: the run does not go on
-until the next event is asked for.
+Contextvars are copied into threads that run user code. A stream goes in step with its consumer: the run goes on only when
+the consumer asks for the next event.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["AsyncDriver", "SyncDriver", "is_logged"]
 
 
 def __getattr__(name: str) -> Any:
-    # It needs asyncio, a third of all that a program has to load that awaits nothing.
+    # It needs asyncio, a third of the imports of a program that awaits nothing.
     if name == "AsyncDriver":
         from milepost.drivers.awaiting import AsyncDriver
 

@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 
 class _Watch:
-    """Cancels what the current task awaits inside the block, and raises `HoldOver`, once the run is lost or cancelled.
+    """A block whose `await` in the current task is cancelled, with `HoldOver`, once the run is lost or cancelled.
 
-    Built as `asyncio.timeout` is: a cancel of the task by somebody else stays what it is.
+    It is built as `asyncio.timeout` is: a cancel of the task by somebody else stays what it is.
     """
 
     __slots__ = ("_before", "_has_cancelled", "_held", "_is_left", "_loop", "_task")
@@ -78,17 +78,17 @@ class _Watch:
 
 
 class AsyncDriver(Driver):
-    """Performs effects in the caller's task; blocking ones in threads."""
+    """A driver that performs effects in the caller's task, blocking ones in threads."""
 
     def __init__(self, clock: Clock, hooks: Sequence[Hook] = ()) -> None:
         super().__init__(clock, hooks)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._cancels = 0 if self._task is None else self._task.cancelling()
-        """How often that task had been cancelled before the routine began."""
+        """The number of cancels of that task before the routine began."""
         self._wake: asyncio.Event | None = None
         self._leaving: set[asyncio.Future[None]] = set()
-        """What waits to leave calls to their threads; kept here so that it is not collected."""
+        """Tasks that wait to leave calls to their threads. They are kept here so that they are not collected."""
 
     def live(self, event: Event) -> None:
         """Take an event from inside a running node, in whatever thread it runs."""
@@ -102,7 +102,7 @@ class AsyncDriver(Driver):
             self._loop.call_soon_threadsafe(self.publish, event)
 
     async def run(self, routine: Routine[T]) -> T:
-        """Drive `routine` to its end."""
+        """Drive `routine` to its end, and return its value."""
         try:
             effect = next(routine)
             while True:
@@ -117,7 +117,7 @@ class AsyncDriver(Driver):
             return value
 
     def _comes_from_outside(self, end: BaseException, task: asyncio.Task[Any] | None) -> bool:
-        """Tell whether somebody has cancelled the `task` of a call, or closes its coroutine."""
+        """Return whether somebody else has cancelled the `task` of a call, or closes its coroutine."""
         if task is None:
             return True
         if isinstance(end, GeneratorExit):
@@ -128,7 +128,7 @@ class AsyncDriver(Driver):
         return task.cancelling() > (self._cancels if task is self._task else 0)
 
     def _result_of(self, task: asyncio.Future[Any]) -> Any:
-        """Give the result of a task of this driver's own that has ended, or raise what it raised."""
+        """Return the result of a task of this driver's own that has ended, or raise its error."""
         try:
             value = task.result()
         except asyncio.CancelledError as end:
@@ -139,7 +139,7 @@ class AsyncDriver(Driver):
         return value
 
     async def perform(self, effect: Effect) -> Any:
-        """The answer of one effect, or raise what went wrong."""
+        """Return the answer of one effect, or raise its error."""
         kind = type(effect)
         if kind is Call:
             if _is_done_here(effect):
@@ -157,7 +157,8 @@ class AsyncDriver(Driver):
     async def _gather(self, gather: Gather) -> dict[str, Outcome]:
         """Step all branches here; calls of user code and sleeps become tasks.
 
-        Everything else is done in between, so that a branch that ends with its call has ended before the next call begins.
+        Everything else is done in between, so that a branch that ends with its call has ended before the next call
+        begins.
         """
         branches = Branches(gather, MAX_THREADS)
         try:
@@ -199,7 +200,7 @@ class AsyncDriver(Driver):
                 if branches.is_ready or branches.is_over:
                     continue
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                # In the order in which they began: that of a set is another one each time.
+                # In the order in which they began, because the order of a set differs each time.
                 for task in sorted(done, key=tasks.__getitem__):
                     _, branch, is_call = tasks.pop(task)
                     if is_call:
@@ -209,7 +210,7 @@ class AsyncDriver(Driver):
             for task in tasks:
                 task.cancel()
             if tasks:
-                # Their own clean-up runs before anything else does.
+                # The clean-up of the tasks runs before anything else does.
                 await asyncio.wait(tasks)
             for task in tasks:
                 if task.done() and not task.cancelled():
@@ -268,7 +269,7 @@ class AsyncDriver(Driver):
                 current_context.reset(reset)
 
     def _elsewhere(self, call: Call) -> tuple[asyncio.Future[Any], Pending]:
-        """Have a sync call run by its executor or in a thread: its outcome, here and there."""
+        """Have an executor or a thread run a sync call; return its outcome as a future of this loop, and as a `Pending`."""
         loop = self._loop
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -278,7 +279,7 @@ class AsyncDriver(Driver):
             try:
                 future.set_result(promise.get())
             except StopIteration as exc:
-                # A future does not take it.
+                # A future does not take StopIteration.
                 future.set_exception(RuntimeError(f"the node raised {exc!r}"))
             except BaseException as exc:
                 future.set_exception(exc)
@@ -291,7 +292,7 @@ class AsyncDriver(Driver):
 
         promise = self.submit(call, then)
         if call.executor is not None:
-            # Whoever awaits it is cancelled, say; a call that has ended is not touched.
+            # The future may end first, by a cancel of its task say; a call that has ended is not touched.
             future.add_done_callback(lambda _: promise.abandon())
         held = held_of(call)
         if held is not None:
@@ -299,7 +300,7 @@ class AsyncDriver(Driver):
         return future, promise
 
     def _leave_when_over(self, future: asyncio.Future[Any], promise: Pending, held: LeaseView) -> None:
-        """Have such a call end with `HoldOver` if it goes on long after its run was lost or cancelled."""
+        """End such a call with `HoldOver` if it goes on long after its run was lost or cancelled."""
 
         async def leave() -> None:
             await self.clock.sleep(OVERDUE_GRACE)
@@ -342,7 +343,7 @@ class AsyncDriver(Driver):
             if not task.done():
                 task.cancel()
                 if call.is_async:
-                    # Its own clean-up runs before anything else does.
+                    # The clean-up of the task runs before anything else does.
                     await asyncio.wait({task})
             if task.done() and not task.cancelled():
                 task.exception()
@@ -368,7 +369,7 @@ class AsyncDriver(Driver):
         return await lane_of(effect.store).submit(effect)
 
     async def stream(self, routine: Routine[Any]) -> AsyncIterator[Event]:
-        """The events of `routine` as they come; breaking off stops it at a durable point."""
+        """Iterate over the events of `routine` as they come; breaking off stops it at a durable point."""
         events: deque[Event] = deque()
         self._wake = asyncio.Event()
         self.stream_to = self._streamed(events)
@@ -406,7 +407,7 @@ class AsyncDriver(Driver):
             await self._abandon(routine, effect)
             raise
         except BaseException:
-            # The error comes after the events that tell of it.
+            # The error comes after the events that report it.
             while events:
                 yield events.popleft()
             raise
@@ -430,7 +431,7 @@ class AsyncDriver(Driver):
             waiter.cancel()
 
     async def _abandon(self, routine: Routine[Any], pending: Effect) -> None:
-        """Stop a routine that waits for `pending`; one that is leaving already is let go to its end."""
+        """Stop a routine that waits for `pending`. A routine that is ending already goes on to its end."""
         try:
             effect: Effect = pending
             if not isinstance(pending, Drop):
@@ -447,7 +448,7 @@ class AsyncDriver(Driver):
 
 
 class Ended(NamedTuple):
-    """How a task ended that may not raise it: asyncio stops its whole loop for a task that raises one of these."""
+    """An end of a task by an error that the task must not raise, because asyncio stops its whole loop for these errors."""
 
     error: SystemExit | KeyboardInterrupt
 
@@ -460,5 +461,5 @@ async def _ended(work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
 
 
 def _is_done_here(effect: Effect) -> TypeGuard[Call]:
-    """Whether it is a call that decides something, and so has an answer without anybody waiting."""
+    """Return whether the effect is a call that decides something, and so has an answer without anybody waiting."""
     return type(effect) is Call and effect.is_quick and not effect.is_async and effect.timeout is None

@@ -1,4 +1,4 @@
-"""What both drivers share: events on their way, the call of user code, and quick effects."""
+"""The common part of both drivers: the publication of events, the call of user code, and quick effects."""
 
 from __future__ import annotations
 
@@ -53,30 +53,33 @@ __all__ = [
 logger = logging.getLogger("milepost")
 
 MAX_THREADS = 32
-"""Threads that a `Gather` without its own limit has for its calls at once under the sync driver."""
+"""The number of threads for calls at once that a `Gather` without its own limit has under the sync driver."""
 GLANCE = 0.5
-"""Seconds between two looks at the lease while a driver sleeps, and at most between two chances for Ctrl-C to be seen: a
-signal that comes just before a wait without end does not end it."""
+"""Seconds between two looks at the lease while a driver sleeps.
+
+They are also the longest time between two chances for Ctrl-C to be seen: a signal that comes just before a wait without
+end does not end that wait.
+"""
 
 
 _LEVELS: dict[type[Event], int] = {
     **dict.fromkeys((AttemptFailed, CheckpointFailed, NodeOverdue), logging.WARNING),
     **dict.fromkeys((RunStarted, RunCompleted, RunWaiting, WorkflowStarted, WorkflowCompleted), logging.INFO),
 }
-"""Of the other events: DEBUG."""
+"""The log level of events; DEBUG for the others."""
 
 
 class StreamClosed(BaseException):
-    """Thrown into the core when the consumer of a stream has gone: the run stops at a durable point."""
+    """The signal to the core that the consumer of a stream has gone: the run stops at a durable point."""
 
 
 def is_logged() -> bool:
-    """Whether somebody reads events in the log; they need not be made otherwise."""
+    """Return whether somebody reads events in the log. Otherwise they need not be made."""
     return logger.isEnabledFor(logging.INFO)
 
 
 def log(event: Event) -> None:
-    """One record per event: WARNING for what went wrong, INFO for a run, DEBUG for the rest."""
+    """Log an event as one record: WARNING for failures, INFO for a run, DEBUG for the rest."""
     level = _LEVELS.get(type(event), logging.DEBUG)
     if logger.isEnabledFor(level):
         node_id = getattr(event, "node_id", None) or getattr(event, "step_name", None)
@@ -85,7 +88,7 @@ def log(event: Event) -> None:
 
 
 class Driver:
-    """What both drivers share: events on their way, and the effects that neither block nor call user code."""
+    """The common part of both drivers: events, and the effects that neither block nor call user code."""
 
     def __init__(self, clock: Clock, hooks: Sequence[Hook] = ()) -> None:
         self.clock = clock
@@ -93,7 +96,7 @@ class Driver:
         self.stream_to: Callable[[Event], None] | None = None
 
     def publish(self, event: Event) -> list[Any]:
-        """Log the event, tell hooks and stream; the context managers that hooks returned."""
+        """Log the event and pass it to hooks and stream; return the context managers that hooks returned."""
         log(event)
         around = notify(self.hooks, event) if self.hooks else []
         if self.stream_to is not None:
@@ -101,7 +104,7 @@ class Driver:
         return around
 
     def perform_quick(self, effect: Effect) -> Any:
-        """The answer of an effect that only concerns this process."""
+        """Return the answer of an effect that only concerns this process."""
         if isinstance(effect, Emit):
             self.publish(effect.event)
             return None
@@ -115,7 +118,7 @@ class Driver:
         raise TypeError(f"this driver does not perform {type(effect).__name__}")
 
     def bind(self, call: Call) -> Callable[[], Any]:
-        """`call` as a function without arguments, for a thread: in a copy of this context, surrounded by hooks."""
+        """Return `call` as a function without arguments for a thread, in a copy of this context and surrounded by hooks."""
         around = self.publish(call.announce) if call.announce is not None else ()
         context = contextvars.copy_context()
         return lambda: context.run(invoke, call, around)
@@ -123,9 +126,9 @@ class Driver:
     def submit(
         self, call: Call, then: Callable[[Pending], None] | None = None, kept: PendingSet | None = None
     ) -> Pending:
-        """Have a sync call run elsewhere, by its executor or in a thread; `then` is called there with its outcome.
+        """Have an executor or a thread run a sync call; `then` is called there with its outcome.
 
-        What an executor is given can be taken back: it is told to `kept` first.
+        A call that an executor gets can be taken back. It is added to `kept` before it begins.
         """
         if call.executor is None:
             return threads.submit(self.bind(call), then)
@@ -138,7 +141,7 @@ class Driver:
         return errand
 
     def mark_overdue(self, call: Call) -> None:
-        """Tell the call, and whoever listens, that its time is over."""
+        """Signal to the call, and to listeners, that its time is over."""
         if call.context is not None:
             call.context._stop = True
             self.publish(
@@ -147,7 +150,7 @@ class Driver:
 
 
 def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
-    """Call user code with its context current; of a coroutine function this gives the coroutine."""
+    """Call user code with its context current. A coroutine function gives the coroutine."""
     return run_within(call.context, call.fn, call.args, around)
 
 
@@ -156,7 +159,7 @@ def _put(ended: queue.SimpleQueue[tuple[Branch, Pending]], branch: Branch, promi
 
 
 def is_awake(held: LeaseView | None) -> bool:
-    """Whether a sleep need not go on, because the run is lost, cancelled or to be given back."""
+    """Return whether a sleep need not go on, because the run is lost, cancelled or to be given back."""
     return held is not None and (held.is_over or (held.is_draining and not held.is_ending))
 
 
@@ -174,5 +177,5 @@ def watched(held: LeaseView | None, tell: Callable[[], None]) -> Iterator[None]:
 
 
 def held_of(call: Call) -> LeaseView | None:
-    """The lease of the run that a call is made for."""
+    """Return the lease of the run that makes the call, or None."""
     return None if call.context is None else call.context._scope.held

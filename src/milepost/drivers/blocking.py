@@ -43,11 +43,11 @@ T = TypeVar("T")
 STREAMED = 0.05
 """Seconds between two looks at a call while a stream waits for what it tells."""
 _OVER = object()
-"""Among the events of a stream: its run was lost or cancelled."""
+"""A marker among the events of a stream: its run was lost or cancelled."""
 
 
 class _Running:
-    """A call of a branch in its thread, and since when its run is lost or cancelled."""
+    """A call of a branch in its thread, and the time since when its run is lost or cancelled."""
 
     __slots__ = ("call", "held", "over_since", "promise")
 
@@ -59,7 +59,7 @@ class _Running:
 
 
 class SyncDriver(Driver):
-    """Performs effects in the caller's thread."""
+    """A driver that performs effects in the caller's thread."""
 
     def __init__(self, clock: Clock, hooks: Sequence[Hook] = ()) -> None:
         super().__init__(clock, hooks)
@@ -69,7 +69,7 @@ class SyncDriver(Driver):
         self.publish(event)
 
     def run(self, routine: Routine[T]) -> T:
-        """Drive `routine` to its end."""
+        """Drive `routine` to its end, and return its value."""
         value: Any = None
         send, perform = routine.send, self.perform
         step: Callable[[Any], Effect] = send
@@ -86,11 +86,11 @@ class SyncDriver(Driver):
             except BaseException as exc:
                 if getgeneratorstate(routine) == GEN_CLOSED:
                     raise
-                # Ctrl-C came between two effects: the routine hears of it like of any other.
+                # Ctrl-C came between two effects: it is thrown into the routine like any other error.
                 value, step = exc, routine.throw
 
     def perform(self, effect: Effect) -> Any:
-        """The answer of one effect, or raise what went wrong."""
+        """Return the answer of one effect, or raise its error."""
         kind = type(effect)
         if kind is Call:
             return self._call(effect)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class SyncDriver(Driver):
                 return outcomes
 
     def _gathering(self, gather: Gather) -> Generator[None, None, dict[str, Outcome]]:
-        """`_gather`, which comes up now and then, so that a stream can tell what has happened."""
+        """Do the work of `_gather`, and yield now and then, so that a stream can give its events."""
         branches = Branches(gather, MAX_THREADS)
         sleeping: list[tuple[float, int, Branch, LeaseView | None]] = []
         ended: queue.SimpleQueue[tuple[Branch, Pending]] = queue.SimpleQueue()
@@ -175,7 +175,7 @@ class SyncDriver(Driver):
             yield
 
     def _begun(self, call: Call, then: Callable[[Pending], None], kept: PendingSet) -> Pending:
-        """A call of a branch, begun elsewhere; it keeps its timeout."""
+        """Begin a call of a branch elsewhere; it keeps its timeout."""
         if call.timeout is None:
 
             def over(promise: Pending) -> None:
@@ -192,7 +192,7 @@ class SyncDriver(Driver):
             branches.fail(branch, exc)
 
     def _write_together(self, branches: Branches, writes: list[tuple[Branch, Write]]) -> None:
-        """One append a run for all that its branches hand in."""
+        """Write one append for each run, with the records of all its branches."""
         together = merged(writes)
         try:
             verdicts = writes[0][1].store.append([append for append, _ in together])
@@ -220,7 +220,7 @@ class SyncDriver(Driver):
         except queue.Empty:
             self._look(branches, sleeping, running)
             return
-        # What else has ended by now goes on together with it, so that what they record is one append.
+        # Other calls that have ended by now go on together with it, so that their records are one append.
         while True:
             call = running.get(branch)
             if call is not None and call.promise is promise:  # else it was left to its thread before
@@ -300,7 +300,7 @@ class SyncDriver(Driver):
         raise AttemptTimedOut(call.timeout, is_running=is_running)
 
     def _await_over(self, promise: Pending) -> None:
-        """Give the call of a run that is lost or cancelled some time to end; `HoldOver` if it does not."""
+        """Give the call of a run that is lost or cancelled some time to end; raise `HoldOver` if it does not."""
         if promise.is_done:
             return
         if promise.recall() or not self.clock.wait(promise.done, OVERDUE_GRACE):
@@ -314,7 +314,7 @@ class SyncDriver(Driver):
             self.clock.wait(never, left if effect.held is None else min(left, GLANCE))
 
     def stream(self, routine: Routine[Any]) -> Iterator[Event]:
-        """The events of `routine` as they come; breaking off stops it at a durable point."""
+        """Iterate over the events of `routine` as they come; breaking off stops it at a durable point."""
         events: queue.SimpleQueue[Event | Pending] = queue.SimpleQueue()
         self.stream_to = events.put
         try:
@@ -341,14 +341,14 @@ class SyncDriver(Driver):
             self._abandon(routine, effect)
             raise
         except BaseException:
-            # The error comes after the events that tell of it.
+            # The error comes after the events that report it.
             yield from _drain(events)
             raise
 
     def _gather_live(
         self, gather: Gather, events: queue.SimpleQueue[Any]
     ) -> Generator[Event, None, dict[str, Outcome]]:
-        """Do what a gather asks for and yield what it tells meanwhile."""
+        """Perform a gather, and yield its events meanwhile; return its outcomes."""
         steps = self._gathering(gather)
         try:
             while True:
@@ -362,7 +362,7 @@ class SyncDriver(Driver):
             steps.close()
 
     def _call_live(self, call: Call, events: queue.SimpleQueue[Any]) -> Generator[Event, None, Any]:
-        """Run a call in a thread and yield what it tells meanwhile; returns its value."""
+        """Run a call in a thread, and yield its events meanwhile; return its value."""
         kept = PendingSet()
         try:
             promise = self.submit(call, events.put, kept)
@@ -391,7 +391,8 @@ class SyncDriver(Driver):
                 except GeneratorExit:
                     self._let_end(call, promise)
                     raise
-            # A call that tells much must not escape its timeout; one that has ended has kept it, however slow the consumer.
+            # A call with many events must not escape its timeout; one that has ended has kept it, however slow the
+            # consumer is.
             if allowed is not None and not promise.is_done and self.clock.monotonic() - began >= allowed:
                 assert call.timeout is not None
                 if allowed > call.timeout:
@@ -412,7 +413,7 @@ class SyncDriver(Driver):
             promise.abandon()
 
     def _abandon(self, routine: Routine[Any], pending: Effect) -> None:
-        """Stop a routine that waits for `pending`; one that is leaving already is let go to its end."""
+        """Stop a routine that waits for `pending`. A routine that is ending already goes on to its end."""
         try:
             effect: Effect = pending
             if not isinstance(pending, Drop):

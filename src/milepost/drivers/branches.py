@@ -1,8 +1,8 @@
 """The open branches of a `Gather`, stepped one after the other by a driver; holds no thread and does no I/O.
 
-A driver asks for the next effect of whatever branch is ready, performs it in its own way, and answers. Nested gathers
-open further branches in the same set, so that however deep they nest, only calls of user code occupy threads or tasks.
-The order in which branches are stepped is the order in which they became ready, and a test may choose another.
+A driver asks for the next effect of any ready branch, performs it in its own way, and answers. Nested gathers open
+further branches in the same set, so that however deep they nest, only calls of user code occupy threads or tasks. The
+order in which branches are stepped is the order in which they became ready, and a test may choose another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Branch:
         self.routine = routine
         self.join = join
         self.pending: Effect | None = None
-        """The effect whose answer it waits for."""
+        """The effect whose answer the branch waits for."""
 
 
 class Join:
@@ -38,23 +38,23 @@ class Join:
     __slots__ = ("calls", "is_stopped", "limit", "open", "outcomes", "parent")
 
     def __init__(self, gather: Gather, parent: Branch | None, limit: int | None) -> None:
-        # In the order in which the branches were given, whatever the order in which they end.
+        # Outcomes keep the order in which the branches were given, whatever the order in which they end.
         self.outcomes = {name: Outcome() for name in gather.branches}
         self.open = len(gather.branches)
         self.parent = parent
         self.limit = limit
         self.is_stopped = gather.is_stopped
         self.calls = 0
-        """How many calls run in it, those in gathers inside it included."""
+        """The number of calls that run in it, including those in gathers inside it."""
 
 
 class Branches:
     """All branches below one gather."""
 
     def __init__(self, gather: Gather, limit: int | None = None) -> None:
-        """`limit` is how many calls occupy a thread at once where the gather itself does not say it; None: any number.
+        """Open the branches of `gather`. `limit` bounds the calls that occupy a thread at once; None: any number.
 
-        Calls that an executor makes occupy none.
+        It counts only if the gather has no limit of its own. Calls that an executor makes occupy no thread.
         """
         self._most_threads = limit if gather.max_parallel is None else None
         self._in_threads: set[Branch] = set()
@@ -65,21 +65,21 @@ class Branches:
 
     @property
     def is_over(self) -> bool:
-        """Whether every branch has ended."""
+        """True if every branch has ended."""
         return self._root.open == 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether a branch can be stepped."""
+        """True if a branch can be stepped."""
         return bool(self._ready)
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
-        """How each branch of the first gather ended, in the order in which they were given."""
+        """The outcome of each branch of the first gather, in the order in which they were given."""
         return self._root.outcomes
 
     def step(self) -> tuple[Branch, Effect] | None:
-        """Step ready branches until one asks for an effect; None when none is ready."""
+        """Step ready branches until one asks for an effect; None if none is ready."""
         while self._ready:
             branch, value, error = self._ready.popleft()
             try:
@@ -87,7 +87,8 @@ class Branches:
             except StopIteration as stop:
                 self._end(branch, Outcome(stop.value))
             except KeyboardInterrupt:
-                # Ctrl-C is not this branch's: it came while that was stepped, and nobody is to wait for those beside it.
+                # Ctrl-C is not this branch's: it came while the branch was stepped, and nobody is to wait for those
+                # beside it.
                 raise
             except BaseException as exc:
                 self._end(branch, Outcome(error=exc))
@@ -104,16 +105,16 @@ class Branches:
         self._ready.append((branch, value, None))
 
     def fail(self, branch: Branch, error: BaseException) -> None:
-        """Throw into a branch what its effect raised."""
+        """Throw into a branch the error of its effect."""
         branch.pending = None
         self._ready.append((branch, None, error))
 
     def want(self, branch: Branch, call: Call) -> None:
-        """Put a call into the queue of those that are to be made."""
+        """Put a call into the queue of calls to be made."""
         self._waiting.append((branch, call))
 
     def admitted(self) -> Iterator[tuple[Branch, Call]]:
-        """The calls that may be made now, as far as the limits of all gathers around them allow it."""
+        """Iterate over the calls that may be made now, as far as the limits of all gathers around them allow it."""
         for _ in range(len(self._waiting)):
             branch, call = self._waiting.popleft()
             around = [*_around(branch)]
@@ -138,9 +139,9 @@ class Branches:
             join.calls -= 1
 
     def ended_by(self, end: BaseException) -> Routine[None]:
-        """Throw what ends the gather into every branch that is open; do no more than what they still write and ask for.
+        """Throw the end of the gather into every open branch, and perform only the writes and questions that remain.
 
-        So what a branch has done is recorded, though nobody will hear its answer.
+        So the work that a branch has done is recorded, though nobody will hear its answer.
         """
         while self._ready:
             branch, value, error = self._ready.popleft()
@@ -177,7 +178,7 @@ class Branches:
 
 
 def _answered(branch: Branch) -> Routine[None]:
-    """Have the effect performed that a branch waits for, and give it the answer."""
+    """Have the pending effect of a branch performed, and give the branch its answer."""
     effect = branch.pending
     assert effect is not None
     try:
@@ -189,7 +190,7 @@ def _answered(branch: Branch) -> Routine[None]:
 
 
 def _stepped(step: Callable[[Any], Effect], value: Any) -> Effect | None:
-    """Step a routine once: the effect that it asks for, or None where it has ended."""
+    """Step a routine once; return the effect that it asks for, or None if it has ended."""
     try:
         return step(value)
     except BaseException:
@@ -197,13 +198,13 @@ def _stepped(step: Callable[[Any], Effect], value: Any) -> Effect | None:
 
 
 def _first_number(branch: Branch) -> float:
-    """The number of the first record that a branch has handed in."""
+    """Return the number of the first record in a branch's pending write, infinity if there is none."""
     records = branch.pending.append.records if isinstance(branch.pending, Write) else ()
     return records[0].sequence if records else math.inf
 
 
 def _around(branch: Branch) -> Iterator[Join]:
-    """The gathers that a branch is in, the innermost first."""
+    """Iterate over the gathers that a branch is in, the innermost first."""
     inside: Branch | None = branch
     while inside is not None:
         yield inside.join
@@ -211,10 +212,10 @@ def _around(branch: Branch) -> Iterator[Join]:
 
 
 def merged(writes: Iterable[tuple[Branch, Write]]) -> list[tuple[Append, list[Branch]]]:
-    """What the branches of each run hand in, as one append a run, with the branches that wait for its verdict.
+    """Merge the writes of each run's branches into one append, and return it with the branches that wait for its verdict.
 
-    One with statements comes alone, for its branch has asked to be `Alone`. RuntimeError if it has not: then one that fails
-    would take others with it.
+    An append with statements comes alone, for its branch has asked to be `Alone`. Raises RuntimeError if it has not: a
+    failing statement would take other writes with it.
     """
     by_run: dict[Any, tuple[Append, list[Branch]]] = {}
     for branch, write in writes:

@@ -1,11 +1,11 @@
 """Calls of user code that an executor performs: on their way there, there, and back.
 
-A call goes as a `Task`, which is what an executor is handed. In this process it runs with everything that a call in one of
-our threads has: the whole context and the caller's contextvars. Where it is pickled on its way, only the ids of the context
-go with it. User code's errors come back as values, so that whatever the future itself raises is the executor's doing.
+An executor gets a call as a `Task`. In this process it runs with everything that a call in one of our threads has: the
+whole context and the caller's contextvars. If it is pickled on its way, only the ids of the context go with it. User
+code's errors come back as values, so that an error of the future itself is always the executor's.
 
-What goes to another process, and what comes back, is bytes to the executor, where it would break at what can be pickled but
-not made again: its pool would be gone, and with it all calls that it has. What can't be made again fails its own call.
+A call to another process, and its result, are bytes to the executor. Otherwise an object that can be pickled but not
+unpickled would break its pool, and with it all calls in the pool. An object that can't be unpickled fails its own call.
 
 No thread waits for a call that is elsewhere: the future's callback settles the promise.
 """
@@ -39,7 +39,7 @@ __all__ = ["ExecutorCall", "Task"]
 
 
 class Task:
-    """One call of user code, as an executor is given it."""
+    """One call of user code, in the form that an executor gets."""
 
     __slots__ = ("__weakref__", "_args", "_context", "_fn", "_number", "_variables", "pack")
 
@@ -54,18 +54,18 @@ class Task:
         self._args = args
         self._context = context
         self._variables = variables
-        """What it runs in, in the process that made it."""
+        """The contextvars in which it runs, in the process that made it."""
         self._number = next(_numbers)
         self.pack: Callable[[Any], Any] | None = None
-        """How its executor pickles; None: what can't be made again does the executor no harm."""
+        """The pickler of its executor. None: objects that can't be unpickled do the executor no harm."""
 
     @property
     def __name__(self) -> str:
-        """The function's, by which executors with a dashboard call the task."""
+        """The name of the function. Executors with a dashboard show it as the name of the task."""
         return _name_of(self._fn)
 
     def __call__(self) -> Any:
-        """What the function returned, or what it raised as `Raised`; in another process either of them on its way back."""
+        """Call the function and return its value, or its error as `Raised`. In another process both come as `Sent`."""
         if self._variables is not None:
             return self._variables.run(self._perform)
         outcome = self._perform()
@@ -88,7 +88,7 @@ class Task:
 
 _numbers = itertools.count(1)
 _on_their_way: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
-"""Tasks of this process that were pickled: one that comes back to it is found here."""
+"""Tasks of this process that were pickled. One that comes back to this process is found here."""
 
 
 def _arrive(
@@ -104,7 +104,7 @@ def _arrive_packed(process: str, number: int, name: str, data: bytes) -> Task | 
 
 
 class _Packed:
-    """A task that has arrived in another process; it is made again only where an error can be told."""
+    """A task that has arrived in another process. It is unpickled only where an error can be reported."""
 
     __slots__ = ("__name__", "_data")
 
@@ -121,7 +121,7 @@ class _Packed:
 
 
 class Raised:
-    """What user code raised. In its own process the error stays as it is."""
+    """An error that user code raised. In its own process the error stays as it is."""
 
     __slots__ = ("error",)
 
@@ -133,12 +133,12 @@ class Raised:
 
 
 class Sent(NamedTuple):
-    """What a call in another process gave, on its way back."""
+    """The result of a call in another process, on its way back."""
 
     data: bytes
-    """The value or the error, pickled; empty: it can't be."""
+    """The value or the error, pickled; empty if it can't be pickled."""
     error: str = ""
-    """Of an error: its type and message."""
+    """The type and message of an error; empty for a value."""
     traceback: str = ""
 
 
@@ -163,7 +163,7 @@ def _sent_error(error: BaseException) -> Sent:
 
 
 def _with_what_can_go(error: BaseException) -> BaseException:
-    """An error of this library without the attributes that can't be sent, such as a state with a client in it."""
+    """Return an error of this library without the attributes that can't be sent, such as a state with a client in it."""
     if not isinstance(error, MilepostError):
         return error
     kept = copy.copy(error)
@@ -179,7 +179,7 @@ def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
-        # There, the executor sends more than pickle can.
+        # In an executor with cloudpickle more can be sent than pickle can carry.
         if "cloudpickle" not in sys.modules:
             raise
     data: bytes = sys.modules["cloudpickle"].dumps(value, protocol=5)
@@ -187,7 +187,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _opened(sent: Sent, fn: Callable[..., Any]) -> tuple[Any, BaseException | None]:
-    """The value and the error of a call, made again; or what can be told of them."""
+    """Unpickle the value and the error of a call, or make an error from the text if that fails."""
     made: Any = None
     problem: BaseException | None = None
     try:
@@ -216,7 +216,7 @@ def _unsendable(fn: Callable[..., Any] | str, error: BaseException) -> TypeError
 
 
 class TracebackThere(Exception):
-    """The traceback of an error in the process where it was raised, as text: its cause here."""
+    """The traceback of an error in the process where it was raised, as text. It is the error's cause here."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -240,7 +240,7 @@ class ExecutorCall(Pending):
 
     def begin(self) -> None:
         """Hand the call in, once."""
-        # A factory may take its time, and so may sending what the call is given.
+        # In a thread, because a factory may take its time, and so may sending the arguments.
         threads.submit(self._begin)
 
     def recall(self) -> bool:
@@ -250,7 +250,7 @@ class ExecutorCall(Pending):
         return taken is not None and taken.tells and taken.future.cancel()
 
     def abandon(self) -> None:
-        """Have it not begun if it has not yet, as far as its executor can; nobody asks for the outcome any more."""
+        """Keep the call from beginning, as far as its executor can. Nobody asks for the outcome any more."""
         self._is_unwanted = True
         if self._taken is not None:
             self._taken.future.cancel()
@@ -301,7 +301,7 @@ class ExecutorCall(Pending):
             self._then(self)
 
     def _read(self, error: BaseException) -> BaseException:
-        """What an executor's error means."""
+        """Translate an executor's error into the error of the call."""
         assert self._call.executor is not None
         fn = self._call.fn
         if is_broken(error):
@@ -334,7 +334,7 @@ def _name_of(fn: Callable[..., Any] | str) -> str:
 
 
 def _is_found(fn: Any) -> bool:
-    """Whether a function or class can be found by its name; of anything else that is not known to fail: True."""
+    """Return whether a function or class can be found by its name. True for anything else, which is not known to fail."""
     while isinstance(fn, partial):
         fn = fn.func
     if not isinstance(fn, (FunctionType, type)):

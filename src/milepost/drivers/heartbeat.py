@@ -1,4 +1,4 @@
-"""Keeps the leases of this process: one daemon thread, one `renew` a store and beat.
+"""The heartbeat, which keeps the leases of this process: one daemon thread, one `renew` for each store and beat.
 
 The thread needs no user code to yield. Between beats it looks for cancels, every second while runs are held. It also
 tries again the releases that a failing store could not take, so that a run does not stay locked by a verb that has long
@@ -21,11 +21,11 @@ __all__ = ["Heartbeat", "HeldLease", "heartbeat"]
 logger = logging.getLogger("milepost")
 
 OWED = 30.0
-"""The lease in whose rhythm an owed release is tried again, where no run is held."""
+"""The lease, in seconds, in whose rhythm a pending release is tried again if no run is held."""
 LOOK = 1.0
 """Seconds between two looks for open cancels."""
 IDLE = 60.0
-"""Seconds for which the thread sleeps at most."""
+"""The longest time, in seconds, for which the thread sleeps."""
 
 
 class HeldLease:
@@ -60,12 +60,12 @@ class HeldLease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the token is known to be stale, or the lease passed while the store could not be written."""
+        """True if the token is known to be stale, or the lease passed while the store could not be written."""
         return self._is_lost or (self._is_failing and self.clock.monotonic() > self._renewed_at + self.lease)
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is not this owner's to go on with: lost, or cancelled and not on its way to its end."""
+        """True if this owner must not go on with the run: it is lost, or cancelled and not on its way to its end."""
         return (self.cancel is not None and not self.is_ending) or self.is_lost
 
     def watch(self, tell: Callable[[], None]) -> None:
@@ -75,11 +75,11 @@ class HeldLease:
             self._tell()
 
     def unwatch(self, tell: Callable[[], None]) -> None:
-        """Do not call `tell` any more."""
+        """Stop calling `tell`."""
         self._watchers.discard(tell)
 
     def _tell(self) -> None:
-        # Who comes while others are told looks for itself: to that one it may not be over any more.
+        # A watcher that is added while others are told looks for itself: the lease may not be over for it any more.
         for tell in tuple(self._watchers):
             try:
                 self._watchers.remove(tell)
@@ -88,13 +88,13 @@ class HeldLease:
             tell()
 
     def cancelled(self, reason: str) -> None:
-        """Take in that a cancel is open."""
+        """Note that a cancel is open."""
         self.cancel = reason
         if self.is_over:
             self._tell()
 
     def renewed(self, outcome: str, cancel: str | None) -> None:
-        """Take in the answer of a renewal."""
+        """Note the answer of a renewal."""
         self._is_failing = False
         if outcome == "lost":
             self._is_lost = True
@@ -106,7 +106,7 @@ class HeldLease:
             self._tell()
 
     def failed(self) -> None:
-        """Take in that the store could not renew."""
+        """Note that the store could not renew."""
         self._is_failing = True
         if self.is_over:
             self._tell()
@@ -121,7 +121,7 @@ class Heartbeat:
         self._held: dict[Token, HeldLease] = {}
         self._owed: dict[Token, tuple[Store, Release]] = {}
         self._due = float("inf")
-        """When the next beat is due, in the machine's monotonic seconds: a wake-up must not put it off."""
+        """The time of the next beat, in the machine's monotonic seconds. A wake-up must not put it off."""
         self._thread: threading.Thread | None = None
 
     def hold(self, store: Store, token: Token, lease: float, clock: Clock) -> HeldLease:
@@ -138,7 +138,7 @@ class Heartbeat:
             held = self._held.pop(token, None)
             if owed is not None:
                 self._owed[token] = (store, owed)
-                # Soon, where only an interruption kept it from being written; then in the rhythm of the lease.
+                # Soon, if only an interruption kept it from being written; then in the rhythm of the lease.
                 self._beat_within(min(LOOK, (held.lease if held is not None else OWED) / 3))
         # A released token is forgotten by the store; for any other the store must know that nobody uses it now.
         store.abandon(token)
@@ -171,7 +171,7 @@ class Heartbeat:
                 self._due = SYSTEM.monotonic() + pause
 
     def look(self) -> None:
-        """See whether a run that is held here is to be cancelled."""
+        """Look for cancels of the runs that are held here."""
         for leases in self._by_store():
             store = leases[0].store
             try:
@@ -191,7 +191,7 @@ class Heartbeat:
         return [*by_store.values()]
 
     def beat(self) -> None:
-        """Renew everything now, and try what is owed."""
+        """Renew all leases now, and try the pending releases."""
         with self._lock:
             owed = list(self._owed.items())
         for leases in self._by_store():

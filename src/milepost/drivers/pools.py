@@ -1,8 +1,8 @@
 """The pools of this process: one for each factory that is given as `executor=`, shared by all runs.
 
-A factory is called when its pool is first needed, in whatever thread needs it, and again once that pool has broken. Its
-pools are shut down when the last engine that binds the factory is closed, and when the interpreter ends; an executor that
-was given as such is its owner's, and never touched.
+A factory is called when its pool is first needed, in the thread that needs it, and again once that pool has broken. Its
+pools are shut down when the last engine that binds the factory is closed, and when the interpreter ends. An executor
+that was given as such is its owner's, and never touched.
 """
 
 from __future__ import annotations
@@ -30,24 +30,30 @@ logger = logging.getLogger("milepost")
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether an executor that raised this takes no more calls."""
+    """Return whether an executor that raised this takes no more calls."""
     return isinstance(error, BrokenExecutor) or (isinstance(error, RuntimeError) and "after shutdown" in str(error))
 
 
 class Taken(NamedTuple):
-    """A call that an executor has taken. It does not hold the pool, which must not go where its futures are settled."""
+    """A call that an executor has taken.
+
+    It does not hold the pool, which must not be freed where its futures are settled.
+    """
 
     future: Future[Any]
     number: int
-    """Of the pool, among those that the factory made."""
+    """The number of the pool among those that the factory made."""
     kind: str
     """The name of the executor's class."""
     tells: bool
-    """Whether a future that could be cancelled has surely not begun: of executors at large that is only a wish."""
+    """True if a future that could be cancelled has surely not begun. Executors in general do not guarantee that."""
 
 
 _TELLING = {"concurrent.futures.thread", "concurrent.futures.process", "loky.process_executor"}
-"""By name, because to import them takes time that most programs have no use for."""
+"""The modules of executors whose cancelled futures have surely not begun.
+
+They are given by name, because to import them takes time that most programs have no use for.
+"""
 
 
 def _taken(pool: Executor, number: int, task: Callable[[], Any]) -> Taken:
@@ -59,7 +65,10 @@ def _taken(pool: Executor, number: int, task: Callable[[], Any]) -> Taken:
 
 
 def _pickler_of(modules: set[str]) -> Callable[[Any], Any] | None:
-    """How an executor pickles, by the modules of its class, where it breaks at what can't be made again."""
+    """Return the pickler of an executor that breaks at objects that can't be unpickled, else None.
+
+    `modules` are those of its class.
+    """
     for module, (home, name) in _PICKLERS.items():
         if module in modules:
             dumps: Callable[[Any], Any] = attrgetter(name)(importlib.import_module(home))
@@ -82,12 +91,12 @@ class _Slot:
     def __init__(self, factory: Callable[[], Executor]) -> None:
         self.factory = factory
         self.making = threading.Lock()
-        """Held while the factory is called, which may take seconds; nobody else waits for it."""
+        """A lock that is held while the factory is called, which may take seconds; nobody else waits for it."""
         self.pool: Executor | None = None
         self.number = 0
-        """How many pools the factory has made."""
+        """The number of pools that the factory has made."""
         self.users = 0
-        """Engines that bind the factory."""
+        """The number of engines that bind the factory."""
 
 
 class Pools:
@@ -100,14 +109,18 @@ class Pools:
         self._leaving: weakref.WeakSet[Any] = weakref.WeakSet()
         """Processes of pools that were shut down while a call may still have run in them."""
         self._makers = Threads(lasting=True)
-        """Where factories are called: the system may end processes with the thread that started them, and a local cluster of
-        Ray has itself ended so."""
+        """The threads in which factories are called.
+
+        They last, because the system may end processes with the thread that started them.
+
+        A local cluster of Ray has itself ended so.
+        """
 
     def submit(self, executor: ExecutorLike, task: Callable[[], Any]) -> Taken:
         """Hand `task` to the executor.
 
         A factory's pool that refuses the task because it has broken is replaced, and the new one is asked: nothing has
-        begun. Raises what making the pool and handing over raise, and TypeError where a factory gives no executor.
+        begun. Raises the errors of making the pool and of handing over, and TypeError if a factory gives no executor.
         """
         if isinstance(executor, Executor):
             return _taken(executor, 0, task)
@@ -122,25 +135,25 @@ class Pools:
         return _taken(*self._pool_of(slot), task)
 
     def give_up(self, executor: ExecutorLike, number: int) -> None:
-        """Use that pool of a factory no more. Waits for nothing: it may be called by the thread that notices the break."""
+        """Stop using that pool of a factory. Waits for nothing: the thread that notices the break may call it."""
         if isinstance(executor, Executor):
             return
         slot = self._slot(executor)
         pool = slot.pool
         if pool is not None and slot.number == number:
             slot.pool = None
-            # In another thread: this one may hold the pool's own lock.
+            # In another thread, because this one may hold the pool's own lock.
             threads.submit(partial(self._shut, pool))
 
     def keep(self, executor: ExecutorLike | None) -> None:
-        """Tell that one more engine binds this executor."""
+        """Note that one more engine binds this executor."""
         if executor is not None and not isinstance(executor, Executor):
             slot = self._slot(executor)
             with self._lock:
                 slot.users += 1
 
     def leave(self, executor: ExecutorLike | None) -> None:
-        """Tell that an engine which kept it is closed; with the last one a factory's pool is shut down."""
+        """Note that an engine which bound this executor is closed. With the last one a factory's pool is shut down."""
         if executor is None or isinstance(executor, Executor):
             return
         slot = self._slot(executor)
@@ -188,14 +201,14 @@ class Pools:
         if not isinstance(pool, Executor):
             name = getattr(factory, "__qualname__", None) or repr(factory)
             raise TypeError(f"executor={name} gave {pool!r}: it must give a concurrent.futures.Executor")
-        # At the end of the interpreter the standard library waits for what its pools run, which may never end. What is
-        # registered last is called first, hence now: the pool's module has registered by now.
+        # At the end of the interpreter the standard library waits for the calls in its pools, which may never end. The
+        # function registered last is called first, so it is registered now: the pool's module has registered by now.
         getattr(threading, "_register_atexit", atexit.register)(self.close)
         self._made.add(pool)
         return pool
 
     def _shut(self, pool: Executor) -> None:
-        # No public name tells the processes, and none ends them before Python 3.14.
+        # No public name has the processes, and none ends them before Python 3.14.
         self._leaving.update((getattr(pool, "_processes", None) or {}).values())
         try:
             try:

@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 class RayExecutor(Executor):
-    """Runs each call as a Ray task, on whatever cluster `ray.init` has connected to.
+    """An executor that runs each call as a Ray task, on the cluster that `ray.init` has connected to.
 
-    `options` are those of a Ray task: `RayExecutor(num_gpus=1, resources={"big": 1})`. `max_retries` is 0 unless you say
-    otherwise: a worker that dies is a failed attempt, which the policy of the node knows what to do with. A future that is
-    cancelled cancels its task. To shut the executor down leaves Ray alone.
+    `options` are those of a Ray task: `RayExecutor(num_gpus=1, resources={"big": 1})`. `max_retries` is 0 unless you
+    say otherwise: a worker that dies is a failed attempt, which the retry policy of the node handles. A future that is
+    cancelled cancels its task. A shutdown of the executor leaves Ray alone.
 
-    Raises `MissingExtraError` where Ray is not installed.
+    Raises `MissingExtraError` if Ray is not installed.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -52,7 +52,7 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; wait for those that run, unless told otherwise."""
+        """Take no more calls, and wait for those that run if `wait`. With `cancel_futures` cancel them first."""
         with self._lock:
             self._is_shut = True
             pending = [*self._pending]

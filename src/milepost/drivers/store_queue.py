@@ -1,13 +1,13 @@
-"""One store call in flight per store: how event loops reach a blocking store without blocking.
+"""The queue of a store, with one store call in flight: event loops reach a blocking store through it without blocking.
 
-Each store has one lane: a daemon thread and what waits for it. When the thread is free it takes everything that waits,
-hands all appends over in one `append(batch)` so that they share a commit (those with statements one by one, for each has a
-commit of its own), and performs the other calls one by one. A
-run has at most one request in a lane at a time, so the order between requests does not matter. Answers go back with one
-wake-up per event loop and round.
+Each store has one queue: a daemon thread and the requests that wait for it. When the thread is free it takes all
+waiting requests. It hands all appends over in one `append(batch)` so that they share a commit (those with statements
+one by one, for each has a commit of its own), and performs the other calls one by one. A run has at most one request in
+a queue at a time, so the order between requests does not matter. Answers go back with one wake-up per event loop and
+round.
 
-A store that does not answer keeps its lane's thread, and all that waits for it. Tasks that must end all the same give their
-answers up.
+A store that does not answer blocks its queue's thread and all requests that wait for it. Tasks that must end all the
+same give up their answers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from milepost.store import Store
 __all__ = ["Answer", "StoreQueue", "lane_of"]
 
 IDLE = 10.0
-"""Seconds after which a lane without work ends its thread."""
+"""Seconds after which a queue without work ends its thread."""
 PROMPT = 1.0
 """Seconds within which a store answers those who can't wait for it."""
 
 
 class Answer(asyncio.Future[Any]):
-    """What a store will say. A task that is cancelled while it waits for this goes on waiting, and is cancelled then.
+    """The future answer of a store. A task that is cancelled while it waits goes on waiting, and is cancelled afterwards.
 
-    So a write that has begun has ended before anybody hears of the cancel. `asyncio.shield` would need three futures for it.
+    So a write that has begun has ended before anybody hears of the cancel. `asyncio.shield` would need three futures
+    for it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,16 +53,17 @@ Settled = tuple[Answer, Any, BaseException | None]
 
 
 class StoreQueue:
-    """The way of event loops to one store."""
+    """The queue through which event loops reach one store."""
 
     def __init__(self) -> None:
-        # It does not know the store, which each request names: an idle lane keeps no store that its user has dropped.
+        # The queue does not refer to the store, which each request names: an idle queue keeps no store alive that its
+        # user has dropped.
         self._waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_running = False
         self._open: set[Answer] = set()
         self._busy_since: float | None = None
-        """When its thread began the store call that it is in, in the machine's monotonic seconds."""
+        """The start of its thread's present store call, in the machine's monotonic seconds; None between rounds."""
 
     def submit(self, effect: Effect) -> Answer:
         """Hand over an `Ask` or a `Write`."""
@@ -77,7 +79,10 @@ class StoreQueue:
         return answer
 
     def give_up(self, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """If the store does not answer, fail what `tasks` of this loop wait for: a call that it has begun may still count."""
+        """Fail the answers that `tasks` of this loop wait for, if the store does not answer.
+
+        A call that the store has begun may still count.
+        """
         since = self._busy_since
         if since is None or time.monotonic() < since + PROMPT:
             return
@@ -148,7 +153,7 @@ class StoreQueue:
 
 
 def _batches(writes: list[Request]) -> list[list[Request]]:
-    """All that may share a commit in one batch, and each append with statements in one of its own."""
+    """Return batches: one of all appends that may share a commit, and one for each append with statements."""
     if not writes:
         return []
     alone = [write for write in writes if write[0].append.statements]  # type: ignore[attr-defined]
@@ -163,7 +168,7 @@ _lock = threading.Lock()
 
 
 def lane_of(store: Store) -> StoreQueue:
-    """The lane of a store; the same for all event loops of the process."""
+    """Return the queue of a store; it is the same for all event loops of the process."""
     lane = _lanes.get(store)
     if lane is None:
         with _lock:

@@ -1,7 +1,7 @@
 """Daemon threads that run user code, as many as there is work for.
 
-Not a `ThreadPoolExecutor`, whose threads the interpreter joins at its exit: a node that hangs must not keep a process
-from ending.
+They are no `ThreadPoolExecutor`, because the interpreter joins its threads at exit: a node that hangs must not keep a
+process from ending.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IDLE = 10.0
 
 
 class Pending:
-    """The outcome of a call in a thread, or wherever else; `done` is set once it is there, by `settle`."""
+    """The outcome of a call in a thread or elsewhere. `settle` sets `done` once the outcome is there."""
 
     __slots__ = ("_done", "error", "is_done", "value")
 
@@ -31,7 +31,10 @@ class Pending:
 
     @property
     def done(self) -> threading.Event:
-        """Set once the outcome is there. Made for who asks: most calls are only told of. One thread may ask."""
+        """An event that is set once the outcome is there. One thread may ask for it.
+
+        It is made on demand, because most calls only use a callback.
+        """
         if self._done is None:
             self._done = threading.Event()
             # Whichever comes second, this or `settle`, sees what the other has done.
@@ -40,13 +43,13 @@ class Pending:
         return self._done
 
     def settle(self) -> None:
-        """Tell that the outcome is there."""
+        """Mark the outcome as there."""
         self.is_done = True
         if self._done is not None:
             self._done.set()
 
     def get(self) -> Any:
-        """The value, or raise the error; once."""
+        """Return the value, or raise the error; once."""
         if self.error is not None:
             try:
                 raise self.error
@@ -55,29 +58,32 @@ class Pending:
         return self.value
 
     def recall(self) -> bool:
-        """Take the call back: True if it has not begun and never will. What has a thread has begun."""
+        """Take the call back: True if it has not begun and never will. A call in a thread has begun."""
         return False
 
     def abandon(self) -> None:
-        """Tell that nobody asks for the outcome any more."""
+        """Note that nobody asks for the outcome any more."""
 
 
 class PendingSet:
-    """Promises that are abandoned together, those that come later too: Ctrl-C may come before a call is handed in."""
+    """A set of outcomes that are abandoned together.
+
+    Later additions are abandoned too: Ctrl-C may come before a call is handed in.
+    """
 
     def __init__(self) -> None:
         self._promises: set[Pending | PendingSet] = set()
         self._is_over = False
 
     def add(self, promise: Pending | PendingSet) -> None:
-        """Keep `promise`; call it before its call can begin."""
+        """Add `promise`; to be called before its call can begin."""
         self._promises.add(promise)
         # Whichever comes second, this or `abandon`, sees what the other has done.
         if self._is_over:
             promise.abandon()
 
     def discard(self, promise: Pending | PendingSet) -> None:
-        """Keep `promise` no more."""
+        """Remove `promise`."""
         self._promises.discard(promise)
 
     def abandon(self) -> None:
@@ -88,7 +94,7 @@ class PendingSet:
 
 
 class Threads:
-    """A set of threads that grows with the work and shrinks when there is none; those that are `lasting` never end."""
+    """A set of threads that grows with the work and shrinks without it. Threads that are `lasting` never end."""
 
     def __init__(self, *, lasting: bool = False) -> None:
         self._idle = None if lasting else IDLE
@@ -96,7 +102,7 @@ class Threads:
         self._work = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0
-        """Threads that wait for work and are not promised to any yet."""
+        """The number of threads that wait for work and are not reserved for any yet."""
 
     def submit(self, fn: Callable[[], Any], then: Callable[[Pending], None] | None = None) -> Pending:
         """Run `fn` in a thread; `then` is called there once the promise has its outcome."""
@@ -106,7 +112,7 @@ class Threads:
             if not is_new:
                 self._free -= 1
         if is_new:
-            # Before the work is handed over: where no thread can be started, nobody must find it later.
+            # Started before the work is handed over: if no thread can be started, nobody must find the work later.
             threading.Thread(target=self._run, name="milepost-call", daemon=True).start()
         self._work.put((fn, promise, then))
         return promise

@@ -1,4 +1,4 @@
-"""Word inside this process that a store has something to do, so that a worker need not wait for its next poll."""
+"""Wake-ups inside this process: a store has work to do, so that a worker need not wait for its next poll."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def listen(store: Store, tell: Callable[[], None]) -> None:
 
 
 def unlisten(store: Store, tell: Callable[[], None]) -> None:
-    """Do not call `tell` any more."""
+    """Stop calling `tell`."""
     with _lock:
         _listeners.get(store, set()).discard(tell)
 
 
 def wake(store: Store) -> None:
-    """A run of `store` was made ready."""
+    """Tell all listeners that a run of `store` was made ready."""
     with _lock:
         tells = [*_listeners.get(store, ())]
     for tell in tells:
