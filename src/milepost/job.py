@@ -46,7 +46,7 @@ def store_of(given: object) -> Store:
     """
     if isinstance(given, Store):
         return given
-    from milepost.adapters.user_stores import adapted  # what most programs never need
+    from milepost.adapters.user_stores import adapted  # most programs never need it
 
     return adapted(given)
 
@@ -269,7 +269,7 @@ class Job:
                 self.active.discard(self.run.run_id)
 
     def _listen_as_stream(self, live: Callable[[Event], None]) -> None:
-        """Begin the run's time now, when somebody iterates: a stream that is kept for later has used up none of its time."""
+        """Begin the run's time now, when somebody iterates: a stream kept for later has used up none of its time."""
         self.run.started_at = self.options.clock.monotonic()
         self.run.followed_at = format_time(self.options.clock.time())
         self.run.is_listening = True

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     FullT = typing_extensions.TypeVar("FullT", covariant=True, default=Any)
 else:
-    # A default, which the standard library knows from Python 3.13 on, is here what `_Sparing` does.
+    # The standard library has defaults of parameters from Python 3.13 on; here `_Sparing` stands in for them.
     FullT = TypeVar("FullT", covariant=True)
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class _Sparing:
-    """Lets the last parameter of a generic class be left out: `Bound[Order]` is `Bound[Order, Any]`."""
+    """A base of generic classes whose last parameter may be left out: `Bound[Order]` is `Bound[Order, Any]`."""
 
     __slots__ = ()
 
@@ -238,9 +238,9 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         itself is only read: it may have any status, and may be executed meanwhile. The fork is `interrupted`, in the
         store `into` (None: the same) under `new_run_id` (None: one is made). It has the records up to that visit under
         the same numbers, with visits, attempts and keys as they were, and without the signals that these records have
-        not used. `state_override` (graphs only) corrects the state at that point, even inside a branch or an inner
-        graph. `update` gives a part of the state instead, which is reduced as if the node had returned it. A resume of
-        the fork then asks the router there again, unless `reroute` is False; with True the router is asked in any case.
+        not used. `state_override` (graphs only) corrects the state at that point, however deep it is nested. `update`
+        gives a part of the state instead, which is reduced as if the node had returned it. A resume of the fork then
+        asks the router there again, unless `reroute` is False; with True the router is asked in any case.
 
         Raises `RunNotFoundError`, `InvalidResumeNodeError`, `NoCheckpointFoundError` if that visit is not recorded,
         `RunExistsError` if the new id is in use, `WrongFlowError`, `CheckpointIntegrityError` for records that were

@@ -66,7 +66,7 @@ class _Watch:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if not self._is_left and self._held.is_over:  # it may have begun to end since
+        if not self._is_left and self._held.is_over:  # the run may have begun to end meanwhile
             self._has_cancelled = True
             self._task.cancel()
 
@@ -269,7 +269,7 @@ class AsyncDriver(Driver):
                 current_context.reset(reset)
 
     def _elsewhere(self, call: Call) -> tuple[asyncio.Future[Any], Pending]:
-        """Have an executor or a thread run a sync call; return its outcome as a future of this loop, and as a `Pending`."""
+        """Have an executor or a thread run a sync call; return its outcome as a future here, and as a `Pending`."""
         loop = self._loop
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -448,7 +448,7 @@ class AsyncDriver(Driver):
 
 
 class Ended(NamedTuple):
-    """An end of a task by an error that the task must not raise, because asyncio stops its whole loop for these errors."""
+    """The end of a task by an error that it must not raise, because asyncio stops its whole loop for one."""
 
     error: SystemExit | KeyboardInterrupt
 

@@ -118,7 +118,7 @@ class Driver:
         raise TypeError(f"this driver does not perform {type(effect).__name__}")
 
     def bind(self, call: Call) -> Callable[[], Any]:
-        """Return `call` as a function without arguments for a thread, in a copy of this context and surrounded by hooks."""
+        """Return `call` as a function without arguments for a thread: in a copy of this context, inside its hooks."""
         around = self.publish(call.announce) if call.announce is not None else ()
         context = contextvars.copy_context()
         return lambda: context.run(invoke, call, around)
@@ -132,7 +132,7 @@ class Driver:
         """
         if call.executor is None:
             return threads.submit(self.bind(call), then)
-        from milepost.drivers.executors import ExecutorCall  # what most programs never need
+        from milepost.drivers.executors import ExecutorCall  # most programs never need it
 
         errand = ExecutorCall(call, self.publish(call.announce) if call.announce is not None else (), then)
         if kept is not None:

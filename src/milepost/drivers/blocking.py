@@ -41,7 +41,7 @@ __all__ = ["SyncDriver"]
 T = TypeVar("T")
 
 STREAMED = 0.05
-"""Seconds between two looks at a call while a stream waits for what it tells."""
+"""Seconds between two looks at a call while a stream waits for its events."""
 _OVER = object()
 """A marker among the events of a stream: its run was lost or cancelled."""
 

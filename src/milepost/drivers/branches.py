@@ -139,7 +139,7 @@ class Branches:
             join.calls -= 1
 
     def ended_by(self, end: BaseException) -> Routine[None]:
-        """Throw the end of the gather into every open branch, and perform only the writes and questions that remain.
+        """Throw the end of the gather into every open branch, and perform only what branches still write and ask.
 
         So the work that a branch has done is recorded, though nobody will hear its answer.
         """
@@ -212,7 +212,7 @@ def _around(branch: Branch) -> Iterator[Join]:
 
 
 def merged(writes: Iterable[tuple[Branch, Write]]) -> list[tuple[Append, list[Branch]]]:
-    """Merge the writes of each run's branches into one append, and return it with the branches that wait for its verdict.
+    """Merge the writes of each run's branches into one append; return it with the branches that wait for it.
 
     An append with statements comes alone, for its branch has asked to be `Alone`. Raises RuntimeError if it has not: a
     failing statement would take other writes with it.

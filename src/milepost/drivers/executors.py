@@ -163,7 +163,7 @@ def _sent_error(error: BaseException) -> Sent:
 
 
 def _with_what_can_go(error: BaseException) -> BaseException:
-    """Return an error of this library without the attributes that can't be sent, such as a state with a client in it."""
+    """Return an error of this library without the attributes that can't be sent, a state with a client in it say."""
     if not isinstance(error, MilepostError):
         return error
     kept = copy.copy(error)
@@ -179,7 +179,7 @@ def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
-        # In an executor with cloudpickle more can be sent than pickle can carry.
+        # In such a process the executor uses cloudpickle, which can send more than pickle.
         if "cloudpickle" not in sys.modules:
             raise
     data: bytes = sys.modules["cloudpickle"].dumps(value, protocol=5)
@@ -187,7 +187,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _opened(sent: Sent, fn: Callable[..., Any]) -> tuple[Any, BaseException | None]:
-    """Unpickle the value and the error of a call, or make an error from the text if that fails."""
+    """Return the value and the error of a call, unpickled. If that fails, the error says what is known."""
     made: Any = None
     problem: BaseException | None = None
     try:
@@ -334,7 +334,7 @@ def _name_of(fn: Callable[..., Any] | str) -> str:
 
 
 def _is_found(fn: Any) -> bool:
-    """Return whether a function or class can be found by its name. True for anything else, which is not known to fail."""
+    """Return whether a function or class can be found by its name. True for anything else: it may work."""
     while isinstance(fn, partial):
         fn = fn.func
     if not isinstance(fn, (FunctionType, type)):

@@ -83,7 +83,7 @@ class HeldLease:
         for tell in tuple(self._watchers):
             try:
                 self._watchers.remove(tell)
-            except KeyError:  # another thread has told it, or it is not watching any more
+            except KeyError:  # another thread has called it, or it has stopped watching
                 continue
             tell()
 
@@ -176,7 +176,7 @@ class Heartbeat:
             store = leases[0].store
             try:
                 reasons = store.cancels([held.token.run_id for held in leases])
-            except Exception as exc:  # a renewal will tell
+            except Exception as exc:  # a renewal will report it
                 logger.debug("cancels in %s could not be looked for: %s", store.place, exc)
                 continue
             for held in leases:

@@ -37,7 +37,7 @@ def is_broken(error: BaseException) -> bool:
 class Taken(NamedTuple):
     """A call that an executor has taken.
 
-    It does not hold the pool, which must not be freed where its futures are settled.
+    It does not hold the pool, which must not be freed in the thread that settles its futures.
     """
 
     future: Future[Any]
@@ -111,9 +111,8 @@ class Pools:
         self._makers = Threads(lasting=True)
         """The threads in which factories are called.
 
-        They last, because the system may end processes with the thread that started them.
-
-        A local cluster of Ray has itself ended so.
+        They last, because the system may end processes with the thread that started them. A local cluster of Ray
+        arranges to be ended so.
         """
 
     def submit(self, executor: ExecutorLike, task: Callable[[], Any]) -> Taken:
@@ -215,7 +214,7 @@ class Pools:
                 pool.shutdown(wait=False, cancel_futures=True)
             except TypeError:  # executors of other libraries may know `wait` only
                 pool.shutdown(wait=False)
-        except Exception as exc:  # what it works with, the client of a cluster say, may have been closed before
+        except Exception as exc:  # the client of a cluster, say, may have been closed before
             logger.info("a pool (%s) could not be shut down: %s", type(pool).__name__, describe(exc))
 
 

@@ -34,7 +34,7 @@ PROMPT = 1.0
 
 
 class Answer(asyncio.Future[Any]):
-    """The future answer of a store. A task that is cancelled while it waits goes on waiting, and is cancelled afterwards.
+    """The future answer of a store. A task that is cancelled meanwhile waits for it all the same, and is cancelled then.
 
     So a write that has begun has ended before anybody hears of the cancel. `asyncio.shield` would need three futures
     for it.
@@ -118,7 +118,7 @@ class StoreQueue:
                 verdicts: list[Any] = store.append([write.append for write, _, _ in together])  # type: ignore[attr-defined]
             except BaseException as exc:
                 if len(together) > 1 and isinstance(exc, StoreError) and exc.is_of_one_run:
-                    batches += [[write] for write in together]  # nothing was written: the others are, without that one
+                    batches += [[write] for write in together]  # nothing was written: only the bad one fails alone
                     continue
                 for _, loop, future in together:
                     answers.setdefault(loop, []).append((future, None, exc))

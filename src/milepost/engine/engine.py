@@ -1,4 +1,4 @@
-"""The engine: it binds once what a service would otherwise give with every call: store, dependencies, hooks and options.
+"""The engine. It binds store, dependencies, hooks and options once, instead of with every call of a service.
 
 Its verbs are those of a flow (`milepost.verbs`), with the flow as the first argument and without the store.
 """
@@ -45,7 +45,9 @@ FullT = TypeVar("FullT")
 
 
 class Engine:
-    """An engine that runs flows over one store. A context manager, sync and async; usable from any thread and event loop.
+    """An engine that runs flows over one store; usable from any thread and event loop.
+
+    It is a context manager, sync and async.
 
     `store` is a store, which stays the caller's, or a URL, whose store is closed with the engine. `flows` are the flows
     that can be found by their name; each needs a name of its own. `deps` is `ctx.deps` of nodes, `hooks` are called
@@ -78,7 +80,7 @@ class Engine:
         self._is_owner = isinstance(store, str)
         self._executor = self.options.executor
         if self._executor is not None:
-            from milepost.drivers.pools import pools  # what most programs never need
+            from milepost.drivers.pools import pools  # most programs never need it
 
             pools.keep(self._executor)
         self.store: Store = open_store(store) if isinstance(store, str) else store_of(store)
@@ -655,7 +657,7 @@ class Engine:
     # -- below ---------------------------------------------------------------------------------------
 
     def _handle(self, run_id: str, flow: Flow | None = None) -> RunHandle[Any]:
-        from milepost.engine.handle import RunHandle  # what a program needs that looks at runs from outside
+        from milepost.engine.handle import RunHandle  # only programs that look at runs from outside need it
 
         return RunHandle(self.store, run_id, flow, find=self.known().get, gate=self._gate, bound=self._bound)
 

@@ -1,4 +1,4 @@
-"""Schedules: the times at which a flow is due. A well-kept cron library reads the pattern and knows about summer time."""
+"""Schedules: the times at which a flow is due. A cron library reads the pattern and knows about summer time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Schedule:
             ) from exc
         self._make: Callable[[datetime], Iterator[datetime]] = lambda moment: CronSim(cron, moment)
         try:
-            if len(cron.split()) != 5:  # a sixth would be seconds, which no worker looks for so often
+            if len(cron.split()) != 5:  # a sixth would be seconds; no worker looks that often
                 raise CronSimError(f"{len(cron.split())} fields")
             next(self._make(datetime.now(self._zone)))
         except (CronSimError, StopIteration) as exc:

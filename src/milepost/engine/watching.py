@@ -198,7 +198,7 @@ class WorkflowView(StepRun):
         return next((step for step in inner if step.name == name), None), frame
 
     def read(self, record: Record) -> Routine[Any]:
-        """Return the contents of a record: the result of a step, or the state after a node of a graph that is a step."""
+        """Return the contents of a record: the result of a step, or the state after a node of a step's graph."""
         assert self.store is not None
         self.store.seals.check(self.run_id, record)
         step_id, fields = record.node_id, record.fields()

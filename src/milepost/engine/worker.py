@@ -159,10 +159,10 @@ class Worker:
     def every(self, name: str, flow: Bound[Any] | Verbs[Any], cron: str, *, tz: str = "UTC") -> Self:
         """Start a run of `flow` at each time of `cron` (five fields) in the zone `tz`, and return the worker itself.
 
-        `flow` has its input (`flow.bind(...)`), or is a workflow that needs none. The run's id is `name@<due time in
-        UTC>`: of several workers with the same schedule one starts it. Times that pass while no worker runs are left
-        out. Of the times that pass while this worker stands still or its store is away only the newest is started, with
-        a warning. Needs the extra `cron`.
+        `flow` has its input (`flow.bind(...)`), or is a workflow that needs none. The run's id is
+        `name@<due time in UTC>`: of several workers with the same schedule one starts it. Times that pass while no
+        worker runs are left out. Of the times that pass while this worker stands still or its store is away only the
+        newest is started, with a warning. Needs the extra `cron`.
         """
         flow = _bound(flow)
         self.engine.known([flow.flow])
@@ -282,8 +282,8 @@ class Worker:
         while not self._is_stopping:
             self._wake.clear()
             taken = 0
-            # After the runs that held up others by a limit, one more look finds those others, even if the runs end
-            # meanwhile.
+            # A limit may have kept runs waiting. They are looked for once more after the runs that held them up, even
+            # if these end meanwhile.
             is_busy = bool(self._running)
             try:
                 if not knows_refused:
@@ -376,7 +376,7 @@ class Worker:
 
     @contextmanager
     def _lend(self, run_id: str) -> Iterator[None]:
-        """Lend the slot of a run while one of its calls waits, in any thread, for another run, which may need the slot."""
+        """Lend the slot of a run while one of its calls waits, in any thread, for another run that may need it."""
         with self._lock:
             self._lent[run_id] += 1
         self._poke()
@@ -535,7 +535,7 @@ class Worker:
     async def _examine(self, flow: Flow, run_id: str) -> None:
         """Remember a run as refused if this code cannot go on with it.
 
-        An error of the plan is ignored until a claim shows it.
+        If the plan fails, a later claim shows the cause.
         """
         with suppress(MilepostError):
             plan = await self.engine.job(flow, run_id).aplan()
@@ -571,7 +571,7 @@ class Worker:
             _, left = await asyncio.wait(left, timeout=GLANCE)
 
     async def _leave_in_time(self, task: asyncio.Task[Any]) -> None:
-        """Once the worker is to stop, have its task give back its runs when the grace is over, whatever the store does."""
+        """After a stop, have the worker's task give back its runs when the grace is over, whatever the store does."""
         while not (self._is_stopping or task.cancelling()):
             await asyncio.sleep(GLANCE)
         await asyncio.sleep(self.grace)

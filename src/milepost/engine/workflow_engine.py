@@ -66,7 +66,7 @@ class WorkflowEngine:
         self.config = config
         self._own: FileCheckpointStore | None = None
         if checkpoint_store is None:
-            from milepost.adapters.checkpoint_view import FileCheckpointStore  # for whoever gives no store
+            from milepost.adapters.checkpoint_view import FileCheckpointStore  # only needed without a store
 
             checkpoint_store = self._own = FileCheckpointStore()
         self.checkpoint_store = checkpoint_store
@@ -103,7 +103,7 @@ class WorkflowEngine:
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Execution:
-        """Run a workflow and iterate over its events with `async for`. Its inputs are given by name, or as `inputs={...}`.
+        """Run a workflow and iterate over its events with `async for`. Inputs are given by name, or as `inputs={...}`.
 
         The first event has the run's id. A workflow that fails ends with a `WorkflowCompleted` whose `success` is
         False.
@@ -289,7 +289,7 @@ async def _told(engine: WorkflowEngine, job: Job, given: Any, opened: Engine | N
 
 
 def _of_ending(result: WorkflowResult[Any]) -> WorkflowResult[Any] | None:
-    """Return the result of an execution that has ended, None for any other. Waiting counts as an end, and is no error."""
+    """Return the result of an execution that has ended, else None. Waiting counts as an end, and is no error."""
     if result.status == "waiting":
         return replace(result, error=None)
     return result if result.status in ENDED else None

@@ -93,7 +93,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
 
     def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> Run:
         """Make a run of this workflow."""
-        from milepost.workflows.run import StepRun  # a program that only builds workflows does without
+        from milepost.workflows.run import StepRun  # not needed to build a workflow
 
         return StepRun(self, store, run_id, options, is_listening=is_listening)
 

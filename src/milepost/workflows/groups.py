@@ -393,7 +393,7 @@ def item_ids(run: StepRun, step: Step[Any], step_id: str) -> list[str]:
 
 
 def _item_name(key: str) -> str:
-    """Turn a key into a part of an id. Characters that ids must not have, and those that divide ids, are percent-encoded."""
+    """Turn a key into a part of an id: characters that ids must not have, or that divide ids, are percent-encoded."""
     text = "".join(
         f"%{byte:02X}" if byte in b"/%" or byte < 32 or byte == 127 else chr(byte) if byte < 128 else f"%{byte:02X}"
         for byte in key.encode("utf-8", "surrogatepass")

@@ -37,7 +37,7 @@ _MADE_OF_STEPS = frozenset({"parallel", "map", "branch", "subworkflow"})
 
 
 class _Begun(msgspec.Struct):
-    """What the last result of a point tells of its run."""
+    """The facts about the run that the last result of a point holds."""
 
     begun_at: str | None = None
     version: int | None = None
@@ -228,7 +228,7 @@ def _of_result(run: Run, sequence: int, result: _Result, timestamp: str) -> Reco
 
 
 def _as_recorded_output(result: _Result) -> Any:
-    """Return the output that a record holds for a step made of others. A point repeats the outputs of its parts there."""
+    """Return a step's output as a record holds it. For a step made of others a point repeats the parts' outputs."""
     output = result.output
     if result.step_type == "parallel" and isinstance(output, dict):
         children = output.get("child_results") or []

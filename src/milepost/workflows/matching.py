@@ -33,9 +33,10 @@ __all__ = [
 ]
 
 Arguments = dict[str, str]
-"""A text of at most 200 characters and, of a longer one, a digest, as records keep them; {} for what is not compared.
+"""A step's arguments as records keep them: a text cut to 200 characters, with a digest if it was longer.
 
-`unlike` names the type of a value in it that equals no other, since nobody can tell.
+Arguments that are not compared are {}. `unlike` names the type of a value in them that equals no other, because it cannot
+be compared.
 """
 
 LONGEST = 200
@@ -110,7 +111,7 @@ def _as_far_as_carried(
     *,
     is_state: bool = False,
 ) -> bytes:
-    """Write a value as `canonical` does, with a mark before every part that the codec cannot carry. No JSON has this mark.
+    """Write a value as `canonical` does, with a mark, which no JSON has, before parts that the codec cannot carry.
 
     `above` are the objects that contain the value, `left` is the effort that is left. `is_state`: one of them has an
     equality of its own. Raises _Incomparable for data that can't be read.
@@ -161,8 +162,8 @@ def _mark(text: str) -> bytes:
 def _is_service(value: Any, *, is_state: bool) -> bool:
     """Return whether an object stands for something outside, as a client does, so that its class alone counts.
 
-    Such an object has no equality of its own. In the state of an object that has one, it also does not say how it is
-    copied: an object that does is data.
+    Such an object has no equality of its own. Inside the state of an object that has one, an object that defines how it
+    is copied is data instead.
     """
     cls = type(value)
     if isinstance(value, (functools.partial, MethodType, BaseException)) or family_of(cls) is not None:
@@ -226,7 +227,7 @@ def _classes(value: Any) -> Iterator[type]:
 
 
 def differs(recorded: Mapping[str, Any] | None, now: Arguments) -> bool:
-    """Return whether a step's arguments differ from the recorded ones. Arguments that were not recorded do not differ."""
+    """Return whether a step's arguments differ from the recorded ones. If none were recorded, they do not differ."""
     return bool(recorded) and (recorded != now or "unlike" in now)
 
 

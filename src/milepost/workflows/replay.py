@@ -210,7 +210,7 @@ def know_renames(run: StepRun, records: list[Record]) -> None:
 
 
 def _live_ranges(run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]) -> Ranges | None:
-    """Return new live ranges up to the claim if a part of the record no longer counts. None: the ranges stay as they are."""
+    """Return new live ranges up to the claim if a part of the record no longer counts. None: they stay as they are."""
     live = latest.row.live
     if wish.verb == "resume_from":
         return ranges_upto(live, _wished(run, wish, live, records))
@@ -305,7 +305,7 @@ def primed(routine: Routine[Any]) -> Routine[None]:
 
 
 def primed_or_over(routine: Routine[Any]) -> Routine[tuple[bool, Any]]:
-    """Play a routine up to its `Ready`. Returns whether it ended before that, without anything new, and with which value."""
+    """Play a routine up to its `Ready`. Returns whether it ended before that, with nothing new, and its value."""
     try:
         effect = next(routine)
         while not isinstance(effect, Ready):

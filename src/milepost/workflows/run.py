@@ -99,7 +99,7 @@ class Frame:
             self._draw(run, begun.fields)
 
     def _draw(self, run: StepRun, begun: Mapping[str, Any]) -> None:
-        """Set the origins of a run with steps that a fork copied: its code draws the same values as in the original run."""
+        """Set the origins of steps that a fork copied: the code draws the same values as in the original run."""
         run.origins = origins_of(begun)
         if run.origins:
             first = run.recorded.first_below(self.id) if self.id else 0
@@ -198,7 +198,7 @@ class StepRun(Run):
 
     def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
         """Copy the run up to a visit into a new one."""
-        from milepost.graph.fork_run import fork  # what most programs never need
+        from milepost.graph.fork_run import fork  # most programs never need it
 
         assert self.store is not None
         return fork(
@@ -455,7 +455,7 @@ class StepRun(Run):
         if self.info is None or node_id in self.later:
             return False
         if self.journal.sequence == self.taken_at:
-            self.stood.add(node_id)  # nothing has come of the run since: that is what was next
+            self.stood.add(node_id)  # no record since the claim: this step is what was next
         return node_id in self.stood
 
     def leave(self, step_id: str) -> None:
@@ -560,7 +560,7 @@ class StepRun(Run):
 
     def _started(self, began_with: Any) -> Event:
         if self.info is not None and self.info.already_completed:
-            began_with = self.root.inputs if self.root is not None else {}  # what it gave is no input
+            began_with = self.root.inputs if self.root is not None else {}  # its output is no input
         return WorkflowStarted(
             run_id=self.run_id,
             timestamp=self.options.clock.time(),

@@ -234,7 +234,7 @@ class _Definition:
         return cast("Self", self._with(checkpoint=True))
 
     def compare_args(self, is_compared: bool) -> Self:
-        """Compare the step's arguments on a resume or, if False, take its recorded result whatever its arguments are now."""
+        """Compare the arguments on a resume or, if False, take the recorded result whatever the arguments are now."""
         return cast("Self", self._with(compare_args=is_compared))
 
     def must_succeed(self) -> Self:
@@ -584,7 +584,7 @@ def parallel(name: str, *steps: Step[Any], max_parallel: int | None = None) -> S
 
 def is_async(fn: Callable[..., Any]) -> bool:
     """Return whether a call of `fn` gives a coroutine."""
-    if type(fn) is FunctionType:  # nearly always, and the general answer takes as long as everything else of a step
+    if type(fn) is FunctionType:  # the usual case; the general check takes as long as the rest of a step
         return bool(fn.__code__.co_flags & CO_COROUTINE) or hasattr(fn, "_is_coroutine_marker")
     if isinstance(fn, partial):
         return is_async(fn.func)

@@ -159,7 +159,7 @@ def _unawaited(run: StepRun, what: str, step_id: str) -> AsyncNodeError:
 
 
 def refuse_unawaited(returned: Any) -> None:
-    """Raise TypeError for a coroutine. A function that is no coroutine function returned it, so nobody has awaited it."""
+    """Raise TypeError for a coroutine. A plain function returned it, so nobody has awaited it."""
     if type(returned) is CoroutineType:
         returned.close()
         raise TypeError(
