@@ -212,7 +212,7 @@ def _around(branch: Branch) -> Iterator[Join]:
 
 
 def merged(writes: Iterable[tuple[Branch, Write]]) -> list[tuple[Append, list[Branch]]]:
-    """Merge the writes of each run's branches into one append; return it with the branches that wait for it.
+    """Merge the writes of each run into one append. Returns each append with the branches that wait for its verdict.
 
     An append with statements comes alone, for its branch has asked to be `Alone`. Raises RuntimeError if it has not: a
     failing statement would take other writes with it.

@@ -252,10 +252,7 @@ def _looked(run: StepRun) -> Routine[WorkflowView]:
 
 
 def _played(routine: Routine[Any]) -> Routine[tuple[bool, Any]]:
-    """Play a routine, and return whether it comes to its end, and its value.
-
-    It is closed where it would do something new.
-    """
+    """Play a routine as far as it is recorded, and close it. Returns whether it came to its end, and its value."""
     is_over, value = yield from primed_or_over(routine)
     routine.close()
     return is_over, value
