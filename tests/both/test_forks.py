@@ -601,26 +601,6 @@ def test_an_attempt_that_a_crash_cut_short_uses_up_none_of_the_policy(verbs, tim
     assert [1, 2, 2 if isinstance(timed, MemoryStore) else 3] == attempts
 
 
-@pytest.mark.stores("sqlite", "memory", "file")
-def test_a_crash_in_a_branch_is_none_of_the_join(verbs, timed, graph):
-    attempts: list[tuple[str, int]] = []
-    deaths: list[BaseException] = [verbs.Killed()]
-
-    def body(name: str) -> Callable[[Basket], Basket]:
-        def noted(state: Basket) -> Basket:
-            attempts.append((name, current().attempt))
-            if name == "b" and deaths:
-                raise deaths.pop()
-            return noting(name)(state)
-
-        return noted
-
-    flow = graph("fa aj fb bj", {"b": body("b"), "j": body("j")})
-    verbs.crash(flow, timed, "r", Basket())
-    assert list("fabj") == verbs.resume(flow, timed, "r").seen
-    assert ("j", 1) == attempts[-1]
-
-
 @few
 def test_a_branch_is_gone_on_with_by_its_name_whatever_was_first(verbs, timed, graph, log):
     """Only c is recorded when the process dies; afterwards c is the slow one."""

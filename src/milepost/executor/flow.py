@@ -178,8 +178,6 @@ class BranchEnd(NamedTuple):
     """True if some of these updates are in no record."""
     data: bytes | None = None
     """The encoded state; None if it was not encoded."""
-    sequence: int = 0
-    """The newest record of the branch."""
 
 
 Walk = Generator[Unit | Fork, str, None]

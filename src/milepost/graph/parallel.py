@@ -72,8 +72,6 @@ def split(walker: Walker, fork: Fork, state: Any) -> Routine[Any]:
     raise_of(walker, node_id, walker.at[1], ("branch", "branches"), where, outcomes)
     ends = {branch: outcomes[branch].value for branch in fork.branches}
     merged = yield from _merged(walker, fork, ends)
-    # The join follows what the branches recorded: a crash before that was none of the join.
-    walker.sequence = max(walker.sequence, *(end.sequence for end in ends.values()))
     walker.given = None
     walker.given = walker.journal.encode_if_possible(merged, walker.flow.codec) if walker.store is not None else None
     return merged
@@ -85,7 +83,7 @@ def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | N
     inner.prev_node_id = fork.node_id
     inner.updates = None if walker.flow.update_codec is None else []
     end = yield from inner.go(walker.fresh(state), data, branch, fork.join)
-    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold, inner.given, inner.sequence)
+    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold, inner.given)
 
 
 def label_of(walker: Walker, node_id: str, visit: int, branch: str) -> str:
