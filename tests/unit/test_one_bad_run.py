@@ -263,7 +263,7 @@ async def test_a_run_that_cannot_be_read_keeps_no_other_from_being_cancelled(pla
         return state
 
     graph = Graph(dict).add_node("a", meet).add_edge("a", END).set_entry("a").compile("g")
-    with Engine(place.open(), flows=[graph]) as engine:
+    with place.open() as store, Engine(store, flows=[graph]) as engine:
         await asyncio.gather(*(engine.arun(graph, {}, run_id=run_id) for run_id in runs), return_exceptions=True)
         assert runs[1:] == asked
         assert set(runs[1:]) == {info.run_id for info in engine.list_runs(status="cancelled")}
@@ -281,7 +281,7 @@ def test_a_schedule_whose_run_cannot_be_read_keeps_no_other_run_waiting(
         return state
 
     graph = Graph(dict).add_node("a", pass_a_minute).add_edge("a", END).set_entry("a").compile("g")
-    with Engine(place.open(), flows=[graph], clock=clock) as engine:
+    with place.open() as store, Engine(store, flows=[graph], clock=clock) as engine:
         for run_id in ("first", "second", "bad@2026-03-01T06:00:00Z"):
             engine.start(graph, {}, run_id=run_id)
         place.damage("bad@2026-03-01T06:00:00Z")
@@ -295,12 +295,12 @@ def test_a_schedule_whose_run_cannot_be_read_keeps_no_other_run_waiting(
 def test_a_worker_goes_on_with_the_others_beside_a_damaged_row(tmp_path: Path) -> None:
     graph = Graph(dict).add_node("a", lambda state: state).add_edge("a", END).set_entry("a").compile("g")
     place = tmp_path / "runs.db"
-    with Engine(SQLiteStore(place), flows=[graph]) as engine:
+    with SQLiteStore(place) as store, Engine(store, flows=[graph]) as engine:
         for run_id in ("bad", "good 1", "good 2"):
             engine.start(graph, {}, run_id=run_id)
     with closing(sqlite3.connect(place)) as connection, connection:
         connection.execute("UPDATE runs SET tags = ? WHERE run_id = 'bad'", (TEXT,))
-    with Engine(SQLiteStore(place), flows=[graph]) as engine:
+    with SQLiteStore(place) as store, Engine(store, flows=[graph]) as engine:
         engine.worker(concurrency=1).run(until_idle=True)
         statuses = {info.run_id: info.status for info in engine.list_runs()}
     assert {"bad": "blocked", "good 1": "finished", "good 2": "finished"} == statuses
