@@ -68,8 +68,19 @@ class Offspring:
             [sys.executable, "-S", "-c", WATCHER, mark], stdin=subprocess.PIPE, start_new_session=True
         )
         os.environ[MARK] = f"{self._token}.0"
-        libc = ctypes.CDLL(None)
-        os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+        libc, pipe, forking = ctypes.CDLL(None), self._watcher.stdin, [os.getpid()]
+        assert pipe is not None
+
+        def note_parent() -> None:
+            forking[0] = os.getpid()
+
+        def die_with_parent() -> None:
+            pipe.close()  # held open here, it would keep the watcher from hearing that the parent is dead
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != forking[0]:
+                os._exit(1)  # the parent died before this process could ask to die with it
+
+        os.register_at_fork(before=note_parent, after_in_child=die_with_parent)
         sys.addaudithook(self._note)
 
     def end(self) -> None:
