@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -35,21 +34,19 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str], float]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("demo")
-    began = time.monotonic()
-    return folder, call(folder, "demo"), time.monotonic() - began
+    return folder, call(folder, "demo")
 
 
-def test_the_demo_survives_and_says_so(plain: tuple[Path, subprocess.CompletedProcess[str], float]) -> None:
-    _, done, seconds = plain
+def test_the_demo_survives_and_says_so(plain: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, done = plain
     assert (0, "") == (done.returncode, done.stderr)
     assert "The killed run's result equals the undisturbed one's." == done.stdout.splitlines()[-1]
-    assert seconds < 15
 
 
 def test_the_demo_shows_what_ran_what_was_skipped_and_what_ran_after(
-    plain: tuple[Path, subprocess.CompletedProcess[str], float],
+    plain: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     rows = {
         line.split()[0]: line.split(None, 1)[1] for line in plain[1].stdout.splitlines() if "#" in line.split("  ")[0]
@@ -62,16 +59,16 @@ def test_the_demo_shows_what_ran_what_was_skipped_and_what_ran_after(
 
 
 def test_the_demo_draws_a_chart_that_is_valid(
-    plain: tuple[Path, subprocess.CompletedProcess[str], float],
+    plain: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
-    folder, done, _ = plain
+    folder, done = plain
     chart = folder / "milepost-demo" / "killed" / "seattle-rain.svg"
     assert f"chart  {chart}" in done.stdout
     assert 48 + 1 + 4 == len(ElementTree.parse(chart).getroot().findall("{http://www.w3.org/2000/svg}rect"))
 
 
-def test_the_demos_run_can_be_looked_at(plain: tuple[Path, subprocess.CompletedProcess[str], float]) -> None:
-    folder, done, _ = plain
+def test_the_demos_run_can_be_looked_at(plain: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = plain
     look = next(line.split()[2:] for line in done.stdout.splitlines() if line.startswith("look"))
     shown = json.loads(call(folder, *look, "--json").stdout)
     assert ("finished", 17) == (shown["run"]["status"], sum(step["visits"] for step in shown["steps"]))
