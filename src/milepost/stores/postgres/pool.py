@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from milepost.errors import OptionError, StoreClosedError, StoreError
-from milepost.stores.postgres.connection import Link, Preparing, Session
+from milepost.stores.postgres.connection import ConnectionLost, Link, Preparing, Session
 from milepost.stores.postgres.driver import conninfo, psycopg
 
 if TYPE_CHECKING:
@@ -249,18 +249,26 @@ class _Callers(Connections):
             self._return(link)
 
     def _lent(self, patience: float) -> Link:
-        connection = self._pool.getconn(timeout=patience)
-        try:
-            if not connection.autocommit:
-                connection.autocommit = True
-                self._transactional.add(connection)
-            session = self._sessions.get(connection)
-            if session is None:
-                session = self._sessions[connection] = Session(connection, patience)
-            return Link(connection, session, self._preparing)
-        except BaseException:
-            self._pool.putconn(connection)
-            raise
+        """Borrow a connection. Replace one that turns out to be lost, once: the pool does not notice it by itself."""
+        has_lost_one = False
+        while True:
+            connection = self._pool.getconn(timeout=patience)
+            try:
+                if not connection.autocommit:
+                    connection.autocommit = True
+                    self._transactional.add(connection)
+                session = self._sessions.get(connection)
+                if session is None:
+                    session = self._sessions[connection] = Session(connection, patience)
+                return Link(connection, session, self._preparing)
+            except ConnectionLost:
+                self._discard(connection)
+                if has_lost_one:
+                    raise
+                has_lost_one = True
+            except BaseException:
+                self._pool.putconn(connection)
+                raise
 
     def _give(self, link: Link) -> None:
         if self._keeps and not link.is_lost and link.is_idle:
@@ -270,12 +278,21 @@ class _Callers(Connections):
 
     def _return(self, link: Link) -> None:
         connection = link.connection
+        if link.is_lost and link.timer.is_over:
+            self._discard(connection)
+            return
         if link.is_lost:
             connection.close()  # the pool checks only whether it is closed
-            if link.timer.is_over and hasattr(self._pool, "drain"):  # psycopg_pool 3.3
-                self._pool.drain()
         elif connection in self._transactional and link.is_idle:
             connection.autocommit = False
+        self._transactional.discard(connection)
+        self._pool.putconn(connection)
+
+    def _discard(self, connection: psycopg.Connection[Any]) -> None:
+        """Give back a connection that leads nowhere, and have the pool replace its idle ones: they lead the same way."""
+        connection.close()
+        if hasattr(self._pool, "drain"):  # psycopg_pool 3.3
+            self._pool.drain()
         self._transactional.discard(connection)
         self._pool.putconn(connection)
 
