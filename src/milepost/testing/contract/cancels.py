@@ -8,7 +8,7 @@ from milepost.model.info import Wait
 from milepost.model.record import FINISH
 from milepost.store import Append, Release, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, take, whole, work, write
 
 

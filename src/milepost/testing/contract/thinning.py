@@ -11,7 +11,7 @@ from milepost.model.info import Pruned
 from milepost.model.record import FAILURE, REPLY, ROUTE, format_time, make_record
 from milepost.store import Release, Store, Token
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest
+from milepost.testing.contract.subject import StoreUnderTest
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, finish, take, work, write
 
 DAY = 86400.0

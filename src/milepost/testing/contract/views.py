@@ -11,7 +11,7 @@ from milepost.errors import CheckpointNotFoundError, RunLockedError, RunNotFound
 from milepost.model.record import OWNER
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, take, whole, work, write
 
 BYTES = {

@@ -8,7 +8,7 @@ import pytest
 
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, claim_of, failure, take, whole, work, write
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from milepost.errors import CheckpointNotFoundError
 from milepost.store import Store
-from milepost.testing.contract_subject import StoreUnderTest
+from milepost.testing.contract.subject import StoreUnderTest
 
 NODES = tuple(f"node-{letter}" for letter in "jihgfedcba")
 

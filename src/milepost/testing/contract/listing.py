@@ -21,7 +21,7 @@ from milepost.errors import (
 from milepost.model.record import CHECKPOINT, format_time, make_record
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, failure, take, work, write
 
 HOSTILE = ("k') OR 2>1 --", "a.b", '$."x"', "it's", '"', "\\", "%", "_", "ключ", "[0]", "?")

@@ -15,7 +15,7 @@ import pytest
 from milepost.model.record import START
 from milepost.store import Store, Token
 from milepost.testing.children import Child
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, take, whole, work
 
 Spawn = Callable[[], Child]

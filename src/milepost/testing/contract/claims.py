@@ -9,7 +9,7 @@ from milepost.model.process import this_process
 from milepost.model.record import FINISH, OWNER
 from milepost.store import Release, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, claim_of, finish, owner, take, whole, work
 
 

@@ -15,8 +15,8 @@ from milepost.model.checkpoint import Checkpoint
 from milepost.model.info import Pruned, Retention, Stats
 from milepost.store import Append, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
-from milepost.testing.contract_thinning import end, ids, loop, owned, visits
+from milepost.testing.contract.subject import StoreUnderTest, requires
+from milepost.testing.contract.thinning import end, ids, loop, owned, visits
 from milepost.testing.journals import begin, checkpoint, claim_of, take, whole, work, write
 
 STATUSES = ("ready", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked")

@@ -8,7 +8,7 @@ from milepost.model.record import CHECKPOINT
 from milepost.store import Append, Release, Store
 from milepost.testing.chats import chat, said, state_of, talk
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, owner, take, write
 
 

@@ -9,7 +9,7 @@ import pytest
 from milepost.errors import CheckpointNotFoundError
 from milepost.model.record import OWNER
 from milepost.store import Ranges, Release, Store
-from milepost.testing.contract_subject import StoreUnderTest
+from milepost.testing.contract.subject import StoreUnderTest
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, owner, take, whole, work, write
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from milepost.store import Append, Release, Store, Token
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, finish, take, whole, work, write
 
 

@@ -14,8 +14,8 @@ import pytest
 from milepost.errors import StoreClosedError
 from milepost.store import Append, Release, Store, Token
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_ids import VERBS
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.ids import VERBS
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, claim_of, work, write
 
 FENCED: dict[str, Callable[[Store, Token], object]] = {

@@ -40,28 +40,28 @@ _PARTS = (
     "processes",
 )
 # This precedes the import, so that a failed assert shows its values as in any test module.
-pytest.register_assert_rewrite(*(f"milepost.testing.contract_{part}" for part in _PARTS))
+pytest.register_assert_rewrite(*(f"milepost.testing.contract.{part}" for part in _PARTS))
 
-from milepost.testing.contract_cancels import CancelContract  # noqa: E402
-from milepost.testing.contract_claims import ClaimContract  # noqa: E402
-from milepost.testing.contract_closing import ClosingContract  # noqa: E402
-from milepost.testing.contract_due import DueContract  # noqa: E402
-from milepost.testing.contract_fence import FenceContract  # noqa: E402
-from milepost.testing.contract_ids import IDContract  # noqa: E402
-from milepost.testing.contract_journal import JournalContract  # noqa: E402
-from milepost.testing.contract_keeping import KeepingContract  # noqa: E402
-from milepost.testing.contract_large import LargeContract  # noqa: E402
-from milepost.testing.contract_latest import LatestContract  # noqa: E402
-from milepost.testing.contract_leases import LeaseContract  # noqa: E402
-from milepost.testing.contract_listing import ListingContract  # noqa: E402
-from milepost.testing.contract_moving import MovingContract  # noqa: E402
-from milepost.testing.contract_processes import ProcessContract  # noqa: E402
-from milepost.testing.contract_seeds import SeedContract  # noqa: E402
-from milepost.testing.contract_signals import SignalContract  # noqa: E402
-from milepost.testing.contract_statements import StatementContract  # noqa: E402
-from milepost.testing.contract_thinning import ThinningContract  # noqa: E402
-from milepost.testing.contract_threads import ThreadContract  # noqa: E402
-from milepost.testing.contract_views import ViewContract  # noqa: E402
+from milepost.testing.contract.cancels import CancelContract  # noqa: E402
+from milepost.testing.contract.claims import ClaimContract  # noqa: E402
+from milepost.testing.contract.closing import ClosingContract  # noqa: E402
+from milepost.testing.contract.due import DueContract  # noqa: E402
+from milepost.testing.contract.fence import FenceContract  # noqa: E402
+from milepost.testing.contract.ids import IDContract  # noqa: E402
+from milepost.testing.contract.journal import JournalContract  # noqa: E402
+from milepost.testing.contract.keeping import KeepingContract  # noqa: E402
+from milepost.testing.contract.large import LargeContract  # noqa: E402
+from milepost.testing.contract.latest import LatestContract  # noqa: E402
+from milepost.testing.contract.leases import LeaseContract  # noqa: E402
+from milepost.testing.contract.listing import ListingContract  # noqa: E402
+from milepost.testing.contract.moving import MovingContract  # noqa: E402
+from milepost.testing.contract.processes import ProcessContract  # noqa: E402
+from milepost.testing.contract.seeds import SeedContract  # noqa: E402
+from milepost.testing.contract.signals import SignalContract  # noqa: E402
+from milepost.testing.contract.statements import StatementContract  # noqa: E402
+from milepost.testing.contract.thinning import ThinningContract  # noqa: E402
+from milepost.testing.contract.threads import ThreadContract  # noqa: E402
+from milepost.testing.contract.views import ViewContract  # noqa: E402
 
 __all__ = ["StoreContract"]
 

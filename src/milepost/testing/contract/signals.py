@@ -11,7 +11,7 @@ from milepost.errors import RunNotFoundError, RunNotResumableError, SignalRefuse
 from milepost.model.info import Wait
 from milepost.store import Release, Signal, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, take, whole, work
 
 WAITS = (Wait("ask#1", "approval"), Wait("ask#2", "approval"), Wait("nap#1", None))

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from milepost.errors import RunExistsError
 from milepost.store import Append, Release, Store
-from milepost.testing.contract_fence import outcomes_of
-from milepost.testing.contract_subject import StoreUnderTest
+from milepost.testing.contract.fence import outcomes_of
+from milepost.testing.contract.subject import StoreUnderTest
 from milepost.testing.journals import begin, checkpoint, claim_of, finish, work, write
 
 Given = TypeVar("Given")

@@ -26,7 +26,7 @@ from milepost.model.record import (
 )
 from milepost.store import Append, Release, Store
 from milepost.testing.clock import FakeClock
-from milepost.testing.contract_subject import StoreUnderTest, requires
+from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, failure, finish, new_run, take, whole, work, write
 
 STAMP = "2026-01-01T00:00:00.000000Z"

@@ -10,8 +10,8 @@ import pytest
 
 from milepost.errors import OptionError, StatementError
 from milepost.store import Append, Release, Statement, Store, Token
-from milepost.testing.contract_subject import StoreUnderTest, requires
-from milepost.testing.contract_threads import at_once
+from milepost.testing.contract.subject import StoreUnderTest, requires
+from milepost.testing.contract.threads import at_once
 from milepost.testing.journals import begin, checkpoint, finish, take, whole, work, write
 
 BOOK = "milepost_contract_book"

@@ -9,7 +9,7 @@ import pytest
 
 from milepost.errors import InvalidIDError, RunExistsError, RunIDRequiredError
 from milepost.store import Store, Token
-from milepost.testing.contract_subject import StoreUnderTest
+from milepost.testing.contract.subject import StoreUnderTest
 from milepost.testing.journals import begin, new_run
 
 REFUSED = {
