@@ -19,18 +19,12 @@ from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing import StoreContract
-from milepost.testing.contract.cancels import CancelContract
-from milepost.testing.contract.journal import JournalContract
-from milepost.testing.contract.keeping import KeepingContract
-from milepost.testing.contract.large import LargeContract
-from milepost.testing.contract.latest import LatestContract
-from milepost.testing.contract.listing import ListingContract
+from milepost.testing.contract.listing import ListingContract, StatementContract
 from milepost.testing.contract.moving import MovingContract
-from milepost.testing.contract.seeds import SeedContract
-from milepost.testing.contract.signals import SignalContract
-from milepost.testing.contract.statements import StatementContract
-from milepost.testing.contract.thinning import ThinningContract
-from milepost.testing.contract.views import ViewContract
+from milepost.testing.contract.records import JournalContract, LargeContract, LatestContract
+from milepost.testing.contract.retention import KeepingContract, ThinningContract
+from milepost.testing.contract.views import SeedContract, ViewContract
+from milepost.testing.contract.waiting import CancelContract, SignalContract
 from postgres_server import Database
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}

@@ -17,11 +17,9 @@ from milepost.store import Store
 from milepost.stores.postgres.connection import Session
 from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import StoreContract
-from milepost.testing.contract.claims import ClaimContract
-from milepost.testing.contract.due import DueContract
-from milepost.testing.contract.fence import FenceContract
-from milepost.testing.contract.processes import ProcessContract
-from milepost.testing.contract.threads import ThreadContract
+from milepost.testing.contract.ownership import ClaimContract, FenceContract
+from milepost.testing.contract.processes import ProcessContract, ThreadContract
+from milepost.testing.contract.waiting import DueContract
 from milepost.testing.journals import begin, checkpoint, work, write
 from pgbouncer import PROGRAM, PgBouncer
 from postgres_server import Database, Server, given_dsn

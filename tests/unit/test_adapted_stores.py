@@ -45,7 +45,7 @@ from milepost.adapters.user_stores import adapted
 from milepost.model.clock import Clock
 from milepost.testing import StoreContract
 from milepost.testing.children import Child, forked
-from milepost.testing.contract.seeds import SeedContract
+from milepost.testing.contract.views import SeedContract
 
 
 class Verbs:

@@ -16,52 +16,18 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = (
-    "subject",
-    "seeds",
-    "views",
-    "ids",
-    "journal",
-    "fence",
-    "claims",
-    "leases",
-    "due",
-    "signals",
-    "cancels",
-    "latest",
-    "listing",
-    "statements",
-    "thinning",
-    "keeping",
-    "large",
-    "moving",
-    "closing",
-    "threads",
-    "processes",
-)
+_CHAPTERS = ("subject", "views", "records", "ownership", "waiting", "listing", "retention", "moving", "processes")
 # This precedes the import, so that a failed assert shows its values as in any test module.
-pytest.register_assert_rewrite(*(f"milepost.testing.contract.{part}" for part in _PARTS))
+pytest.register_assert_rewrite(*(f"{__name__}.{chapter}" for chapter in _CHAPTERS))
 
-from milepost.testing.contract.cancels import CancelContract  # noqa: E402
-from milepost.testing.contract.claims import ClaimContract  # noqa: E402
-from milepost.testing.contract.closing import ClosingContract  # noqa: E402
-from milepost.testing.contract.due import DueContract  # noqa: E402
-from milepost.testing.contract.fence import FenceContract  # noqa: E402
-from milepost.testing.contract.ids import IDContract  # noqa: E402
-from milepost.testing.contract.journal import JournalContract  # noqa: E402
-from milepost.testing.contract.keeping import KeepingContract  # noqa: E402
-from milepost.testing.contract.large import LargeContract  # noqa: E402
-from milepost.testing.contract.latest import LatestContract  # noqa: E402
-from milepost.testing.contract.leases import LeaseContract  # noqa: E402
-from milepost.testing.contract.listing import ListingContract  # noqa: E402
+from milepost.testing.contract.listing import ListingContract, StatementContract  # noqa: E402
 from milepost.testing.contract.moving import MovingContract  # noqa: E402
-from milepost.testing.contract.processes import ProcessContract  # noqa: E402
-from milepost.testing.contract.seeds import SeedContract  # noqa: E402
-from milepost.testing.contract.signals import SignalContract  # noqa: E402
-from milepost.testing.contract.statements import StatementContract  # noqa: E402
-from milepost.testing.contract.thinning import ThinningContract  # noqa: E402
-from milepost.testing.contract.threads import ThreadContract  # noqa: E402
-from milepost.testing.contract.views import ViewContract  # noqa: E402
+from milepost.testing.contract.ownership import ClaimContract, FenceContract, LeaseContract  # noqa: E402
+from milepost.testing.contract.processes import ClosingContract, ProcessContract, ThreadContract  # noqa: E402
+from milepost.testing.contract.records import JournalContract, LargeContract, LatestContract  # noqa: E402
+from milepost.testing.contract.retention import KeepingContract, ThinningContract  # noqa: E402
+from milepost.testing.contract.views import IDContract, SeedContract, ViewContract  # noqa: E402
+from milepost.testing.contract.waiting import CancelContract, DueContract, SignalContract  # noqa: E402
 
 __all__ = ["StoreContract"]
 

@@ -25,8 +25,8 @@ from milepost.model.record import CHECKPOINT, format_time, make_record
 from milepost.store import Release, Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
+from milepost.testing.contract.retention import owned
 from milepost.testing.contract.subject import StoreUnderTest
-from milepost.testing.contract.thinning import owned
 from milepost.testing.journals import begin, checkpoint, failure, finish, new_run, take, whole, work, write
 
 PAYLOADS = (b'{"ok":true}', b"null", None, b'{\n "a": 1\n}', b"\xffno json", b"1e400", b'"\\u0000"', b"[" * 5000)

@@ -1,18 +1,30 @@
-"""Bytes by run and node: what `save`, `load`, `list`, `history`, `delete` and `delete_run` promise."""
+"""Bytes by run and node, the first checkpoint stores' promises, and ids."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from milepost.errors import CheckpointNotFoundError, RunLockedError, RunNotFoundError
+from milepost.errors import (
+    CheckpointNotFoundError,
+    InvalidIDError,
+    RunExistsError,
+    RunIDRequiredError,
+    RunLockedError,
+    RunNotFoundError,
+)
 from milepost.model.record import OWNER
-from milepost.store import Release, Store
+from milepost.store import Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.subject import StoreUnderTest, requires
-from milepost.testing.journals import begin, checkpoint, take, whole, work, write
+from milepost.testing.journals import begin, checkpoint, new_run, take, whole, work, write
+
+# -- Bytes by run and node: what `save`, `load`, `list`, `history`, `delete` and `delete_run` promise
+
 
 BYTES = {
     "empty": b"",
@@ -249,3 +261,225 @@ class ViewContract(StoreUnderTest):
         assert [0] == [record.sequence for record in store.read("r")]
         with pytest.raises(CheckpointNotFoundError):
             store.load("r", "a")
+
+
+# -- The rows of the table in the first description of a checkpoint store, and what that description says in words
+
+
+NODES = tuple(f"node-{letter}" for letter in "jihgfedcba")
+
+
+class SeedContract(StoreUnderTest):
+    """Save, load, not found, list, delete and delete run, by run and node, with bytes."""
+
+    def test_seed_contract_save(self, store: Store) -> None:
+        """Save stores a checkpoint for a run at a specific node."""
+        for node in NODES:
+            store.save("run-1", node, f"data of {node}".encode())
+        assert [f"data of {node}".encode() for node in NODES] == [store.load("run-1", node) for node in NODES]
+
+    def test_seed_contract_save_overwrites(self, store: Store) -> None:
+        """Overwrites if a checkpoint for (run, node) already exists; what was there stays in the history."""
+        store.save("run-1", "node-a", b"first")
+        store.save("run-1", "node-a", b"second")
+        assert b"second" == store.load("run-1", "node-a")
+        assert b"first" == store.load("run-1", "node-a", visit=1)
+        assert [1, 2] == [info.visit for info in store.history("run-1")]
+
+    def test_seed_contract_save_copies(self, store: Store) -> None:
+        """Make a copy to avoid retaining the caller's bytes."""
+        data = bytearray(b"data-a")
+        store.save("run-1", "node-a", data)  # type: ignore[arg-type]  # it is bytes to its caller
+        data[:] = b"xxxxxx"
+        assert b"data-a" == store.load("run-1", "node-a")
+
+    def test_seed_contract_load(self, store: Store) -> None:
+        """Load gives the bytes that were saved."""
+        store.save("run-1", "node-a", b"data-a")
+        assert b"data-a" == store.load("run-1", "node-a")
+
+    def test_seed_contract_not_found(self, store: Store) -> None:
+        """Load of a run or node that is not there fails with not found, which names the place."""
+        store.save("run-1", "node-a", b"data-a")
+        for run_id, node_id in (("run-1", "node-x"), ("run-x", "node-a")):
+            with pytest.raises(CheckpointNotFoundError) as caught:
+                store.load(run_id, node_id)
+            assert (run_id, node_id) == (caught.value.run_id, caught.value.node_id)
+            assert store.place in str(caught.value)
+
+    def test_seed_contract_list(self, store: Store) -> None:
+        """List returns all checkpoints for a run, ordered by sequence."""
+        for node in NODES:
+            store.save("run-1", node, node.encode() * 3)
+        store.save("run-2", "node-z", b"of another run")
+        infos = store.list("run-1")
+        assert list(NODES) == [info.node_id for info in infos]
+        assert list(range(1, len(NODES) + 1)) == [info.sequence for info in infos]
+        assert {"run-1"} == {info.run_id for info in infos}
+        assert [len(node) * 3 for node in NODES] == [info.size for info in infos]
+
+    def test_seed_contract_list_moves_a_node_visited_again_to_the_end(self, store: Store) -> None:
+        """The next sequence is the highest of the run plus one, also for an overwrite."""
+        for node in (*NODES, NODES[2]):
+            store.save("run-1", node, b"data")
+        infos = store.list("run-1")
+        assert [*NODES[:2], *NODES[3:], NODES[2]] == [info.node_id for info in infos]
+        assert len(NODES) + 1 == infos[-1].sequence
+
+    def test_seed_contract_list_of_an_unknown_run(self, store: Store) -> None:
+        """List of a run that is not there is empty, not an error."""
+        assert [] == store.list("run-x")
+
+    def test_seed_contract_delete(self, store: Store) -> None:
+        """Delete removes a specific checkpoint."""
+        for node in NODES:
+            store.save("run-1", node, b"data")
+        store.delete("run-1", "node-a")
+        with pytest.raises(CheckpointNotFoundError):
+            store.load("run-1", "node-a")
+        assert set(NODES) - {"node-a"} == {info.node_id for info in store.list("run-1")}
+
+    def test_seed_contract_delete_of_an_absent_checkpoint(self, store: Store) -> None:
+        """Delete of what is not there is no error."""
+        store.delete("run-x", "node-a")
+        store.save("run-1", "node-a", b"data-a")
+        store.delete("run-1", "node-x")
+        assert b"data-a" == store.load("run-1", "node-a")
+
+    def test_seed_contract_delete_run(self, store: Store) -> None:
+        """DeleteRun removes all checkpoints for a run, and of that run only."""
+        for run_id in ("run-1", "run-2"):
+            for node in NODES:
+                store.save(run_id, node, b"data")
+        store.delete_run("run-1")
+        store.delete_run("run-x")
+        assert [] == store.list("run-1")
+        assert len(NODES) == len(store.list("run-2"))
+
+    def test_seed_contract_close(self, store: Store) -> None:
+        """Close releases any resources; closing again is no error."""
+        store.save("run-1", "node-a", b"data-a")
+        store.close()
+        store.close()
+
+
+# -- Ids: the same verdict on every store, before anything is stored, and no two ids in one place --
+
+
+REFUSED = {
+    "dot": ".",
+    "two dots": "..",
+    "NUL": "a\x00b",
+    "newline": "a\nb",
+    "delete": "a\x7f",
+    "C1 control": "a\x85",
+    "lone surrogate": "a\ud800",
+    "513 bytes": "a" * 513,
+    "514 bytes in 257 characters": "é" * 257,
+    "5000 bytes": "a" * 5000,
+}
+BLANK = {"empty": "", "blanks": "   ", "wide blank": "\u3000"}
+KEPT_APART = (
+    "R1", "r1", "1", "01", "../up", "in/voice", "in", "in%2Fvoice", "in\\voice", "/abs", "~", "a.", "a", "a ", " a",
+    "con", "CON", "nul.json", "a:b", "a*b?", "k') OR 2>1 --", '"', "%", "_", "é", "e\u0301", "straße", "strasse",
+    "ß" * 256, "日本", "🚀", "x" * 320, "x" * 319, "x" * 512,
+)  # fmt: skip
+VERBS: dict[str, Callable[[Store, Any], object]] = {
+    "create": lambda store, run_id: store.create(new_run("r")._replace(run_id=run_id)),
+    "save": lambda store, run_id: store.save(run_id, "a", b""),
+    "load": lambda store, run_id: store.load(run_id, "a"),
+    "list": lambda store, run_id: store.list(run_id),
+    "history": lambda store, run_id: store.history(run_id),
+    "delete": lambda store, run_id: store.delete(run_id, "a"),
+    "delete_run": lambda store, run_id: store.delete_run(run_id),
+    "read": lambda store, run_id: store.read(run_id),
+    "latest": lambda store, run_id: store.latest(run_id),
+    "get_run": lambda store, run_id: store.get_run(run_id),
+    "put_signal": lambda store, run_id: store.put_signal(run_id, "go", None),
+    "signals": lambda store, run_id: store.signals(run_id),
+    "request_cancel": lambda store, run_id: store.request_cancel(run_id),
+    "export": lambda store, run_id: store.export(run_id),
+    "verify": lambda store, run_id: store.verify(run_id),
+}
+
+
+class IDContract(StoreUnderTest):
+    """`check_id` and `check_run_id` speak for every store."""
+
+    @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED.keys())
+    def test_an_id_that_no_store_accepts_is_refused_before_anything_is_stored(self, store: Store, value: str) -> None:
+        """The id itself, if every store accepts it; else `InvalidIDError`."""
+        with pytest.raises(InvalidIDError) as caught:
+            store.save(value, "a", b"1")
+        assert value == caught.value.value
+        with pytest.raises(InvalidIDError):
+            begin_as(store, value)
+        with pytest.raises(InvalidIDError):
+            store.save("r", value, b"1")
+        assert [] == store.list_runs()
+
+    @pytest.mark.parametrize("value", BLANK.values(), ids=BLANK.keys())
+    def test_a_blank_run_id_asks_for_one(self, store: Store, value: str) -> None:
+        """`check_id` for a run id; `RunIDRequiredError` if it is empty or blank."""
+        with pytest.raises(RunIDRequiredError):
+            store.save(value, "a", b"1")
+        with pytest.raises(RunIDRequiredError):
+            begin_as(store, value)
+        with pytest.raises(InvalidIDError):
+            store.save("r", value, b"1")
+        assert [] == store.list_runs()
+
+    @pytest.mark.parametrize("call", VERBS.values(), ids=VERBS.keys())
+    @pytest.mark.parametrize("value", [1, None, b"r"], ids=["int", "None", "bytes"])
+    def test_a_run_id_that_is_no_str_is_a_type_error(
+        self, store: Store, call: Callable[[Store, Any], object], value: object
+    ) -> None:
+        """TypeError if it is no str."""
+        store.save("1", "a", b"1")
+        with pytest.raises(TypeError):
+            call(store, value)
+        assert ["1"] == [info.run_id for info in store.list_runs()]
+
+    @pytest.mark.parametrize("value", [1, None, b"a"], ids=["int", "None", "bytes"])
+    def test_a_node_id_that_is_no_str_is_a_type_error(self, store: Store, value: Any) -> None:
+        """TypeError if it is no str."""
+        with pytest.raises(TypeError):
+            store.save("r", value, b"1")
+        with pytest.raises(TypeError):
+            store.load("r", value)
+        with pytest.raises(TypeError):
+            store.delete("r", value)
+        assert [] == store.list_runs()
+
+    def test_run_ids_are_kept_apart_exactly(self, store: Store) -> None:
+        """Ids are compared exactly and case-sensitively; all that is not refused is allowed."""
+        for run_id in KEPT_APART:
+            store.save(run_id, "a", run_id.encode())
+        assert [run_id.encode() for run_id in KEPT_APART] == [store.load(run_id, "a") for run_id in KEPT_APART]
+        assert set(KEPT_APART) == {info.run_id for info in store.list_runs()}
+        assert [[run_id] for run_id in KEPT_APART] == [
+            [info.run_id for info in store.list(run_id)] for run_id in KEPT_APART
+        ]
+        store.delete_run("r1")
+        assert set(KEPT_APART) - {"r1"} == {info.run_id for info in store.list_runs()}
+
+    def test_node_ids_are_kept_apart_exactly(self, store: Store) -> None:
+        """Ids are compared exactly and case-sensitively; all that is not refused is allowed."""
+        for node_id in KEPT_APART:
+            store.save("r", node_id, node_id.encode())
+        assert list(KEPT_APART) == [info.node_id for info in store.list("r")]
+        assert [node_id.encode() for node_id in KEPT_APART] == [store.load("r", node_id) for node_id in KEPT_APART]
+
+    def test_created_run_ids_are_kept_apart_exactly(self, store: Store) -> None:
+        """Raises `RunExistsError` if the id is taken: no other id takes it."""
+        for run_id in KEPT_APART:
+            begin(store, run_id)
+        for run_id in KEPT_APART:
+            assert run_id == store.get_run(run_id).info.run_id
+            with pytest.raises(RunExistsError):
+                begin(store, run_id)
+
+
+def begin_as(store: Store, run_id: str) -> Token:
+    """Create a run under an id for which no record can be made."""
+    return store.create(new_run("r")._replace(run_id=run_id))
