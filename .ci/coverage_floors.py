@@ -1,4 +1,4 @@
-"""Fail where a file's coverage (lines and branches) is below its floor. Takes the report of `coverage json`."""
+"""Fail where a file's coverage of lines is below its floor. Takes the report of `coverage json`."""
 
 import json
 import sys
