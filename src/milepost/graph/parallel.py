@@ -27,13 +27,13 @@ from milepost.errors import (
 )
 from milepost.executor.attempt import OutOfTime
 from milepost.executor.context import Context
-from milepost.executor.effects import Call, Emit, Halted, Outcome, Routine
+from milepost.executor.effects import Call, Halted, Outcome, Routine
 from milepost.executor.flow import BranchEnd, Fork, Function
+from milepost.executor.recording import announce_failure
 from milepost.executor.run import complete
 from milepost.executor.waits import Parked
 from milepost.model.branch_path import way_to
 from milepost.model.ends import contained
-from milepost.model.events import AttemptFailed
 from milepost.model.failure import describe
 
 if TYPE_CHECKING:
@@ -238,15 +238,5 @@ def _merge_failed(walker: Walker, fork: Fork, context: Context[Any], exc: Except
     error.node_id, error.visit, error.attempt, error.state = node_id, context.visit, 1, walker.last_good()
     if walker.store is not None:
         yield from walker.record_failure(context, "merge", exc, error, None)
-    yield Emit(
-        AttemptFailed(
-            run_id=run.run_id,
-            timestamp=run.options.clock.time(),
-            node_id=node_id,
-            visit=context.visit,
-            attempt=1,
-            error=exc,
-            retry_in=None,
-        )
-    )
+    yield announce_failure(run, context, exc, None)
     raise error from (exc if error is not exc else exc.__cause__)

@@ -25,16 +25,17 @@ from milepost.errors import (
 )
 from milepost.executor.attempt import AttemptBudget, cause_of
 from milepost.executor.context import Context
-from milepost.executor.effects import OVERDUE_GRACE, Emit, Routine
+from milepost.executor.effects import OVERDUE_GRACE, Routine
 from milepost.executor.flow import END, GraphFlow, StateCodec, Unit
 from milepost.executor.recorded import JournalHistory
+from milepost.executor.recording import announce_checkpoint, announce_failure, go_on_without, keep_unrecorded
 from milepost.executor.run import Run, complete
 from milepost.model.digests import Digests
-from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved, NodeCompleted, NodeStarted
-from milepost.model.failure import describe, first_line, place
+from milepost.model.events import NodeCompleted, NodeStarted
+from milepost.model.failure import describe, place
 from milepost.model.record import Record, format_time, make_checkpoint
 from milepost.model.retry import Retry
-from milepost.store import Release, Statement
+from milepost.store import Statement
 
 if TYPE_CHECKING:
     from milepost.graph.parallel import Stop
@@ -219,17 +220,7 @@ class Visits:
             error = self._node_error(context, op, exc, spent, state, policy)
         if self.store is not None:
             yield from self.record_failure(context, op, exc, error, pause)
-        yield Emit(
-            AttemptFailed(
-                run_id=self.run.run_id,
-                timestamp=self.options.clock.time(),
-                node_id=context.node_id,
-                visit=spent.visit,
-                attempt=context.attempt,
-                error=exc,
-                retry_in=pause,
-            )
-        )
+        yield announce_failure(self.run, context, exc, pause)
         if error is not None:
             raise error from (exc if error is not exc else exc.__cause__)
         spent.notes.append(f"attempt {context.attempt} failed: {describe(exc)}")
@@ -248,12 +239,8 @@ class Visits:
             else:
                 yield from self._end_failed((failure,), error, exc)
         except StoreError as failed:
-            # Losing the record of a failed attempt must not hide why the node failed.
             if error is not None:
-                error.add_note(f"the failure itself could not be recorded: {describe(failed)}")
-                reason = first_line(error)
-                if self.is_root:
-                    journal.owe(Release("failed", reason, degraded=journal.degraded, missed=journal.missed), failed)
+                keep_unrecorded(self.run, error, failed, is_end=self.is_root)
             elif self.options.checkpoint_failure_fatal:
                 raise
 
@@ -327,15 +314,7 @@ class Visits:
             return
         self.sequence, self.is_untold = checkpoint.sequence, False
         if self.run.is_listening:
-            yield Emit(
-                CheckpointSaved(
-                    run_id=self.run.run_id,
-                    timestamp=self.options.clock.time(),
-                    node_id=context.node_id,
-                    sequence=checkpoint.sequence,
-                    size=checkpoint.size,
-                )
-            )
+            yield announce_checkpoint(self.run, checkpoint)
 
     def _checkpoint(
         self,
@@ -410,17 +389,14 @@ class Visits:
 
         The run goes on only if `checkpoint_failure_fatal` is off and `is_fatal` is False.
         """
-        node_id, journal = context.node_id, self.journal
+        node_id = context.node_id
         complete(exc, run_id=self.run.run_id, node_id=node_id, state=self.last_good())
         if op == "encode":
             where = f"the state after node {node_id!r} of run {self.run.run_id!r} cannot be recorded"
             place(exc, where, "what was saved before is kept: mend the node, then resume")
-        now = self.options.clock.time()
-        yield Emit(CheckpointFailed(run_id=self.run.run_id, timestamp=now, node_id=node_id, op=op, error=exc))
-        if not self.options.checkpoint_failure_fatal and not is_fatal:
-            journal.degraded = True
+        if (yield from go_on_without(self.run, op, node_id, exc, is_fatal=is_fatal)):
+            self.journal.missed = (*self.journal.missed, f"{node_id}#{context.visit}")
             self.is_untold = self.updates is not None
-            journal.missed = (*journal.missed, f"{node_id}#{context.visit}")
             return
         if op == "encode":
             last = self._for_good() if self.is_root else {}  # in its own graph the run ends with this failure
@@ -428,7 +404,7 @@ class Visits:
             try:
                 yield from self._end_failed((failure,), exc)
             except StoreError as failed:
-                exc.add_note(f"the failure itself could not be recorded: {describe(failed)}")
+                keep_unrecorded(self.run, exc, failed, is_end=False)
         raise exc
 
     # -- what a visit tells --------------------------------------------------------------------------

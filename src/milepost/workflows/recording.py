@@ -16,10 +16,10 @@ from milepost.errors import (
     StoreError,
     WorkflowError,
 )
-from milepost.executor.effects import Alone, Emit, Routine
+from milepost.executor.effects import Alone, Routine
 from milepost.executor.recorded import PendingRecord
-from milepost.model.events import CheckpointFailed, CheckpointSaved
-from milepost.model.failure import describe, failure_fields, first_line, place
+from milepost.executor.recording import announce_checkpoint, go_on_without, keep_unrecorded
+from milepost.model.failure import failure_fields, first_line, place
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, format_time
 from milepost.store import Release, Statement
 from milepost.workflows import rollback as undoing
@@ -70,19 +70,11 @@ def record(
         # The record is written: the step has succeeded, and is among those that are undone.
         run.cancel = exc.reason
     except CheckpointWriteError as exc:
-        yield Emit(
-            CheckpointFailed(
-                run_id=run.run_id,
-                timestamp=run.options.clock.time(),
-                node_id=drafts[-1].step_id if drafts else "",
-                op="append",
-                error=exc,
-            )
-        )
-        if is_fatal or statements or release is not None or run.options.checkpoint_failure_fatal:
+        is_fatal = is_fatal or bool(statements) or release is not None
+        node_id = drafts[-1].step_id if drafts else ""
+        if not (yield from go_on_without(run, "append", node_id, exc, is_fatal=is_fatal)):
             raise
         run.unsaved = (*waiting, *run.unsaved)
-        journal.degraded = True
         journal.missed = tuple(f"{draft.step_id}#{draft.visit}" for draft in run.unsaved if draft.kind == CHECKPOINT)
         return records[-1].sequence, now
     if journal.missed:
@@ -90,15 +82,7 @@ def record(
     if run.is_listening:
         for written in records:
             if written.kind == CHECKPOINT:
-                yield Emit(
-                    CheckpointSaved(
-                        run_id=run.run_id,
-                        timestamp=run.options.clock.time(),
-                        node_id=written.node_id,
-                        sequence=written.sequence,
-                        size=written.size,
-                    )
-                )
+                yield announce_checkpoint(run, written)
     return (records[-1].sequence if records else journal.sequence), now
 
 
@@ -161,10 +145,7 @@ def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
             release = Release("failed", reason, degraded=run.journal.degraded, missed=run.journal.missed)
             yield from record(run, (draft, finish), is_fatal=True, release=release)
     except StoreError as lost:
-        # Losing the record of a failure must not hide why the run failed.
-        error.add_note(f"the failure itself could not be recorded: {describe(lost)}")
-        reason = first_line(error)
-        run.journal.owe(Release("failed", reason, degraded=run.journal.degraded, missed=run.journal.missed), lost)
+        keep_unrecorded(run, error, lost, is_end=True)
     return error
 
 

@@ -31,8 +31,9 @@ from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, HoldOver, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import PendingRecord, StepOutcome, StepRecord, parent_of
+from milepost.executor.recording import announce_failure, go_on_without
 from milepost.executor.waits import Parked
-from milepost.model.events import AttemptFailed, CheckpointFailed, StepCompleted
+from milepost.model.events import StepCompleted
 from milepost.model.failure import describe, failure_fields, first_line, message_of, place, shown, type_name
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
 from milepost.model.results import SkipMarker, StepResult, step_result
@@ -364,8 +365,7 @@ class _Doing(Composing):
             "what was recorded before is kept: mend the step, then resume",
         )
         exc.run_id, exc.node_id = run.run_id, self.step_id
-        now = run.options.clock.time()
-        yield Emit(CheckpointFailed(run_id=run.run_id, timestamp=now, node_id=self.step_id, op="encode", error=exc))
+        yield from go_on_without(run, "encode", self.step_id, exc, is_fatal=True)
         told = failure_fields(exc)
         fields = {"op": "save", "attempt": self.tried, **told, "given_up": True}
         result = self._failure(message_of(exc), type_name(exc))
@@ -391,17 +391,7 @@ class _Doing(Composing):
             self.floor, _ = yield from run.record((draft,))
             if not isinstance(self.step.work, Calls):
                 yield from self._take_in()
-        yield Emit(
-            AttemptFailed(
-                run_id=run.run_id,
-                timestamp=run.options.clock.time(),
-                node_id=self.step_id,
-                visit=context.visit,
-                attempt=context.attempt,
-                error=cause,
-                retry_in=seconds,
-            )
-        )
+        yield announce_failure(run, context, cause, seconds)
         if error is not None:
             result = self._failure(message_of(cause) or type_name(cause), type_name(cause))
             raise StepFailed(error, result, draft) from cause
