@@ -1,13 +1,13 @@
-"""The attempts of one call of user code, until one succeeds or the policy gives up: the same for nodes and steps.
+"""One attempt of a visit: user code is called and its answer checked, and nothing is written.
 
-The caller says what is called, judges the answer and records failures. This module decides how often the call is tried,
-for how long, and with which pauses.
+A `Visit` is one visit of a node, step, merge or rollback. It is a value that flows through `run_attempt`, which is here,
+and `milepost.executor.recording.record_outcome`, which writes what has come of the attempt, until an attempt has
+succeeded or the policy gives up. A front end says what a visit calls, how an answer is checked and what is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -18,10 +18,6 @@ from milepost.executor.run import Run
 from milepost.model.ends import contained
 from milepost.model.retry import Retry
 from milepost.store import Statement
-
-__all__ = ["AttemptBudget", "attempts", "cause_of", "pause"]
-
-T = TypeVar("T")
 
 
 class AttemptBudget(msgspec.Struct, eq=False):
@@ -38,95 +34,146 @@ class AttemptBudget(msgspec.Struct, eq=False):
     """The ends of the attempts in this process, a line each."""
 
 
-def attempts(
-    run: Run,
-    node_id: str,
-    spent: AttemptBudget,
-    policy: Retry | None,
-    timeout: float | None,
-    followed_at: str,
-    prepare: Callable[[Context[Any], float | None], Call | Routine[Any]],
-    judge: Callable[[Any], T],
-    failed: Callable[[Context[Any], Exception, float | None, bool], Routine[None]],
-    ends_at: float | None = None,
-    catch: type[Exception] = Exception,
-    commit: Callable[[Context[Any], T, float, tuple[Statement, ...]], Routine[None]] | None = None,
-) -> Routine[tuple[Context[Any], T, float]]:
-    """Perform the call or routine that `prepare` gives, again and again until it succeeds.
+class AttemptOutcome(msgspec.Struct, eq=False):
+    """The outcome of one attempt: a checked value, or the error that it failed with."""
 
-    Returns the context of the successful attempt, the value that `judge` made of its answer, and its duration in
-    milliseconds.
+    context: Context[Any]
+    value: Any = None
+    error: Exception | None = None
+    op: str = "execute"
+    """What failed: "execute", "timeout", or "commit" for the statements of the attempt."""
+    is_refused: bool = False
+    """True if the check of the answer raised the error."""
+    duration: float = 0.0
+    """Milliseconds, for an attempt that succeeded."""
+    statements: tuple[Statement, ...] = ()
+    """The statements that are to count with the record of a successful attempt."""
+    retry_in: float | None = None
+    """Seconds until the next attempt; None: there is none."""
 
-    `judge` may refuse an answer by raising, which fails the attempt. `failed` records a failed attempt. It is given the
-    attempt's context, the error, the seconds until the next attempt (None: there is none, and it must raise), and
-    whether `judge` raised the error. `ends_at` (monotonic seconds, None: never) is the time at which something around
-    all attempts is over: then `OutOfTime` is raised. Errors other than `catch` are no failures of the attempt, and end
-    everything. If `catch` is not Exception, the policy is asked about the cause of the error instead of the error.
+    def fail(self, exc: Exception) -> None:
+        """Turn the outcome into a failure with `exc`, or with its cause if `exc` only says what failed with it."""
+        cause = exc.__cause__ if isinstance(exc, (StatementError, PartsFailed)) else None
+        self.error = cause if isinstance(cause, Exception) else exc
+        if isinstance(exc, StatementError):
+            self.op = "commit"
+        elif isinstance(self.error, AttemptTimedOut):
+            self.op = "timeout"
 
-    `commit` records the value of an attempt that has asked for statements to count with its record, and is called for
-    no other attempt; None: no attempt may ask. Its `StatementError` fails the attempt with that error, its other errors
-    end everything.
+
+class Visit:
+    """One visit of a node, step, merge or rollback."""
+
+    __slots__ = (
+        "began",
+        "budget",
+        "catches",
+        "followed_at",
+        "is_timed",
+        "node_id",
+        "over_at",
+        "policy",
+        "run",
+        "takes_statements",
+        "timeout",
+    )
+
+    is_announced = True
+    """True if each failed attempt is announced."""
+
+    def __init__(
+        self,
+        run: Run,
+        node_id: str,
+        budget: AttemptBudget,
+        followed_at: str,
+        policy: Retry | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.run = run
+        self.node_id = node_id
+        self.budget = budget
+        self.followed_at = followed_at
+        self.policy = policy
+        self.timeout = timeout
+        self.is_timed = True
+        """True if the timeouts of the visit and of the run apply."""
+        self.takes_statements = False
+        """True if the code may ask for statements that count with its record."""
+        self.catches: type[Exception] = Exception
+        """The errors that fail an attempt. All others end everything."""
+        self.over_at: float | None = None
+        """The time (monotonic seconds) at which something around all attempts is over; None: never."""
+        self.began: float | None = None
+        """The time at which the work began that counts in the duration; None: the begin of the attempt."""
+
+    def call(self, context: Context[Any], limit: float | None) -> Call | Routine[Any]:
+        """Make the call or routine of one attempt, which has `limit` seconds (None: no limit)."""
+        raise NotImplementedError
+
+    def check(self, returned: Any) -> Any:
+        """Make the value of the attempt of what its code returned. Any error refuses it, and fails the attempt."""
+        return returned
+
+    def save(self, outcome: AttemptOutcome) -> Routine[None]:
+        """Record an attempt that succeeded. `StatementError` fails it, other errors end everything."""
+        return
+        yield  # the marker of a generator: it never asks for anything
+
+    def give_up(self, outcome: AttemptOutcome) -> Exception:
+        """Make the error with which the visit ends after its last attempt."""
+        raise NotImplementedError
+
+    def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
+        """Record an attempt that failed. `final` is the error that ends the visit; None: another attempt follows."""
+        return
+        yield  # the marker of a generator: it never asks for anything
+
+
+def run_attempt(visit: Visit) -> Routine[AttemptOutcome]:
+    """Run the user code of a visit once, and return what has come of it. Nothing is written.
+
+    Raises `OutOfTime` if the time of something around the attempt is over, and `RunTimeoutError` if the run's is.
     """
+    run, budget = visit.run, visit.budget
     options, clock = run.options, run.options.clock
-    if timeout is None:
-        timeout = options.timeout
-    while True:
-        limit = timeout
-        if options.run_timeout is not None:
-            limit = run.time_left(timeout)
-        if ends_at is not None:
-            limit = _until(ends_at, clock.monotonic(), limit)
-        context: Context[Any] = Context(run.scope, node_id, spent.visit, spent.attempts + 1, followed_at, limit)
-        if commit is not None:
-            context._statements = None
-        began = clock.monotonic()
-        is_judging = False
-        try:
-            work = prepare(context, limit)
-            returned = (yield work) if type(work) is Call else (yield from work)  # type: ignore[misc]
-            is_judging = True
-            made = contained(judge, returned)
-        except catch as exc:
-            if isinstance(exc, AttemptTimedOut) and limit != timeout:
-                if ends_at is not None and clock.monotonic() >= ends_at:
-                    raise OutOfTime(ends_at, is_running=exc.is_running) from exc
-                raise run.out_of_time() from exc
-            why = exc if catch is Exception or not isinstance(exc.__cause__, Exception) else exc.__cause__
-            seconds = _counted(run, node_id, spent, policy, why)
-            yield from failed(context, exc, seconds, is_judging)
-            if seconds:
-                yield from pause(run, seconds)
-            continue
-        duration = (clock.monotonic() - began) * 1000
-        if commit is not None:
-            # A thread of the function that asks for a statement from now on is too late, and gets an error.
-            queued, context._statements = context._statements, ()
-            if queued:
-                try:
-                    yield from commit(context, made, duration, tuple(queued))
-                except StatementError as exc:
-                    seconds = _counted(run, node_id, spent, policy, cause_of(exc))
-                    yield from failed(context, exc, seconds, False)
-                    if seconds:
-                        yield from pause(run, seconds)
-                    continue
-        return context, made, duration
+    timeout = limit = (options.timeout if visit.timeout is None else visit.timeout) if visit.is_timed else None
+    if visit.is_timed and options.run_timeout is not None:
+        limit = run.time_left(timeout)
+    if visit.over_at is not None:
+        limit = _until(visit.over_at, clock.monotonic(), limit)
+    context: Context[Any] = Context(
+        run.scope, visit.node_id, budget.visit, budget.attempts + 1, visit.followed_at, limit
+    )
+    if visit.takes_statements:
+        context._statements = None
+    began = clock.monotonic() if visit.began is None else visit.began
+    outcome = AttemptOutcome(context)
+    is_checking = False
+    try:
+        work = visit.call(context, limit)
+        returned = (yield work) if type(work) is Call else (yield from work)  # type: ignore[misc]
+        is_checking = True
+        outcome.value = contained(visit.check, returned)
+    except visit.catches as exc:
+        if isinstance(exc, AttemptTimedOut) and limit != timeout:
+            if visit.over_at is not None and clock.monotonic() >= visit.over_at:
+                raise OutOfTime(visit.over_at, is_running=exc.is_running) from exc
+            raise run.out_of_time() from exc
+        outcome.is_refused = is_checking
+        outcome.fail(exc)
+        return outcome
+    outcome.duration = (clock.monotonic() - began) * 1000
+    if visit.takes_statements:
+        # A thread of the function that asks for a statement from now on is too late, and gets an error.
+        queued, context._statements = context._statements, ()
+        if queued:
+            outcome.statements = tuple(queued)
+    return outcome
 
 
-def cause_of(exc: Exception) -> Exception:
-    """Return the error that an attempt failed with: for a statement the database's own error, else `exc` itself."""
-    return exc.__cause__ if isinstance(exc, StatementError) and isinstance(exc.__cause__, Exception) else exc
-
-
-def _counted(run: Run, node_id: str, spent: AttemptBudget, policy: Retry | None, why: Exception) -> float | None:
-    """Count a failed attempt, and return the seconds until the next one; None if there is none."""
-    spent.failures += 1
-    spent.attempts += 1
-    # A sync call that could not be stopped still runs; no other attempt may run beside it.
-    is_running = isinstance(why, AttemptTimedOut) and why.is_running
-    if policy is None or not policy.allows(spent.failures, why) or is_running:
-        return None
-    return policy.delay(spent.failures, run.run_id, node_id, spent.visit)
+class PartsFailed(Exception):
+    """The failure of work that is made of other steps. `__cause__` is the reason."""
 
 
 class OutOfTime(BaseException):

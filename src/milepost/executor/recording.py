@@ -1,9 +1,14 @@
-"""The announcement of what was recorded, and the handling of a store that fails: the same for nodes and steps."""
+"""What follows from the outcome of an attempt: it is written and announced, and a store that fails is handled.
+
+This is the same for nodes, steps, merges and rollbacks. No user code runs here.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from milepost.errors import AttemptTimedOut, StatementError
+from milepost.executor.attempt import AttemptOutcome, Visit, pause, run_attempt
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Routine
 from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved
@@ -14,6 +19,61 @@ from milepost.store import Release
 if TYPE_CHECKING:
     from milepost.errors import MilepostError
     from milepost.executor.run import Run
+
+
+def perform(visit: Visit) -> Routine[AttemptOutcome]:
+    """Run attempts of a visit until one has succeeded and is recorded, and return its outcome.
+
+    Raises the error that the visit gives up with.
+    """
+    while True:
+        outcome = yield from run_attempt(visit)
+        if (yield from record_outcome(visit, outcome)):
+            return outcome
+
+
+def record_outcome(visit: Visit, outcome: AttemptOutcome) -> Routine[bool]:
+    """Record and announce what has come of an attempt; return True if it has succeeded.
+
+    After a failed attempt return False when it is time for the next one, or raise the error that the visit gives up
+    with. An attempt whose statements fail has failed.
+    """
+    if outcome.error is None:
+        try:
+            yield from visit.save(outcome)
+            return True
+        except StatementError as exc:
+            if not outcome.statements:
+                raise
+            outcome.fail(exc)
+    error = outcome.error
+    assert error is not None
+    outcome.retry_in = _count(visit, error)
+    final = visit.give_up(outcome) if outcome.retry_in is None else None
+    yield from visit.save_failure(outcome, final)
+    if visit.is_announced:
+        yield announce_failure(visit.run, outcome.context, error, outcome.retry_in)
+    if final is not None:
+        raise final from (error if final is not error else error.__cause__)
+    visit.budget.notes.append(f"attempt {outcome.context.attempt} failed: {describe(error)}")
+    if outcome.retry_in:
+        yield from pause(visit.run, outcome.retry_in)
+    return False
+
+
+def _count(visit: Visit, error: Exception) -> float | None:
+    """Count a failed attempt, and return the seconds until the next one; None if there is none."""
+    budget, policy = visit.budget, visit.policy
+    budget.failures += 1
+    budget.attempts += 1
+    # A sync call that could not be stopped still runs; no other attempt may run beside it.
+    is_running = isinstance(error, AttemptTimedOut) and error.is_running
+    if policy is None or not policy.allows(budget.failures, error) or is_running:
+        return None
+    return policy.delay(budget.failures, visit.run.run_id, visit.node_id, budget.visit)
+
+
+# -- events --------------------------------------------------------------------------------------------------
 
 
 def announce_failure(run: Run, context: Context[Any], error: BaseException, retry_in: float | None) -> Emit:
@@ -42,6 +102,9 @@ def announce_checkpoint(run: Run, checkpoint: Record) -> Emit:
             size=checkpoint.size,
         )
     )
+
+
+# -- a store that fails --------------------------------------------------------------------------------------
 
 
 def go_on_without(run: Run, op: str, node_id: str, error: MilepostError, *, is_fatal: bool) -> Routine[bool]:

@@ -17,71 +17,56 @@ import msgspec
 
 from milepost.errors import SerializeStateError, StateTypeError
 from milepost.executor import waits as parking
-from milepost.executor.attempt import AttemptBudget
 from milepost.executor.bounded_gather import bounded_gather
 from milepost.executor.context import Context
 from milepost.executor.decoding import recorded_items
 from milepost.executor.effects import Emit, Routine
 from milepost.executor.flow import END, Fork, Function, GraphFlow, GraphWork, MapWork, StateCodec, Unit, WaitWork, Whole
+from milepost.executor.recording import perform
 from milepost.graph.parallel import Stop, label_of, raise_of
+from milepost.graph.visits import DecisionVisit, NodeVisit
 from milepost.model.events import Progress
 from milepost.model.failure import place, shown
 from milepost.model.record import ITEMS
 
 if TYPE_CHECKING:
     from milepost.executor.recorded import StepRecord
-    from milepost.graph.visits import Commit, NodeOutcome, RunCounters
-    from milepost.graph.walker import Walker
-
-__all__ = ["perform"]
+    from milepost.graph.walker import RunCounters, Walker
 
 SYNC_LANES = 32
 """The number of items that are open at once if no limit is set and each call needs a thread."""
 
-Done = tuple[Context[Any], "NodeOutcome", float]
 
-
-def perform(walker: Walker, unit: Unit, spent: AttemptBudget, state: Any, commit: Commit) -> Routine[Done]:
-    """Do a node's work, then call its function; return the context, the outcome, and the duration in milliseconds.
-
-    `commit` records the outcome if the function has asked for statements; see `Walker.tried`.
-    """
-    work, clock = unit.work, walker.options.clock
-    began = clock.monotonic()
+def do_work(visit: NodeVisit, state: Any) -> Routine[None]:
+    """Do the work of a node on a state, and give the visit what its function is called with."""
+    walker, unit, run = visit.walker, visit.unit, visit.run
+    work, spent = unit.work, visit.budget
+    visit.began = walker.options.clock.monotonic()
     state = walker.keep(state)
-    context: Context[Any] = Context(
-        walker.run.scope, walker.prefix + unit.id, spent.visit, spent.attempts + 1, walker.followed_at
-    )
-    if walker.run.is_listening:
-        yield Emit(walker.announced(context))
+    if run.is_listening:
+        context: Context[Any] = Context(run.scope, visit.node_id, spent.visit, spent.attempts + 1, walker.followed_at)
+        yield Emit(visit.begin(context))
     if isinstance(work, MapWork):
-        more = yield from _mapped(walker, unit, work, spent, state)
+        result = yield from _mapped(visit, work, state)
     elif isinstance(work, GraphWork):
-        more = yield from _nested(walker, unit, work, spent, state)
+        result = yield from _nested(visit, work, state)
     else:
         assert isinstance(work, WaitWork)
-        more = yield from _waited(walker, unit, work, spent, state)
+        result = yield from _waited(visit, work, state)
     if isinstance(work, GraphWork) and work.into is None:
-        made = walker.judged(unit, walker.fresh(state), Whole(more))
-    else:
-        context, made, _ = yield from walker.tried(unit, spent, walker.fresh(state), (more,), commit=commit)
-    return context, made, (clock.monotonic() - began) * 1000
+        visit.whole, visit.is_timed = Whole(result), False
+        visit.state = visit.backup = walker.fresh(state)
+        return
+    visit.more = (result,)
+    visit.give(walker.fresh(state))
 
 
-def _asked(
-    walker: Walker,
-    unit: Unit,
-    spent: AttemptBudget,
-    state: Any,
-    function: Function,
-    check: Callable[[Any], Any] = lambda given: given,
+def _decide(
+    visit: NodeVisit, state: Any, function: Function, convert: Callable[[Any], Any] = lambda answer: answer
 ) -> Routine[Any]:
-    """Call a function of the state that decides about the work, with the attempts of the node, and return its value.
-
-    `check` converts the value, and raises `StateTypeError` for a wrong one.
-    """
-    _, made, _ = yield from walker.tried(unit, spent, walker.fresh(state), (), function, check)
-    return made.state
+    """Call a function of the state that decides about the work, and return its answer as `convert` makes it."""
+    decision = DecisionVisit(visit, visit.walker.fresh(state), function, convert)
+    return (yield from perform(decision)).value
 
 
 # -- maps --------------------------------------------------------------------------------------------------
@@ -111,17 +96,17 @@ class _Item(msgspec.Struct, frozen=True):
         return ()
 
 
-def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: AttemptBudget, state: Any) -> Routine[list[Any]]:
+def _mapped(visit: NodeVisit, work: MapWork, state: Any) -> Routine[list[Any]]:
     """Do every item, and return the results in the order of the items."""
-    run, node_id, visit = walker.run, walker.prefix + unit.id, spent.visit
-    begun = _begun_with(walker, node_id, visit)
+    walker, run, node_id, number = visit.walker, visit.run, visit.node_id, visit.budget.visit
+    begun = _begun_with(walker, node_id, number)
     has_begun = begun is not None
     if begun is not None:
         items = recorded_items(node_id, begun)
     else:
-        given = yield from _asked(walker, unit, spent, state, _listing(work.over), _listed)
-        items = yield from _begun(walker, unit, work, visit, given)
-    mapping = _Mapping(walker, unit, work, visit, len(items), begun)
+        given = yield from _decide(visit, state, _listing(work.over), _listed)
+        items = yield from _begun(visit, work, given)
+    mapping = _Mapping(walker, visit.unit, work, number, len(items), begun)
     if walker.options.stop_before and walker.since is not None:
         ids = [f"{node_id}/{index}" for index in range(len(items))]
         mapping.next_ids = walker.since.begun_with(ids, walker.sequence) if has_begun else set()
@@ -132,7 +117,7 @@ def _mapped(walker: Walker, unit: Unit, work: MapWork, spent: AttemptBudget, sta
     if begun is not None and walker.since is not None:
         walker.since.queue([*routines], limit, begun.sequence)
     outcomes = yield from bounded_gather(run, routines, limit)
-    raise_of(walker, node_id, visit, ("item", "items"), f"of map {node_id!r}", outcomes)
+    raise_of(walker, node_id, number, ("item", "items"), f"of map {node_id!r}", outcomes)
     return [outcome.value for outcome in outcomes.values()]
 
 
@@ -181,11 +166,11 @@ def _listed(given: Any) -> list[Any]:
     return given if type(given) is list else [*given]
 
 
-def _begun(walker: Walker, unit: Unit, work: MapWork, visit: int, items: list[Any]) -> Routine[list[Any]]:
+def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[Any]]:
     """Record the items of a visit that begins, before the first is done, and return them; encoded if there is a store."""
+    walker, run, node_id = visit.walker, visit.run, visit.node_id
     if walker.store is None:
         return items
-    run, node_id = walker.run, walker.prefix + unit.id
     encoded: list[Any] = []
     for index, item in enumerate(items):
         try:
@@ -196,7 +181,7 @@ def _begun(walker: Walker, unit: Unit, work: MapWork, visit: int, items: list[An
             place(exc, who, "give items that the codec carries, then resume")
             raise
     data = b"[" + b",".join(encoded) + b"]"
-    record = walker.journal.make(ITEMS, node_id, visit, state=data, count=len(items), **walker.place())
+    record = walker.journal.make(ITEMS, node_id, visit.budget.visit, state=data, count=len(items), **walker.place())
     yield from walker.journal.write((record,))
     return encoded
 
@@ -292,17 +277,18 @@ class _Mapping:
 # -- graphs inside -----------------------------------------------------------------------------------------
 
 
-def _nested(walker: Walker, unit: Unit, work: GraphWork, spent: AttemptBudget, state: Any) -> Routine[Any]:
+def _nested(visit: NodeVisit, work: GraphWork, state: Any) -> Routine[Any]:
     """Walk another graph, and return its final state."""
+    walker = visit.walker
     graph: GraphFlow = work.graph
-    inner = walker.inner(graph, f"{walker.prefix}{unit.id}/", walker.label)
+    inner = walker.inner(graph, f"{visit.node_id}/", walker.label)
     begins: Any = None
     data: bytes | None = None
     if not inner.has_begun():
         if work.into is None:
             begins, data = walker.fresh(state), walker.given
         else:
-            begins = yield from _asked(walker, unit, spent, state, work.into, _state_of(graph))
+            begins = yield from _decide(visit, state, work.into, _state_of(graph))
             data = walker.journal.encode_if_possible(begins, graph.codec)
             if data is not None and walker.store is not None:
                 begins = graph.codec.decode(data)  # other code may hold the object that `into` gave
@@ -324,20 +310,18 @@ def _state_of(graph: GraphFlow) -> Callable[[Any], Any]:
 # -- waits -------------------------------------------------------------------------------------------------
 
 
-def _waited(walker: Walker, unit: Unit, work: WaitWork, spent: AttemptBudget, state: Any) -> Routine[Any]:
+def _waited(visit: NodeVisit, work: WaitWork, state: Any) -> Routine[Any]:
     """Wait, and return the reply."""
-    run, node_id = walker.run, walker.prefix + unit.id
-    waiting = cast("parking.Waiting", run)
+    walker, node_id, number = visit.walker, visit.node_id, visit.budget.visit
+    waiting = cast("parking.Waiting", visit.run)
     prompt, until = work.prompt, None
-    is_woken = parking.is_waiting(waiting, node_id, spent.visit)
+    is_woken = parking.is_waiting(waiting, node_id, number)
     if not is_woken:
         if isinstance(prompt, Function):
-            prompt = yield from _asked(walker, unit, spent, state, prompt)
+            prompt = yield from _decide(visit, state, prompt)
         if work.until is not None:
-            until = yield from _asked(walker, unit, spent, state, work.until, _time)
-    reply, _ = yield from parking.wait(
-        waiting, parking.waits_of(work, until, prompt), node_id, spent.visit, walker.place()
-    )
+            until = yield from _decide(visit, state, work.until, _time)
+    reply, _ = yield from parking.wait(waiting, parking.waits_of(work, until, prompt), node_id, number, walker.place())
     if is_woken:
         # max_iterations limits the nodes between two waits, not those of a whole run. A wait that had its
         # reply at once does not begin a new count.

@@ -25,13 +25,14 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.attempt import OutOfTime
+from milepost.executor.attempt import AttemptBudget, AttemptOutcome, OutOfTime, Visit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Halted, Outcome, Routine
 from milepost.executor.flow import BranchEnd, Fork, Function
-from milepost.executor.recording import announce_failure
+from milepost.executor.recording import perform
 from milepost.executor.run import complete
 from milepost.executor.waits import Parked
+from milepost.graph.visits import updates_of
 from milepost.model.branch_path import way_to
 from milepost.model.ends import contained
 from milepost.model.failure import describe
@@ -179,64 +180,71 @@ def _first_few(texts: Iterable[str]) -> str:
 
 def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routine[Any]:
     """Merge the states of the branches, and return the state for the join."""
-    run, node_id = walker.run, walker.prefix + fork.join
-    before = walker.fresh(walker.state)
-    visit = yield from walker.begun_visit(fork.join)
-    context: Context[Any] = Context(run.scope, node_id, visit, 1, walker.followed_at)
-    try:
+    budget = AttemptBudget((yield from walker.begun_visit(fork.join)))
+    return (yield from perform(MergeVisit(walker, fork, ends, budget))).value
+
+
+class MergeVisit(Visit):
+    """The merging of the branches at a join. It has one attempt, and its result is recorded with the join's own state."""
+
+    __slots__ = ("ends", "fork", "walker")
+
+    def __init__(self, walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd], budget: AttemptBudget) -> None:
+        super().__init__(walker.run, walker.prefix + fork.join, budget, walker.followed_at)
+        self.is_timed = False
+        self.walker = walker
+        self.fork = fork
+        self.ends = ends
+
+    def call(self, context: Context[Any], limit: float | None) -> Routine[Any]:
+        """Call the fork's merge function, or merge field by field."""
+        walker, fork, ends = self.walker, self.fork, self.ends
+        before = walker.fresh(walker.state)
         if fork.merge is not None:
-            return (yield from _asked(walker, fork, fork.merge, before, ends, context))
+            return (yield from self._ask(fork.merge, before, context))
         if walker.updates is not None:
             walker.updates += [update for end in ends.values() for update in end.updates]
             walker.is_untold |= any(end.is_untold for end in ends.values())
         return contained(walker.flow.merged, fork, before, ends, walker.given)
-    except Exception as exc:
-        yield from _merge_failed(walker, fork, context, exc)
-        raise
 
+    def _ask(self, merge: Function, before: Any, context: Context[Any]) -> Routine[Any]:
+        walker = self.walker
+        states = {branch: end.state for branch, end in self.ends.items()}
+        returned = yield Call(merge.fn, (before, states), context, merge.is_async)
+        base = walker.fresh(walker.state)
+        given = walker.flow.read(base, returned)
+        merged = contained(walker.flow.accept, walker.flow.units[self.fork.join], base, given)
+        if walker.updates is not None:
+            # For the fork around this one only the function's return value counts: no updates of nodes in the branches.
+            walker.take_up(updates_of(walker, walker.state, merged, given)[0])
+            walker.is_untold = True
+        return merged
 
-def _asked(
-    walker: Walker,
-    fork: Fork,
-    merge: Function,
-    before: Any,
-    ends: Mapping[str, BranchEnd],
-    context: Context[Any],
-) -> Routine[Any]:
-    states = {branch: end.state for branch, end in ends.items()}
-    returned = yield Call(merge.fn, (before, states), context, merge.is_async)
-    base = walker.fresh(walker.state)
-    given = walker.flow.read(base, returned)
-    merged = contained(walker.flow.accept, walker.flow.units[fork.join], base, given)
-    if walker.updates is not None:
-        # For the fork around this one the function's return value counts, not the updates of the nodes in the branches.
-        walker.take_up(walker.updates_of(walker.state, merged, given)[0])
-        walker.is_untold = True
-    return merged
+    def give_up(self, outcome: AttemptOutcome) -> NodeError:
+        """Make the error of a merge that failed. The checkpoints of the branches stay."""
+        walker, run, node_id, exc = self.walker, self.run, self.node_id, outcome.error
+        advice = "; what the branches did is kept: mend the merge, then resume" if walker.store is not None else ""
+        error: NodeError
+        if isinstance(exc, NodeError) and type(exc).op == "merge" and exc.run_id is None:
+            error = exc
+            error.args = (f"the branches of run {run.run_id!r} cannot be merged at node {node_id!r}: {exc.args[0]}",)
+            complete(error, run_id=run.run_id)
+        elif isinstance(exc, StateTypeError) and exc.run_id is None:
+            error = exc
+            error.op = "merge"
+            error.args = (f"{self.fork.merge_option} of node {node_id!r} of run {run.run_id!r}: {exc.args[0]}{advice}",)
+            complete(error, run_id=run.run_id)
+        else:
+            assert exc is not None
+            error = NodeError(
+                f"the branches of run {run.run_id!r} could not be merged at node {node_id!r}: {describe(exc)}{advice}",
+                op="merge",
+                run_id=run.run_id,
+            )
+        error.node_id, error.visit, error.attempt, error.state = node_id, self.budget.visit, 1, walker.last_good()
+        return error
 
-
-def _merge_failed(walker: Walker, fork: Fork, context: Context[Any], exc: Exception) -> Routine[None]:
-    """Record that a merge failed, and raise its error. The checkpoints of the branches stay."""
-    run, node_id = walker.run, context.node_id
-    advice = "; what the branches did is kept: mend the merge, then resume" if walker.store is not None else ""
-    error: NodeError
-    if isinstance(exc, NodeError) and type(exc).op == "merge" and exc.run_id is None:
-        error = exc
-        error.args = (f"the branches of run {run.run_id!r} cannot be merged at node {node_id!r}: {exc.args[0]}",)
-        complete(error, run_id=run.run_id)
-    elif isinstance(exc, StateTypeError) and exc.run_id is None:
-        error = exc
-        error.op = "merge"
-        error.args = (f"{fork.merge_option} of node {node_id!r} of run {run.run_id!r}: {exc.args[0]}{advice}",)
-        complete(error, run_id=run.run_id)
-    else:
-        error = NodeError(
-            f"the branches of run {run.run_id!r} could not be merged at node {node_id!r}: {describe(exc)}{advice}",
-            op="merge",
-            run_id=run.run_id,
-        )
-    error.node_id, error.visit, error.attempt, error.state = node_id, context.visit, 1, walker.last_good()
-    if walker.store is not None:
-        yield from walker.record_failure(context, "merge", exc, error, None)
-    yield announce_failure(run, context, exc, None)
-    raise error from (exc if error is not exc else exc.__cause__)
+    def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
+        """Record the failure."""
+        if self.walker.store is not None:
+            yield from self.walker.save_failure(outcome, "merge", final)

@@ -1,8 +1,8 @@
-"""The walk of a state through a graph, visit by visit.
+"""The walk of a state through a graph, visit by visit: `Walker._visit` is the whole life of a visit.
 
-A visit enters a node, runs attempts until one succeeds or the policy gives up, asks the router, records, announces, and
-goes on. A `Walker` walks one graph: that of a run, or, below a prefix of its own, a graph inside another node; or a
-branch of a fork, up to its join. Its records and events are in `milepost.graph.visits`.
+A `Walker` walks one graph: that of a run, or, below a prefix of its own, a graph inside another node; or a branch of a
+fork, up to its join. It knows where the walk stands, and makes the records of that place. What one visit of a node
+does is in `milepost.graph.visits`.
 
 The records of a branch, a sub-graph or an item have two more fields: `branch` is the path of the branch, as
 `fork#visit/branch`, the outermost first, and `trunk` the number of the record that the run's own graph had come to. So
@@ -13,41 +13,174 @@ position.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from milepost.errors import (
-    MaxIterationsError,
-    MilepostError,
-    RouterError,
-    SerializeStateError,
-    StatementError,
-    StateTypeError,
-    StoreError,
-)
-from milepost.executor.attempt import AttemptBudget, attempts, pause
+from milepost.errors import MaxIterationsError, MilepostError, RouterError, RunStopped, SerializeStateError, StoreError
+from milepost.executor.attempt import AttemptBudget, AttemptOutcome, pause, run_attempt
 from milepost.executor.context import Context
-from milepost.executor.effects import Alone, Call, Emit, Halted, Routine
-from milepost.executor.flow import END, REPLACED, Fork, Function, GraphFlow, Part, Router, StateCodec, Unit, Whole
+from milepost.executor.effects import Emit, Halted, Routine
+from milepost.executor.flow import END, Fork, GraphFlow, StateCodec, Unit
 from milepost.executor.journal import ask
-from milepost.executor.recorded import StepRecord
-from milepost.graph.nesting import perform
+from milepost.executor.recorded import JournalHistory, StepRecord
+from milepost.executor.recording import go_on_without, keep_unrecorded, record_outcome
+from milepost.executor.run import Run, complete
+from milepost.graph.nesting import do_work
 from milepost.graph.parallel import split
-from milepost.graph.visits import Commit, NodeOutcome, RunCounters, Visits
-from milepost.model.failure import describe, recorded_error, shown
+from milepost.graph.visits import NodeVisit, ask_router
+from milepost.model.digests import Digests
+from milepost.model.failure import place, recorded_error
 from milepost.model.origin import source_of
-from milepost.model.record import CHECKPOINT, FAILURE, OWNER, Record
+from milepost.model.record import CHECKPOINT, FAILURE, OWNER, Record, format_time, make_checkpoint
 from milepost.store import Statement
 
-__all__ = ["Walker"]
+if TYPE_CHECKING:
+    from milepost.graph.parallel import Stop
 
 
-class Walker(Visits):
-    """A walker of one graph in a run, or of a part of it."""
+class RunCounters:
+    """The counters that all walkers of a run share. The walkers of an item of a map have counters of their own."""
 
-    __slots__ = ()
+    __slots__ = ("is_of_item", "iteration", "knows_visits", "open", "visits")
+
+    def __init__(self, *, is_of_item: bool = False) -> None:
+        self.iteration = 0
+        """The number of nodes that were executed."""
+        self.open = 0
+        """The number of nodes that are being executed."""
+        self.is_of_item = is_of_item
+        self.visits: dict[str, int] = {}
+        """The number of the last visit of each node that this process knows, by whole id."""
+        self.knows_visits = True
+        """True if a node that is not in `visits` was never visited."""
+
+
+class Walker:
+    """A walker of one graph in a run, or of a part of it.
+
+    `prefix` is "" for the run's own graph, and `label` is "" for nodes that are in no branch.
+    """
+
+    __slots__ = (
+        "at",
+        "digests",
+        "encoder",
+        "flow",
+        "followed_at",
+        "given",
+        "is_next",
+        "is_open",
+        "is_resuming",
+        "is_untold",
+        "item_codec",
+        "journal",
+        "label",
+        "options",
+        "prefix",
+        "prev_node_id",
+        "run",
+        "sequence",
+        "since",
+        "spent",
+        "state",
+        "stops",
+        "store",
+        "tally",
+        "trunk",
+        "updates",
+    )
+
+    def __init__(self, run: Run, flow: GraphFlow, prefix: str = "", tally: RunCounters | None = None) -> None:
+        self.run = run
+        self.flow = flow
+        self.prefix = prefix
+        self.label = ""
+        self.store = run.store
+        self.options = run.options
+        self.journal = run.journal
+        self.tally = RunCounters() if tally is None else tally
+        self.prev_node_id = ""
+        self.followed_at = run.followed_at
+        self.encoder = flow.codec.in_succession()
+        self.digests = Digests()
+        """The digests of the states that this walker records."""
+        self.sequence = 0
+        """The number of the newest record on this walker's path."""
+        self.trunk: int | None = None
+        """For a walker inside a fork, map or graph: the number of the record that the run's own graph had come to."""
+        self.at: tuple[str, int] = ("", 0)
+        """The node that completed last, and the number of its visit."""
+        self.given: bytes | None = None
+        """The encoded state for the next node; None if there is none."""
+        self.state: Any = None
+        """The state for the next node, for errors of a run without a store."""
+        self.spent: AttemptBudget | None = None
+        """The attempts that the first node has used up; None if they are not known."""
+        self.since: JournalHistory | None = None
+        """The records since the point where the run goes on; None for a run that begins."""
+        self.is_resuming = False
+        """True if the next node may have been entered before."""
+        self.is_next = True
+        """True if the resume begins with the next node."""
+        self.item_codec: StateCodec | None = None
+        """The codec of a map's item, which is no state; None for a walker of nodes."""
+        self.stops: tuple[Stop, ...] = ()
+        self.updates: list[Mapping[str, Any]] | None = None
+        """The values that a branch's nodes returned for fields with a reducer; None if no join will need them."""
+        self.is_open = False
+        """True while a node of this walker is being executed."""
+        self.is_untold = False
+        """True if the next record has to hold all updates again, because earlier records do not hold them."""
+
+    @property
+    def is_root(self) -> bool:
+        """True if the run ends with this walk."""
+        return not self.prefix and not self.label
+
+    @property
+    def iteration(self) -> int:
+        """The number of nodes that the run has executed."""
+        return self.tally.iteration
+
+    @iteration.setter
+    def iteration(self, count: int) -> None:
+        self.tally.iteration = count
+
+    def encode(self, state: Any) -> bytes | SerializeStateError:
+        """Encode a state of the graph, or the result of an item; see `Journal.encode`."""
+        return self.journal.encode(state, self.encoder, "state" if self.item_codec is None else "output")
+
+    def forget(self) -> None:
+        """Forget the encoder's and the digests' memory of the last state.
+
+        The walk has ended: no later state shares parts with it.
+        """
+        self.encoder.forget()
+        self.digests.forget()
+
+    @property
+    def _given_codec(self) -> StateCodec:
+        """The codec of the value that a node is given."""
+        return self.flow.codec if self.item_codec is None else self.item_codec
+
+    def keep(self, state: Any) -> Any:
+        """Keep the bytes of a state, or a copy if it cannot be encoded, so that `fresh` can give it again.
+
+        Returns the state, or the copy.
+        """
+        if self.given is None:
+            self.given = self.journal.encode_if_possible(state, self._given_codec)
+        return state if self.given is not None else copy.deepcopy(state)
+
+    def fresh(self, state: Any) -> Any:
+        """Return a new state equal to the one that was kept: it shares nothing with `state`, and has no later changes."""
+        return self._given_codec.decode(self.given) if self.given is not None else copy.deepcopy(state)
+
+    def last_good(self) -> Any:
+        """Return the state that the newest node was given, as far as it is known."""
+        return self._given_codec.decode(self.given) if self.given is not None else self.state
 
     def inner(self, flow: GraphFlow, prefix: str, label: str, tally: RunCounters | None = None) -> Walker:
         """Make a walker for a branch, graph or item inside the node that this one is at."""
@@ -163,12 +296,12 @@ class Walker(Visits):
             context: Context[Any] = Context(self.run.scope, self.prefix + node_id, visit, 1, self.followed_at)
             context._source = source_of(self.run.origins, self.sequence)
             try:
-                target = yield from self.ask_router(unit.router, context, state)
+                target = yield from ask_router(self.run, unit.router, context, state)
             except RouterError as error:
                 original = error.__cause__ or error
                 error.state = state
-                failure = self._failure("route", context, original, **self._for_good())
-                yield from self._end_failed((failure,), error, original)
+                failure = self.failure("route", context, original, **self.for_good())
+                yield from self.end_failed((failure,), error, original)
                 raise
         yield from self.journal.route(self.prefix + node_id, visit, target, self.iteration, **self.place())
         return target
@@ -228,7 +361,7 @@ class Walker(Visits):
             if options.max_iterations is not None and count >= options.max_iterations:
                 self.check_limit(node_id, count, self.prefix + self.prev_node_id if self.prev_node_id else "")
         if options.stop_before and self.prefix + node_id in options.stop_before and not is_first:
-            raise self._stopped("before", self.prefix + node_id)
+            raise self.stopped("before", self.prefix + node_id)
 
     def check_limit(self, node_id: str, iteration: int, last_node_id: str) -> None:
         """Raise `MaxIterationsError` if a run that executed `iteration` nodes may not enter another one."""
@@ -245,89 +378,37 @@ class Walker(Visits):
             )
 
     def _visit(self, unit: Unit, state: Any) -> Routine[tuple[Any, str]]:
-        """Enter a node, execute, route, record and announce it; return the state after it, and the next node (or END)."""
-        node_id, options = unit.id, self.options
-        if self.spent is None and not self.is_resuming and self.tally.knows_visits:
-            spent = AttemptBudget(self.tally.visits.get(self.prefix + node_id, 0) + 1)
-        else:
-            spent = yield from self._enter(node_id)
-        recorded: tuple[bytes | None, str] | None = None
-
-        def commit(
-            context: Context[Any], made: NodeOutcome, duration: float, statements: tuple[Statement, ...]
-        ) -> Routine[None]:
-            nonlocal recorded
-            recorded = yield from self._commit(unit, context, made, duration, statements)
-
+        """Enter a node, attempt, check, route, record and announce it; return the state after it and the next node."""
+        visit = NodeVisit(self, unit, (yield from self._enter(unit.id)))
         if unit.work is None:
-            context, made, duration = yield from self.tried(unit, spent, state, commit=commit)
+            visit.give(state)
         else:
-            context, made, duration = yield from perform(self, unit, spent, state, commit)
-        if recorded is None:
-            recorded = yield from self._record(unit, context, made, duration)
-        after, (data, next_node) = made.state, recorded
-        self.prev_node_id = node_id
-        self.given, self.state = data, after
+            yield from do_work(visit, state)
+        is_recorded = False
+        while not is_recorded:
+            outcome = yield from run_attempt(visit)
+            if unit.router is not None and outcome.error is None:
+                yield from visit.route(outcome)
+            is_recorded = yield from record_outcome(visit, outcome)
+        after, next_node = outcome.value.state, visit.next_node
+        self.prev_node_id, self.given, self.state = unit.id, visit.data, after
         if self.run.is_listening:
-            yield Emit(self._told(context, after, data, next_node, duration))
-        if options.stop_after and context.node_id in options.stop_after and (next_node != END or not self.is_root):
-            raise self._stopped("after", context.node_id)
+            yield Emit(visit.end(outcome))
+        options = self.options
+        if options.stop_after and visit.node_id in options.stop_after and (next_node != END or not self.is_root):
+            raise self.stopped("after", visit.node_id)
         return self.fresh(after) if options.isolate else after, next_node
 
-    def _record(
-        self,
-        unit: Unit,
-        context: Context[Any],
-        made: NodeOutcome,
-        duration: float,
-        statements: tuple[Statement, ...] = (),
-    ) -> Routine[tuple[bytes | None, str]]:
-        """Ask the router and save the checkpoint; return the encoded state (None: not recorded) and the next node."""
-        data = made.data
-        if isinstance(data, SerializeStateError):
-            yield from self.unsaved(context, "encode", data, is_fatal=bool(statements))
-            data = None
-        next_node = unit.next_node
-        if unit.router is not None:
-            try:
-                next_node = yield from self.ask_router(unit.router, context, made.state)
-            except GeneratorExit:
-                raise
-            except BaseException as end:
-                yield from self._keep_unrouted(end, unit.id, context, made, duration, statements)
-                raise
-        assert next_node is not None
-        if statements:
-            yield Alone()
-        self._has_done(unit.id, context.visit, made)
-        if data is not None:
-            yield from self._save(context, data, made.updates, next_node, duration, statements)
-        return data, next_node
-
-    def _commit(
-        self, unit: Unit, context: Context[Any], made: NodeOutcome, duration: float, statements: tuple[Statement, ...]
-    ) -> Routine[tuple[bytes | None, str]]:
-        """Do `_record` inside an attempt. If the statements that count with the checkpoint fail, the attempt fails."""
-        at, followed_at = self.at, self.followed_at
-        try:
-            return (yield from self._record(unit, context, made, duration, statements))
-        except StatementError:
-            # The branch was alone meanwhile, so no other branch has counted on from these numbers.
-            self.at, self.followed_at = at, followed_at
-            self.tally.iteration -= 1
-            if self.updates is not None and made.updates:
-                self.updates.pop()
-            raise
-
-    def _has_done(self, node_id: str, visit: int, made: NodeOutcome) -> None:
+    def complete_node(self, node_id: str, visit: int, updates: Mapping[str, Any] | None) -> None:
+        """Take the position after a node that has completed, and count it."""
         tally = self.tally
         self.at = (node_id, visit)
         tally.visits[self.prefix + node_id] = visit
         tally.iteration += 1
         if self.is_open:
             self._close()
-        if made.updates:
-            self.take_up(made.updates)
+        if updates:
+            self.take_up(updates)
 
     def _close(self) -> None:
         """Count the current node as executed no longer."""
@@ -339,30 +420,10 @@ class Walker(Visits):
         if self.updates is not None and updates:
             self.updates.append(updates)
 
-    def updates_of(
-        self, before: Any, after: Any, given: Whole | Part
-    ) -> tuple[Mapping[str, Any], SerializeStateError | None]:
-        """Return the part of a node's return value that the join needs, and the error if it cannot be recorded.
-
-        The part is a copy, because the user's code may change the returned value in place later.
-        """
-        codec = self.flow.update_codec
-        if self.updates is None or codec is None:
-            return {}, None
-        updates = self.flow.updates(given)
-        if updates is None:
-            # The node may have changed its input in place.
-            replaced = self.flow.replaced(self.fresh(before), after)
-            return ({REPLACED: list(replaced)} if replaced else {}), None
-        if not updates:
-            return {}, None
-        data = self.journal.encode(updates, codec)
-        if isinstance(data, SerializeStateError):
-            return _copy_of(updates), data
-        return codec.decode(data, root="updates"), None
-
     def _enter(self, node_id: str) -> Routine[AttemptBudget]:
         """Wait for the rest of a back-off, and return the attempts that a visit has used up, in all processes."""
+        if self.spent is None and not self.is_resuming and self.tally.knows_visits:
+            return AttemptBudget(self.tally.visits.get(self.prefix + node_id, 0) + 1)
         spent, self.spent = self.spent, None
         if spent is None and self.is_resuming and self.since is not None:
             spent = self.since.spent(self.prefix + node_id, self.sequence, self.options.clock.time())
@@ -397,139 +458,119 @@ class Walker(Visits):
         )
         return found[0].visit if found else 0
 
-    # -- attempts ------------------------------------------------------------------------------------
+    # -- its records ---------------------------------------------------------------------------------
 
-    def tried(
-        self,
-        unit: Unit,
-        spent: AttemptBudget,
-        state: Any,
-        more: tuple[Any, ...] = (),
-        function: Function | None = None,
-        check: Callable[[Any], Any] | None = None,
-        commit: Commit | None = None,
-    ) -> Routine[tuple[Context[Any], NodeOutcome, float]]:
-        """Call a node's function on its state, and on the arguments in `more`, until it succeeds.
-
-        `function`, if given, is called instead, with the state alone. If `check` is given, the outcome's state is the
-        value that it makes of the answer. `commit` records the outcome of an attempt that has asked for statements, see
-        `attempts`; None: no attempt may ask.
-        """
-        is_kept = unit.retry is not None or self.options.retry is not None or self.updates is not None
-        backup = self.keep(state) if is_kept else state
-
-        def prepare(context: Context[Any], limit: float | None) -> Call:
-            # A map, graph or wait is announced once as a whole, not for each call.
-            announce = self.announced(context) if self.run.is_listening and unit.work is None else None
-            if function is not None:
-                return Call(function.fn, (state,), context, function.is_async, limit, announce)
-            args = (context, state, *more) if unit.takes_context else (state, *more)
-            # The functions of a map, graph or wait only decide something, and run here.
-            executor = unit.executor or self.options.executor if unit.work is None else None
-            return Call(unit.fn, args, context, unit.is_async, limit, announce, False, executor)
-
-        def judge(returned: Any) -> NodeOutcome:
-            return self.judged(unit, state, returned) if check is None else NodeOutcome(check(returned))
-
-        def failed(context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
-            nonlocal state
-            # A StateTypeError that user code raises, such as one of a nested run, is an error like any other.
-            is_ours = is_judging and isinstance(exc, StateTypeError)
-            yield from self._failed(unit, context, spent, exc, seconds, backup, is_ours=is_ours)
-            state = self.fresh(backup)
-
-        return attempts(
-            self.run,
-            self.prefix + unit.id,
-            spent,
-            unit.retry or self.options.retry,
-            unit.timeout,
+    def checkpoint(self, outcome: AttemptOutcome, data: bytes, next_node: str | None) -> Record:
+        """Make the record of a node that has completed; `next_node` None: its router has not answered."""
+        context, updates = outcome.context, outcome.value.updates
+        told: bytes | None = None
+        codec = self.flow.update_codec
+        if codec is not None and self.is_untold:
+            told = b"[" + b",".join(codec.encode(update, root="state") for update in self.updates or ()) + b"]"
+        elif codec is not None and updates:
+            told = codec.encode(updates, root="state")
+        journal, options = self.journal, self.options
+        self.followed_at = format_time(options.clock.time())
+        fork = self.flow.splits.get(self.at[0])
+        prev_node_id = self.prefix + self.prev_node_id if self.prev_node_id else ""
+        data, digest = self.digests.of(data)
+        return make_checkpoint(
+            journal.run_id,
+            journal.next_number(),
             self.followed_at,
-            prepare,
-            judge,
-            failed,
-            commit=commit,
+            context._node_id,
+            context._visit,
+            data,
+            next_node,
+            context._attempt,
+            prev_node_id,
+            self.tally.iteration if self.item_codec is None else None,
+            round(outcome.duration * 1000) / 1000,
+            journal.epoch,
+            journal.missed,
+            context._tags,
+            bool(options.compress),
+            None if fork is None else fork.branches,
+            self.label,
+            self.trunk,
+            told,
+            digest,
+            self.run.renamed_at,
         )
 
-    def judged(self, unit: Unit, before: Any, returned: Any) -> NodeOutcome:
-        """Make a node's outcome of the state before it and the return value of its function.
+    def place(self) -> dict[str, Any]:
+        """Return the fields that say in which branch a record of this walker is; {} outside branches."""
+        return {} if not self.label else {"branch": self.label}
 
-        Raises `StateTypeError` if the value is no state. A value of user code is read first; a `Whole` comes from this
-        library itself.
-        """
-        given = returned if isinstance(returned, Whole) else self.flow.read(before, returned)
-        after = self.flow.accept(unit, before, given)
-        data = None if self.store is None else self.encode(after)
-        if self.updates is None:
-            return NodeOutcome(after, data)
-        updates, refused = self.updates_of(before, after, given)
-        return NodeOutcome(after, data if refused is None or data is None else refused, updates)
+    def failure(self, op: str, context: Context[Any], exc: BaseException, **fields: Any) -> Record:
+        """Make a failure record of one of this walker's nodes."""
+        return self.journal.failure(op, context.node_id, context.visit, context.attempt, exc, **self.place(), **fields)
 
-    # -- routing -------------------------------------------------------------------------------------
+    def for_good(self) -> dict[str, bool]:
+        """Return the field for the record of a last failure: the run ends with it, or only something inside it does."""
+        return {"final": True} if self.is_root else {"given_up": True}
 
-    def _keep_unrouted(
+    def end_failed(
         self,
-        end: BaseException,
-        node_id: str,
-        context: Context[Any],
-        made: NodeOutcome,
-        duration: float,
-        statements: tuple[Statement, ...],
+        records: tuple[Record, ...],
+        error: MilepostError,
+        original: BaseException | None = None,
+        statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Record the work of a node whose router failed or was interrupted, with `end`, without a next node."""
-        if isinstance(made.data, bytes):
-            if statements:
-                yield Alone()
-            self._has_done(node_id, context.visit, made)
-            try:
-                checkpoint = self._checkpoint(context, made.data, made.updates, None, duration)
-                if isinstance(end, RouterError):
-                    original = end.__cause__ or end
-                    failure = self._failure("route", context, original, **self._for_good())
-                    yield from self._end_failed((checkpoint, failure), end, original, statements)
-                else:
-                    yield from self.journal.write((checkpoint,), None, context._tags, statements)
-            except MilepostError as failed:
-                if isinstance(end, RouterError) and not isinstance(failed, (StoreError, SerializeStateError)):
-                    raise
-                end.add_note(f"the node's work could not be recorded: {describe(failed)}")
-        if isinstance(end, RouterError):
-            end.state = made.state
+        """Write the records of a final failure. In the run's own graph they include the failure of the run."""
+        if self.is_root:
+            yield from self.journal.finish_failed(records, error, original, statements)
+        else:
+            yield from self.journal.write(records, None, None, statements)
 
-    def ask_router(self, router: Router, context: Context[Any], state: Any) -> Routine[str]:
-        """Ask a router for the next node and return it. Raises `RouterError` if it fails or answers anything else."""
-        args = (context, state) if router.takes_context else (state,)
+    def save_failure(self, outcome: AttemptOutcome, op: str, final: Exception | None) -> Routine[None]:
+        """Record a failed attempt. The last one and the end of the run are one append."""
+        error, pause = outcome.error, outcome.retry_in
+        assert error is not None
+        retry_at = None if pause is None else format_time(self.options.clock.time() + pause)
+        last = {} if final is None else self.for_good()
+        failure = self.failure(op, outcome.context, error, retry_at=retry_at, **last)
         try:
-            answer = yield Call(router.fn, args, context, router.is_async, None, None, True)
-        except Exception as exc:
-            told = f"failed: {describe(exc)}; the node's work is kept: mend the router, then resume"
-            raise self._router_error(context, told) from exc
-        target = answer
-        if router.targets is not None:
+            if final is None:
+                yield from self.journal.write((failure,))
+            else:
+                assert isinstance(final, MilepostError)
+                yield from self.end_failed((failure,), final, error)
+        except StoreError as failed:
+            if final is not None:
+                keep_unrecorded(self.run, final, failed, is_end=self.is_root)
+            elif self.options.checkpoint_failure_fatal:
+                raise
+
+    def go_on_unsaved(
+        self, context: Context[Any], op: str, exc: MilepostError, *, is_fatal: bool = False
+    ) -> Routine[None]:
+        """Handle a checkpoint that could not be saved: end the run, or go on degraded.
+
+        The run goes on only if `checkpoint_failure_fatal` is off and `is_fatal` is False.
+        """
+        node_id = context.node_id
+        complete(exc, run_id=self.run.run_id, node_id=node_id, state=self.last_good())
+        if op == "encode":
+            where = f"the state after node {node_id!r} of run {self.run.run_id!r} cannot be recorded"
+            place(exc, where, "what was saved before is kept: mend the node, then resume")
+        if (yield from go_on_without(self.run, op, node_id, exc, is_fatal=is_fatal)):
+            self.journal.missed = (*self.journal.missed, f"{node_id}#{context.visit}")
+            self.is_untold = self.updates is not None
+            return
+        if op == "encode":
+            last = self.for_good() if self.is_root else {}  # in its own graph the run ends with this failure
+            failure = self.failure("save", context, exc, **last)
             try:
-                target = router.targets.get(answer)
-            except TypeError:
-                target = None
-        if not isinstance(target, str) or (target != END and target not in router.known):
-            allowed = router.targets if router.targets is not None else (*sorted(router.known), END)
-            told = f"answered {shown(answer)}, which is none of {', '.join(map(repr, allowed))}: mend the router, then resume"
-            raise self._router_error(context, told, returned=answer)
-        return str(target)
+                yield from self.end_failed((failure,), exc)
+            except StoreError as failed:
+                keep_unrecorded(self.run, exc, failed, is_end=False)
+        raise exc
 
-    def _router_error(self, context: Context[Any], told: str, **facts: Any) -> RouterError:
-        return RouterError(
-            f"the router after node {context.node_id!r} of run {self.run.run_id!r} {told}",
+    def stopped(self, where: str, node_id: str) -> RunStopped:
+        return RunStopped(
+            f"run {self.run.run_id!r} stopped {where} node {node_id!r}, as asked: resume to go on",
             run_id=self.run.run_id,
-            node_id=context.node_id,
-            from_node=context.node_id,
-            visit=context.visit,
-            **facts,
+            node_id=node_id,
+            state=self.last_good(),
         )
-
-
-def _copy_of(updates: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Copy a node's updates; return them uncopied if copying fails, which runs the user's code."""
-    try:
-        return copy.deepcopy(updates)
-    except Exception:
-        return updates

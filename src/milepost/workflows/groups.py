@@ -25,7 +25,7 @@ from milepost.errors import (
     StepError,
 )
 from milepost.executor import waits as parking
-from milepost.executor.attempt import AttemptBudget, OutOfTime
+from milepost.executor.attempt import OutOfTime, PartsFailed, Visit
 from milepost.executor.bounded_gather import bounded_gather
 from milepost.executor.context import Context
 from milepost.executor.decoding import decode_inside
@@ -48,7 +48,6 @@ from milepost.workflows.rollback import roll_back
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step, is_async
 from milepost.workflows.visiting import (
     StepFailed,
-    Unable,
     answer_of,
     encoded_output,
     refuse_async,
@@ -64,7 +63,7 @@ __all__ = ["Composing", "check_items", "graph_invoked", "invoked", "item_ids", "
 _encode = msgspec.json.Encoder().encode
 
 
-class Composing:
+class Composing(Visit):
     """A step that is made of others, while it is being done."""
 
     __slots__ = (
@@ -75,8 +74,6 @@ class Composing:
         "is_open",
         "mods",
         "parts",
-        "run",
-        "spent",
         "step",
         "step_id",
     )
@@ -86,7 +83,6 @@ class Composing:
     step_id: str
     frame: Frame
     mods: Modifiers
-    spent: AttemptBudget
     ends_at: float | None
     floor: int
     is_open: bool
@@ -101,8 +97,8 @@ class Composing:
 
     # -- work that is made of other steps ----------------------------------------------------------------
 
-    def _composed(self, context: Context[Any], limit: float | None) -> Routine[Any]:
-        """Do the work of a step that is no call. Raises `Unable` if the work does not succeed."""
+    def _composed(self, context: Context[Any]) -> Routine[Any]:
+        """Do the work of a step that is no call. Raises `PartsFailed` if the work does not succeed."""
         run, work = self.run, self.step.work
         if run.is_live and run.is_listening:
             self.is_open = True
@@ -113,7 +109,7 @@ class Composing:
         outer, self.ends_at = self.ends_at, _earlier(self.ends_at, mine)
         try:
             if isinstance(work, Waits):
-                return (yield from parking.wait(run, work.within(self.mods.timeout), self.step_id, self.spent.visit))
+                return (yield from parking.wait(run, work.within(self.mods.timeout), self.step_id, self.budget.visit))
             if isinstance(work, Spreads):
                 return (yield from self._spread(work))
             if isinstance(work, Chooses):
@@ -128,7 +124,7 @@ class Composing:
             if isinstance(work, Invokes):
                 yield from self._inner_failed(exc)
             assert self.mods.timeout is not None
-            raise Unable from AttemptTimedOut(self.mods.timeout, is_running=exc.is_running)
+            raise PartsFailed from AttemptTimedOut(self.mods.timeout, is_running=exc.is_running)
         finally:
             self.ends_at = outer
 
@@ -156,7 +152,7 @@ class Composing:
         failed = [result for result in results if not result.success]
         if self.mods.must_succeed and failed:
             named = "; ".join(f"{result.name!r}: {result.error}" for result in failed)
-            raise Unable from StepError(f"{len(failed)} of its {len(results)} steps failed ({named})")
+            raise PartsFailed from StepError(f"{len(failed)} of its {len(results)} steps failed ({named})")
         return results, _encode([child.name for child in work.children])
 
     def _choose(self, work: Chooses) -> Routine[Any]:
@@ -168,7 +164,7 @@ class Composing:
             yield from run.live()
             index = yield from self._first_true(work)
             fields = {"index": index}
-            yield from run.record((PendingRecord(ROUTE, self.step_id, self.spent.visit, fields),))
+            yield from run.record((PendingRecord(ROUTE, self.step_id, self.budget.visit, fields),))
         if not 0 <= index < len(work.options):
             raise non_determinism(
                 run.run_id, self.frame.position - 1, f"option {index} of branch {self.step_id!r}", repr(self.step)
@@ -183,7 +179,7 @@ class Composing:
                 raise
             if exc.draft is not None:
                 yield from run.record((exc.draft,))
-            raise Unable from exc.error.__cause__ or exc.error
+            raise PartsFailed from exc.error.__cause__ or exc.error
         told = {"selected_index": index, "selected_step_name": option.name}
         return BranchResult(index, option.name, answer_of(run, option, option_id, result, self.frame)), _encode(told)
 
@@ -195,9 +191,9 @@ class Composing:
             except AsyncNodeError:
                 raise
             except Exception as exc:
-                raise Unable from exc
+                raise PartsFailed from exc
             if type(verdict) is not bool:
-                raise Unable from PredicateTypeError(
+                raise PartsFailed from PredicateTypeError(
                     f"predicate {index} of branch {self.step_id!r} of run {run.run_id!r} answered {shown(verdict)}: it must "
                     f"answer True or False",
                     node_id=self.step_id,
@@ -205,7 +201,7 @@ class Composing:
                 )
             if verdict:
                 return index
-        raise Unable from NoBranchMatchedError(
+        raise PartsFailed from NoBranchMatchedError(
             f"no predicate of branch {self.step_id!r} of run {run.run_id!r} was true: add one that always is",
             node_id=self.step_id,
         )
@@ -216,14 +212,14 @@ class Composing:
         try:
             ids = item_ids(run, self.step, step_id)
         except StepError as exc:
-            raise Unable from exc.__cause__
+            raise PartsFailed from exc.__cause__
         refuse_async(run, work.fn, step_id)
         begun = run.recorded.items.get(step_id)
         if begun is None and run.store is not None:
             yield from run.live()
             data = _items_json(run, work)
             fields = {"count": len(ids), "args": self.arguments or None}
-            yield from run.record((PendingRecord(ITEMS, step_id, self.spent.visit, fields, data),))
+            yield from run.record((PendingRecord(ITEMS, step_id, self.budget.visit, fields, data),))
         elif begun is not None and (work.key is None or self.mods.compare_args is not False):
             check_items(run, self.step, step_id, self.frame, begun.fields, self.arguments)
         frame, floor = self._child_frame(), self._floor()
@@ -243,7 +239,7 @@ class Composing:
         if failed:
             named = "; ".join(f"{result.name!r}: {result.error}" for result in failed[:5])
             more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-            raise Unable from StepError(f"{len(failed)} of its {len(results)} items failed ({named}{more})")
+            raise PartsFailed from StepError(f"{len(failed)} of its {len(results)} items failed ({named}{more})")
         return [result.output for result in results], _encode({"count": len(ids)})
 
     def _invoke(self, work: Invokes) -> Routine[Any]:
@@ -261,7 +257,7 @@ class Composing:
                 raise
             yield from run.live()
             yield from self._inner_failed(exc)
-            raise Unable from getattr(exc, "error", exc)
+            raise PartsFailed from getattr(exc, "error", exc)
         told = data if isinstance(data, SerializeStateError) else b'{"final_output":' + data + b"}"
         return invoked(run, inner, output, 0.0), told
 
@@ -271,7 +267,7 @@ class Composing:
         if draft is not None:
             yield from self.run.record((draft,))
         policy = self.mods.retry
-        if policy is None or self.spent.failures + 1 >= policy.max_attempts:
+        if policy is None or self.budget.failures + 1 >= policy.max_attempts:
             # All steps inside are undone, whichever attempt did them.
             inside = {undone for undone in self.run.undos if undone.startswith(f"{self.step_id}/")}
             yield from roll_back(self.run, only=inside)
@@ -289,7 +285,7 @@ class Composing:
         walker.is_resuming = bool(recorded.children(step_id))
         # The numbers of visits go on after those of superseded visits.
         walker.tally.visits = recorded.visits
-        walker.tally.knows_visits = not walker.is_resuming and not self.spent.attempts
+        walker.tally.knows_visits = not walker.is_resuming and not self.budget.attempts
         data = None
         if run.store is not None and not walker.has_begun():
             data = run.journal.encode_if_possible(state, graph.codec)
@@ -298,7 +294,7 @@ class Composing:
         try:
             state = yield from walker.go(state, data, graph.entry)
         except (NodeError, MaxIterationsError, StateTypeError) as exc:
-            raise Unable from exc
+            raise PartsFailed from exc
         told = run.encoded(state, graph.codec, "state") if run.store is not None else b"null"
         if not isinstance(told, SerializeStateError):
             told = b'{"final_output":' + told + b',"iterations":' + str(walker.iteration).encode() + b"}"

@@ -6,18 +6,19 @@ after a crash the remaining rollbacks are done, and none that succeeded is done 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Collection
-from functools import partial
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from milepost.errors import CheckpointWriteError
-from milepost.executor.attempt import AttemptBudget, attempts
+from milepost.executor.attempt import AttemptBudget, AttemptOutcome, Visit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.recorded import PendingRecord
+from milepost.executor.recording import perform
 from milepost.model.events import RollbackCompleted
 from milepost.model.failure import describe, failure_fields
 from milepost.model.origin import source_of
@@ -76,7 +77,8 @@ def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None
     # Of the rollbacks that one point brought along the last one is the newest.
     for undo in sorted(due, key=lambda undo: undo.sequence)[::-1]:
         if not _is_undone(run, undo.step_id):
-            yield from _undo(run, undo)
+            with contextlib.suppress(RollbackFailed):
+                yield from perform(RollbackVisit(run, undo))
         # Removed only now: a rollback that is interrupted, by a cancel say, is still due.
         run.undos.pop(undo.step_id, None)
 
@@ -94,31 +96,49 @@ def _known_errors(run: StepRun) -> list[RollbackError]:
     ]
 
 
-def _undo(run: StepRun, undo: Undo) -> Routine[None]:
-    failed: Exception | None = None
-    try:
-        takes_output = _takes_output(undo.fn)
-        yield from attempts(
-            run,
-            undo.step_id,
-            AttemptBudget(),
-            undo.retry,
-            None,
-            undo.frame.context._followed_at,
-            partial(_call, undo, takes_output, source_of(run.origins, undo.sequence)),
-            refuse_unawaited,
-            _failed_attempt,
-        )
-    except _Failed as exc:
-        failed = exc.error
-    error = None if failed is None else RollbackError(undo.step_id, describe(failed))
-    yield from _note(run, undo.step_id, error, {} if failed is None else failure_fields(failed), failed)
+class RollbackVisit(Visit):
+    """The rollback of one step. Its failed attempts are not recorded, only how it ended."""
+
+    __slots__ = ("source", "takes_output", "undo")
+    is_announced = False
+    run: StepRun
+
+    def __init__(self, run: StepRun, undo: Undo) -> None:
+        super().__init__(run, undo.step_id, AttemptBudget(), undo.frame.context._followed_at, undo.retry)
+        self.undo = undo
+        self.takes_output = _takes_output(undo.fn)
+        self.source = source_of(run.origins, undo.sequence)
+
+    def call(self, context: Context[Any], limit: float | None) -> Call:
+        """Call the rollback on the context of the workflow and, if it takes that, on the step's output."""
+        undo, ctx = self.undo, self.undo.frame.context
+        own = _UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
+        # A step that a fork has copied was done once, so its rollback has one key in every run.
+        own._source = self.source
+        return Call(undo.fn, (ctx, undo.output) if self.takes_output else (ctx,), own, is_async(undo.fn), limit)
+
+    def check(self, returned: Any) -> None:
+        """Refuse a coroutine that nobody has awaited."""
+        refuse_unawaited(returned)
+
+    def save(self, outcome: AttemptOutcome) -> Routine[None]:
+        """Record that the step is undone."""
+        return _note(self.run, self.node_id, None, {})
+
+    def give_up(self, outcome: AttemptOutcome) -> Exception:
+        """Make the error that ends the attempts."""
+        return RollbackFailed()
+
+    def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
+        """Record that the step could not be undone, after the last attempt."""
+        error = outcome.error
+        if final is not None and error is not None:
+            told = RollbackError(self.node_id, describe(error))
+            yield from _note(self.run, self.node_id, told, failure_fields(error), error)
 
 
-class _Failed(Exception):
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+class RollbackFailed(Exception):
+    """The end of a rollback that has failed. It is recorded, and stops nothing."""
 
 
 class _UndoContext(Context[Any]):
@@ -130,22 +150,6 @@ class _UndoContext(Context[Any]):
     def idempotency_key(self) -> str:
         """A key of 32 hex digits: the same for each attempt of this rollback, and different from the step's."""
         return hashlib.sha256(f"{super().idempotency_key}\0rollback".encode()).hexdigest()[:32]
-
-
-def _call(undo: Undo, takes_output: bool, source: str | None, context: Context[Any], limit: float | None) -> Call:
-    ctx = undo.frame.context
-    args = (ctx, undo.output) if takes_output else (ctx,)
-    own = _UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
-    # A step that a fork has copied was done once, so its rollback has one key in every run.
-    own._source = source
-    return Call(undo.fn, args, own, is_async(undo.fn), limit)
-
-
-def _failed_attempt(context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
-    if seconds is None:
-        raise _Failed(exc)
-    return
-    yield  # the marker of a generator: it never asks for anything
 
 
 def _note(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,14 @@ from milepost.errors import (
     PredicateTypeError,
     RunStopped,
     SerializeStateError,
-    StatementError,
     StepError,
 )
-from milepost.executor.attempt import AttemptBudget, attempts, cause_of, pause
+from milepost.executor.attempt import AttemptBudget, AttemptOutcome, PartsFailed, pause
 from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, HoldOver, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import PendingRecord, StepOutcome, StepRecord, parent_of
-from milepost.executor.recording import announce_failure, go_on_without
+from milepost.executor.recording import go_on_without, perform
 from milepost.executor.waits import Parked
 from milepost.model.events import StepCompleted
 from milepost.model.failure import describe, failure_fields, first_line, message_of, place, shown, type_name
@@ -45,7 +44,6 @@ from milepost.workflows.rollback import register
 from milepost.workflows.steps import Calls, Invokes, Maps, Modifiers, Step
 from milepost.workflows.visiting import (
     StepFailed,
-    Unable,
     asked_with,
     check_begun,
     refuse_async,
@@ -73,19 +71,19 @@ def do(
     `is_child`: the step is part of a group, which gets a failure as a result instead of ending with it. A failure that
     was recorded up to `floor` no longer counts, and the step is done again.
     """
-    return _Doing(run, step, step_id, frame, is_child=is_child).tell_end(floor)
+    return StepVisit(run, step, step_id, frame, is_child=is_child).tell_end(floor)
 
 
 # -- doing it ----------------------------------------------------------------------------------------------
 
 
-class _Doing(Composing):
-    """One step while it is being done, if it is not recorded yet."""
+class StepVisit(Composing):
+    """One visit of a step, if its result is not recorded yet."""
 
-    __slots__ = ("began", "done", "is_child", "tried")
+    __slots__ = ("arguments_copy", "begun_at", "done", "is_child", "is_first", "tried")
 
     def __init__(self, run: StepRun, step: Step[Any], step_id: str, frame: Frame, *, is_child: bool) -> None:
-        self.run = run
+        super().__init__(run, step_id, _UNSPENT, frame.context._followed_at)
         self.step = step
         self.step_id = step_id
         self.frame = frame
@@ -93,15 +91,18 @@ class _Doing(Composing):
         self.mods: Modifiers = step.modifiers
         self.arguments: Arguments = {}
         self.parts: Iterable[str] = ()
-        self.spent = _UNSPENT
         self.floor = run.recorded.retried
         self.ends_at = frame.ends_at
         self.tried = 1
-        self.began = 0.0
+        self.begun_at = 0.0
+        self.arguments_copy: Any = None
+        """The arguments of a step with retries, for its further attempts; None: all attempts have the same ones."""
+        self.is_first = True
+        """True before the step's first call in this process."""
         self.is_open = False
         """True after the event of its beginning and before the event of its end."""
         self.done: StepResult | None = None
-        """Its result, if that is recorded already, together with the statements of the successful attempt."""
+        """Its result, once that is recorded."""
 
     def tell_end(self, floor: int) -> Routine[StepResult]:
         """Do the step, and emit an event for an end without a result: a failure of the run, a cancel, an interruption.
@@ -120,7 +121,7 @@ class _Doing(Composing):
                 else:
                     why = run.journal.over() if isinstance(exc, HoldOver) else getattr(exc, "error", exc)
                     result = self._failure(message_of(why) or type_name(why), type_name(why))
-                yield self._ended(result, (run.options.clock.monotonic() - self.began) * 1000)
+                yield self._ended(result, (run.options.clock.monotonic() - self.begun_at) * 1000)
             raise
 
     def do(self, floor: int) -> Routine[StepResult]:
@@ -135,7 +136,7 @@ class _Doing(Composing):
         check_begun(run, self.step, self.step_id, self.frame)
         if not run.is_live:
             run.pending.append((self.step_id, self.step))
-        self.began = began = run.options.clock.monotonic()
+        self.begun_at = began = run.options.clock.monotonic()
         if run.store is not None:
             # The arguments are written down before any call: a function may change its arguments.
             self.arguments = asked_with(run, self.step)
@@ -152,22 +153,15 @@ class _Doing(Composing):
             if self.mods.rollback is not None:
                 refuse_async(run, self.mods.rollback, self.step_id)
             try:
-                working = self._called(work) if isinstance(work, Calls) else self._put_together()
-                context, (output, data) = yield from working
-                if self.done is None:
-                    self.tried = context.attempt
-                    if context._tags is not None:
-                        _carry_tags(run, context)
-                    if isinstance(data, SerializeStateError):
-                        yield from self._unencoded(data)
+                yield from self._enter_call(work) if isinstance(work, Calls) else self._enter_parts()
+                yield from perform(self)
             except StepFailed as exc:
                 if exc.is_of_saving:
                     raise
                 failed = exc
             else:
-                if self.done is not None:
-                    return self.done
-                return (yield from self._complete(output, "succeeded", began, data))
+                assert self.done is not None
+                return self.done
         return (yield from self._after_failure(failed, began))
 
     def _after_failure(self, failed: StepFailed, began: float) -> Routine[StepResult]:
@@ -247,7 +241,7 @@ class _Doing(Composing):
     def _recorded_failure(self, entry: StepRecord) -> StepFailed:
         told = entry.fields
         text = f"{told.get('error_type')}: {told.get('message')}"
-        self.spent.visit = entry.record.visit
+        self.budget.visit = entry.record.visit
         error = StepError(
             f"step {self.step_id!r} of run {self.run.run_id!r} failed: {text}", run_id=self.run.run_id,
             node_id=self.step_id, step_name=self.step_id, step_type=self.step.step_type.value,
@@ -256,88 +250,81 @@ class _Doing(Composing):
         result = self._failure(str(told.get("message") or text), str(told.get("error_type")))
         return StepFailed(error, result, None)
 
-    def _called(self, work: Calls) -> Routine[tuple[Context[Any], Any]]:
-        """Call the function until it succeeds.
-
-        Returns the context of that attempt, and a pair of its output and that as JSON.
-        """
-        run, step_id, frame = self.run, self.step_id, self.frame
+    def _enter_call(self, work: Calls) -> Routine[None]:
+        """Enter a step that calls a function."""
+        run, step_id = self.run, self.step_id
         refuse_async(run, work.fn, step_id)
         if not run.is_live:
             yield from run.live()
         run.enter(step_id)
-        policy = self.mods.retry or run.options.retry
-        spent = self.spent = run.recorded.spent(step_id, frame.followed, run.options.clock.time())
-        if spent.pause > 0:
-            yield from pause(run, spent.pause)
-        prepare = self._caller(work, is_retried=policy is not None)
-        judge = _unrecorded if run.store is None else partial(self._encoded, run.flow.codec_of(work.fn))
-        timeout, followed_at = self.mods.timeout, frame.context._followed_at
-        context, made, _ = yield from attempts(
-            run, step_id, spent, policy, timeout, followed_at, prepare, judge, self._failed, self.ends_at, Exception,
-            self._commit,
-        )  # fmt: skip
-        return context, made
-
-    def _caller(self, work: Calls, *, is_retried: bool) -> Callable[..., Call]:
-        """Return a function that makes the step's calls. A step with retries gets fresh arguments for each call."""
-        run = self.run
-        kept: Any = None
-        if is_retried:
+        self.policy, self.timeout = self.mods.retry or run.options.retry, self.mods.timeout
+        self.over_at, self.takes_statements = self.ends_at, True
+        self.budget = run.recorded.spent(step_id, self.frame.followed, run.options.clock.time())
+        if self.budget.pause > 0:
+            yield from pause(run, self.budget.pause)
+        if self.policy is not None:
             try:
-                kept = copy.deepcopy((work.args, work.kwargs))
+                self.arguments_copy = copy.deepcopy((work.args, work.kwargs))
             except Exception:
                 # Arguments that cannot be copied, a client say, are shared by all attempts.
-                kept = None
-        is_first = True
+                self.arguments_copy = None
 
-        def prepare(context: Context[Any], limit: float | None) -> Call:
-            nonlocal is_first
-            args, kwargs = work.args, work.kwargs
-            if not is_first and kept is not None:
-                args, kwargs = copy.deepcopy(kept)
-            is_first = False
-            fn = partial(work.fn, **kwargs) if kwargs else work.fn
-            announce = None
-            if run.is_listening:
-                announce, self.is_open = started(run, self.step, context), True
-            # A coroutine function was refused already if the driver cannot await.
-            is_awaited = run.is_awaited and work.is_async
-            return Call(fn, args, context, is_awaited, limit, announce, executor=work.executor or run.options.executor)
-
-        return prepare
-
-    def _put_together(self) -> Routine[tuple[Context[Any], Any]]:
-        """Do a step that is made of others, as `_called` does a call.
-
-        Its parts have their own timeouts, and a map's items their own retries.
-        """
+    def _enter_parts(self) -> Routine[None]:
+        """Enter a step that is made of others. Its parts have their own timeouts, and a map's items their own retries."""
         run, step_id = self.run, self.step_id
         if not self._has_begun():
             if not run.is_live:
                 yield from run.live()
             run.enter(step_id)
-        self.spent = run.recorded.spent(step_id, self.frame.followed, run.options.clock.time())
-        if self.spent.pause > 0 and run.is_live:
-            yield from pause(run, self.spent.pause)
-        policy = None if isinstance(self.step.work, Maps) else self.mods.retry
-        followed_at = self.frame.context._followed_at
-        context, made, _ = yield from attempts(
-            run, step_id, self.spent, policy, None, followed_at, self._composed, _as_it_is, self._failed, None, Unable
-        )
-        return context, made
+        self.catches = PartsFailed
+        self.policy = None if isinstance(self.step.work, Maps) else self.mods.retry
+        self.budget = run.recorded.spent(step_id, self.frame.followed, run.options.clock.time())
+        if self.budget.pause > 0 and run.is_live:
+            yield from pause(run, self.budget.pause)
 
-    def _commit(
-        self, context: Context[Any], made: Any, duration: float, statements: tuple[Statement, ...]
-    ) -> Routine[None]:
-        """Record the step's success in the same write as the statements of its attempt."""
-        output, data = made
-        if isinstance(data, SerializeStateError):
-            return  # it ends the run, as it does without statements
+    def call(self, context: Context[Any], limit: float | None) -> Call | Routine[Any]:
+        """Call the step's function, or do the steps that it is made of. Each attempt gets fresh arguments."""
+        run, work = self.run, self.step.work
+        if not isinstance(work, Calls):
+            return self._composed(context)
+        args, kwargs = work.args, work.kwargs
+        if not self.is_first and self.arguments_copy is not None:
+            args, kwargs = copy.deepcopy(self.arguments_copy)
+        self.is_first = False
+        fn = partial(work.fn, **kwargs) if kwargs else work.fn
+        announce = None
+        if run.is_listening:
+            announce, self.is_open = started(run, self.step, context), True
+        # A coroutine function was refused already if the driver cannot await.
+        is_awaited = run.is_awaited and work.is_async
+        return Call(fn, args, context, is_awaited, limit, announce, executor=work.executor or run.options.executor)
+
+    def check(self, returned: Any) -> tuple[Any, bytes | SerializeStateError | None]:
+        """Make the pair of the output and that as JSON. Work that is made of other steps gives it as it is."""
+        run, work = self.run, self.step.work
+        if not isinstance(work, Calls):
+            pair: tuple[Any, bytes | SerializeStateError | None] = returned
+            return pair
+        refuse_unawaited(returned)
+        if run.store is None:
+            return returned, None
+        return returned, run.encoded(returned, run.flow.codec_of(work.fn), "output")
+
+    def save(self, outcome: AttemptOutcome) -> Routine[None]:
+        """Record the step's success, in the same write as the statements of its attempt."""
+        (output, data), context, statements = outcome.value, outcome.context, outcome.statements
         self.tried = context.attempt
-        self.done = yield from self._complete(
-            output, "succeeded", self.began, data, statements=statements, tags=context._tags
-        )
+        if isinstance(data, SerializeStateError):
+            _carry_tags(self.run, context)
+            yield from self._unencoded(data)
+        elif statements:
+            # If they fail, the tags of the attempt are dropped with them.
+            self.done = yield from self._complete(
+                output, "succeeded", self.begun_at, data, statements=statements, tags=context._tags
+            )
+        else:
+            _carry_tags(self.run, context)
+            self.done = yield from self._complete(output, "succeeded", self.begun_at, data)
 
     def _has_begun(self) -> bool:
         """Return whether any part of the step is recorded, so that a replay can answer from it."""
@@ -348,10 +335,6 @@ class _Doing(Composing):
                 self.step_id in held for held in (recorded.choices, recorded.items, recorded.waits, recorded.failures)
             )
         )
-
-    def _encoded(self, codec: Any, output: Any) -> tuple[Any, bytes | SerializeStateError]:
-        refuse_unawaited(output)
-        return output, self.run.encoded(output, codec, "output")
 
     def _unencoded(self, exc: SerializeStateError) -> Routine[None]:
         """Raise `StepFailed` for a result that cannot be recorded.
@@ -369,33 +352,35 @@ class _Doing(Composing):
         told = failure_fields(exc)
         fields = {"op": "save", "attempt": self.tried, **told, "given_up": True}
         result = self._failure(message_of(exc), type_name(exc))
-        raise StepFailed(exc, result, PendingRecord(FAILURE, self.step_id, self.spent.visit, fields))
+        raise StepFailed(exc, result, PendingRecord(FAILURE, self.step_id, self.budget.visit, fields))
 
-    def _failed(self, context: Context[Any], exc: Exception, seconds: float | None, is_judging: bool) -> Routine[None]:
-        """Record a failed attempt. Raises `StepFailed` if no other attempt follows."""
+    def give_up(self, outcome: AttemptOutcome) -> StepFailed:
+        """Make the step's failure after its last attempt."""
+        cause, self.tried = outcome.error, outcome.context.attempt
+        assert cause is not None
+        error = self._step_error(cause, self.tried)
+        result = self._failure(message_of(cause) or type_name(cause), type_name(cause))
+        return StepFailed(error, result, self._failure_draft(outcome, None, is_last=True))
+
+    def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
+        """Record a failed attempt. Whoever handles the failure of the step writes the last one."""
         run = self.run
-        cause = exc.__cause__ if isinstance(exc, Unable) and exc.__cause__ is not None else cause_of(exc)
         yield from run.live()
-        op = "timeout" if isinstance(cause, AttemptTimedOut) else "execute"
-        if isinstance(exc, StatementError):
-            op = "commit"
-        retry_at = None if seconds is None else format_time(run.options.clock.time() + seconds)
-        fields = {"op": op, "attempt": context.attempt, **failure_fields(cause), "retry_at": retry_at}
-        self.tried = context.attempt
-        draft = PendingRecord(FAILURE, self.step_id, context.visit, fields)
-        error: MilepostError | None = None
-        if seconds is None:
-            error = self._step_error(cause, context.attempt)
-            draft = draft._replace(fields={**fields, "given_up": True})
-        else:
-            self.floor, _ = yield from run.record((draft,))
+        self.tried = outcome.context.attempt
+        if final is None:
+            assert outcome.retry_in is not None
+            retry_at = format_time(run.options.clock.time() + outcome.retry_in)
+            self.floor, _ = yield from run.record((self._failure_draft(outcome, retry_at, is_last=False),))
             if not isinstance(self.step.work, Calls):
                 yield from self._take_in()
-        yield announce_failure(run, context, cause, seconds)
-        if error is not None:
-            result = self._failure(message_of(cause) or type_name(cause), type_name(cause))
-            raise StepFailed(error, result, draft) from cause
-        self.spent.notes.append(f"attempt {context.attempt} failed: {describe(cause)}")
+
+    def _failure_draft(self, outcome: AttemptOutcome, retry_at: str | None, *, is_last: bool) -> PendingRecord:
+        assert outcome.error is not None
+        attempt = outcome.context.attempt
+        fields = {"op": outcome.op, "attempt": attempt, **failure_fields(outcome.error), "retry_at": retry_at}
+        if is_last:
+            fields["given_up"] = True
+        return PendingRecord(FAILURE, self.step_id, outcome.context.visit, fields)
 
     def _take_in(self) -> Routine[None]:
         """Read this process's own records, so that the next attempt does not repeat the parts that succeeded."""
@@ -419,7 +404,7 @@ class _Doing(Composing):
                 setattr(cause, name, value)
             assert isinstance(cause, MilepostError)
             return cause
-        times = f" after {self.spent.failures} failed attempts" if self.spent.failures > 1 else ""
+        times = f" after {self.budget.failures} failed attempts" if self.budget.failures > 1 else ""
         if isinstance(cause, AttemptTimedOut):
             more = f", and still runs {OVERDUE_GRACE:g} s later" if cause.is_running else ""
             what = f"took longer than its timeout of {cause.timeout:g} s{more}"
@@ -427,7 +412,7 @@ class _Doing(Composing):
             what = f"failed{times}: {_told(cause)}"
         error = StepError(f"step {self.step_id!r} of run {self.run.run_id!r} {what}{self._advice()}", **facts)
         error.__cause__ = cause
-        for note in self.spent.notes:
+        for note in self.budget.notes:
             error.add_note(note)
         return error
 
@@ -462,7 +447,7 @@ class _Doing(Composing):
         error.add_note(f"the step itself failed: {describe(first.error.__cause__ or first.error)}")
         result = self._failure(text, str(second.result.error_type))
         fields = {"op": "on_error", "attempt": self.tried, **failure_fields(error)}
-        return StepFailed(error, result, PendingRecord(FAILURE, self.step_id, self.spent.visit, fields))
+        return StepFailed(error, result, PendingRecord(FAILURE, self.step_id, self.budget.visit, fields))
 
     # -- recording -------------------------------------------------------------------------------------
 
@@ -499,8 +484,7 @@ class _Doing(Composing):
             outcome,
             self.tried,
         )
-        if self.frame.context._tags is not None:
-            _carry_tags(run, self.frame.context)
+        _carry_tags(run, self.frame.context)
         undoes = mods.rollback is not None and outcome in ("succeeded", "recovered")
         if run.store is None:
             sequence, now = run.journal.next_number(), format_time(run.options.clock.time())
@@ -512,7 +496,7 @@ class _Doing(Composing):
                 statements=statements,
                 tags=tags,
             )
-        run.recorded.visits[self.step_id] = self.spent.visit
+        run.recorded.visits[self.step_id] = self.budget.visit
         if undoes:
             register(run, step, self.step_id, sequence, output, self.frame)
         if self.step_id == self.frame.prefix + step.name:
@@ -561,7 +545,7 @@ class _Doing(Composing):
             "rollback": is_undoable or None,
             "marked": self.mods.checkpoint or None,
         }
-        return PendingRecord(CHECKPOINT, self.step_id, self.spent.visit, fields, _encode(kept))
+        return PendingRecord(CHECKPOINT, self.step_id, self.budget.visit, fields, _encode(kept))
 
 
 # -- parts -------------------------------------------------------------------------------------------------
@@ -579,20 +563,9 @@ def _told(cause: BaseException) -> str:
     return first_line(cause)
 
 
-def _unrecorded(output: Any) -> tuple[Any, None]:
-    """Return an output that is not encoded, because nothing is recorded."""
-    refuse_unawaited(output)
-    return output, None
-
-
 def _carry_tags(run: StepRun, context: Context[Any]) -> None:
     """Move tags that code below the run's own has added to the run's next write."""
-    if run.root is None or context is run.root.context:
+    if context._tags is None or run.root is None or context is run.root.context:
         return
     added, context._tags = context._tags, None
     run.root.context._tags = {**(run.root.context._tags or {}), **(added or {})}
-
-
-def _as_it_is(made: tuple[Any, bytes | SerializeStateError | None]) -> tuple[Any, bytes | SerializeStateError | None]:
-    """Return the output of a step that is made of others, and that output as JSON, unchanged."""
-    return made

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StepFailed",
-    "Unable",
     "answer_of",
     "asked_with",
     "check_begun",
@@ -61,10 +60,6 @@ class StepFailed(Exception):
     def is_of_saving(self) -> bool:
         """True if the step's output cannot be recorded. No step can handle that: the run ends."""
         return isinstance(self.error, SerializeStateError)
-
-
-class Unable(Exception):
-    """The failure of the work of a step that is made of others. `__cause__` is the reason."""
 
 
 def asked_with(run: StepRun, step: Step[Any]) -> Arguments:
