@@ -128,7 +128,7 @@ class Job:
                     raise
             before, self.options = self.run, without_amendments(self.options)
             yield from await_due(before)
-            self.run = self._run(before.store, before.run_id, before.is_listening)
+            self.run = self._run(before.scope.store, before.run_id, before.is_listening)
             self.run.started_at, self.run.scope.publish = before.started_at, before.scope.publish
             self.run.is_draining, self.run.is_awaited = before.is_draining, before.is_awaited
             routine = resume(self.run, ResumeRequest(), new_nonce)

@@ -43,7 +43,6 @@ def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> 
     For a workflow: its output once it has finished, before that its inputs by name; or the output of a step. Raises
     `CheckpointNotFoundError` if there is none.
     """
-    assert run.store is not None
     if visit is not None:
         check_number(visit, "visit")
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
@@ -64,7 +63,6 @@ def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> 
 
 
 def _inputs_of(run: StepRun) -> Routine[Any]:
-    assert run.store is not None
     begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
     if not begun:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
@@ -82,7 +80,6 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
 
     Raises `CheckpointNotFoundError` if the run ends without it.
     """
-    assert run.store is not None
     while True:
         latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
         check_flow(run, latest.row)
@@ -98,7 +95,6 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
 
 def await_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
     """Wait for records above `after`; return the next of them, and whether the run has ended and these are the last."""
-    assert run.store is not None
     while True:
         row = yield from ask(run.store, "get_run", run.run_id)
         records: list[Record] = yield from ask(run.store, "read", run.run_id, after=after, limit=PAGE)
@@ -111,7 +107,6 @@ def await_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
 def _given(run: Run, record: Record) -> Routine[Any]:
     """Return the state in a record of a graph, or the value that a workflow's code got from the recorded step."""
     if not isinstance(run, StepRun):
-        assert run.store is not None
         run.store.seals.check(run.run_id, record)
         return codec_at(run.flow, record.node_id).decode(content_of(record)[1])
     look = yield from _looked(run)
@@ -151,7 +146,6 @@ class WorkflowView(StepRun):
     __slots__ = ("asked", "failure")
 
     def __init__(self, run: StepRun) -> None:
-        assert run.store is not None
         super().__init__(run.flow, run.store, run.run_id, run.options, is_listening=False)
         self.is_awaited = run.is_awaited
         self.asked: dict[str, tuple[Step[Any], Frame]] = {}
@@ -199,7 +193,6 @@ class WorkflowView(StepRun):
 
     def read(self, record: Record) -> Routine[Any]:
         """Return the contents of a record: the result of a step, or the state after a node of a step's graph."""
-        assert self.store is not None
         self.store.seals.check(self.run_id, record)
         step_id, fields = record.node_id, record.fields()
         if "step_type" not in fields:
@@ -238,7 +231,6 @@ class WorkflowView(StepRun):
 
 def _looked(run: StepRun) -> Routine[WorkflowView]:
     """Play the run's code over the record as it is now, and return the view."""
-    assert run.store is not None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     check_flow(run, latest.row)
     look = WorkflowView(run)

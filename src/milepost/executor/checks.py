@@ -96,7 +96,7 @@ def refused_by_status(run: Run, wish: ResumeRequest, row: RunRow) -> MilepostErr
         return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
     if wish.verb == "retry" and status != "failed":
         return not_resumable(run, status, info.reason, "retry is for a run that failed; use resume or resume_from")
-    is_due = info.wake_at is not None and run.store is not None and info.wake_at.timestamp() <= run.store.clock.time()
+    is_due = info.wake_at is not None and run.is_recorded and info.wake_at.timestamp() <= run.store.clock.time()
     is_ending = row.cancel is not None and not options.reopen
     if status == "waiting" and wish.verb == "resume" and not is_due and not is_ending:
         return RunSuspended(
@@ -139,8 +139,8 @@ def check_recordable(run: Run) -> None:
     Raises `SerializeStateError` for a type that cannot be recorded, `OptionError` for a wait that the store cannot
     keep.
     """
-    store, flow = run.store, run.flow
-    problem = None if store is None else next(_problems(flow), None)
+    flow = run.flow
+    problem = next(_problems(flow), None) if run.is_recorded else None
     if problem is not None:
         path, text, type_name = problem
         what = "the state" if flow.front == "graph" else "the inputs"
@@ -150,14 +150,14 @@ def check_recordable(run: Run) -> None:
             type_name=type_name,
             run_id=run.run_id,
         )
-    if store is None and getattr(flow, "has_waits", False):
+    if not run.is_recorded and getattr(flow, "has_waits", False):
         told = "waits for signals, which nobody can send to a run without a store"
     elif (
-        store is not None
-        and not getattr(store, "can_park", True)
+        run.is_recorded
+        and not getattr(run.store, "can_park", True)
         and (getattr(flow, "has_waits", False) or getattr(flow, "has_timers", False))
     ):
-        told = f"has to wait, and {store.place} can't keep a run that waits"
+        told = f"has to wait, and {run.store.place} can't keep a run that waits"
     else:
         return
     raise OptionError(
@@ -268,7 +268,6 @@ def check_seal(run: Run, record: Record) -> bool:
 
     Raises `CheckpointCorruptError` for a record that its seal refutes.
     """
-    assert run.store is not None
     try:
         return run.store.seals.check(run.run_id, record)
     except CheckpointCorruptError as exc:

@@ -40,7 +40,6 @@ def take(
     If another owner came first, raises `RunLockedError`, or returns False with on_locked="wait". Raises
     `RunNotResumableError` if too many owners died.
     """
-    assert run.store is not None
     row, options = found.row, run.options
     crashed = row.lease == "ended"
     epoch, sequence = row.epoch + 1, found.newest + 1
@@ -136,7 +135,6 @@ def _entered(run: Run) -> Routine[tuple[str, int]]:
 
     ("", 1) if there is none.
     """
-    assert run.store is not None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     if latest.point is None or latest.row.info.status == "finished":
         return "", 1
@@ -148,7 +146,6 @@ def take_over(run: Run, wish: ResumeRequest, latest: RunSnapshot, nonces: Callab
 
     Afterwards this store object owns the run, and no verb holds it: whoever goes on with it claims it again.
     """
-    assert run.store is not None
     epoch, sequence = latest.row.epoch + 1, latest.newest + 1
     record = make_record(
         run.run_id,

@@ -65,7 +65,6 @@ def check_options(options: Options, front: str) -> None:
 
 def is_known(run: Run) -> Routine[bool]:
     """Return whether the store has the run."""
-    assert run.store is not None
     try:
         yield from ask(run.store, "get_run", run.run_id)
     except RunNotFoundError:

@@ -1,7 +1,7 @@
 """This process's hold on the journal of one run: numbers, token, and the meaning of every verdict of the store.
 
 All records of a run that is being executed are made and written here. `write` alone maps each verdict to its
-consequence; `give_up` ends the hold. Without a store nothing is written, and nothing costs anything.
+consequence; `give_up` ends the hold. A run without a store has an `NullJournal` journal, which writes nothing.
 """
 
 from __future__ import annotations
@@ -94,15 +94,13 @@ def take(store: Store, method: str, wish: NewRun | Claim, epoch: int, was: Relea
         raise
 
 
-class Journal:
-    """The journal of one run, for its owner to write."""
+class NullJournal:
+    """The journal of a run without a store. It numbers what happens, and writes nothing."""
 
     __slots__ = (
-        "_generation",
         "_given",
         "_options",
         "_sequence",
-        "_taken_back",
         "degraded",
         "epoch",
         "has_saved",
@@ -113,18 +111,18 @@ class Journal:
         "missed",
         "owed",
         "run_id",
-        "store",
         "token",
     )
 
-    def __init__(self, store: Store | None, run_id: str, options: Options) -> None:
-        self.store = store
+    is_recorded = False
+    """True if what happens is recorded."""
+
+    def __init__(self, run_id: str, options: Options) -> None:
         self.run_id = run_id
         self._options = options
         self.token: Token | None = None
         self.epoch = 0
-        self._sequence = self._given = self._taken_back = -1
-        self._generation = 0
+        self._sequence = self._given = -1
         self.held: LeaseView | None = None
         self.degraded = False
         """True if a checkpoint could not be saved and the run goes on all the same."""
@@ -223,6 +221,11 @@ class Journal:
 
     # -- writing -------------------------------------------------------------------------------------
 
+    @property
+    def store(self) -> Store:
+        """The store of a run that is recorded."""
+        raise AttributeError(f"run {self.run_id!r} has no store")
+
     def write(
         self,
         records: tuple[Record, ...],
@@ -230,80 +233,19 @@ class Journal:
         tags: dict[str, str] | None = None,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Append records and act on the verdict. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
+        """Write nothing."""
+        return
+        yield  # the marker of a generator: it never asks for anything
 
-        With statements it may also raise `StatementError`. Then nothing is written and the numbers are free again: a
-        branch draws them while it is `Alone`.
-        """
-        assert self.store is not None
-        assert self.token is not None
-        cancel = None
-        generation = self._generation
-        if records and records[-1].sequence > self._given:
-            self._given = records[-1].sequence
-        try:
-            verdict = yield Write(self.store, Append(self.token, records, release, tags, statements))
-        except StatementError:
-            self._take_back(generation)
-            raise
-        except Exception as exc:
-            # This comes first: while the journal is read, no branch may hand in a number after one that was not written.
-            self._take_back(generation)
-            if not (yield from self._was_written(records)):
-                raise self._unwritten(records, exc) from exc
-            self._given = max(self._given, self._taken_back)
-        else:
-            cancel = verdict.cancel
-            if verdict.outcome != "written":
-                self._take_back(generation)
-            if verdict.outcome == "refused" and release is not None and release.status == "finished":
-                # A cancel came before the end: what was done stays, and the run ends as cancelled.
-                yield from self.write(records[:-1], None, tags, statements)
-                raise self.cancelled(cancel or "")
-            if verdict.outcome != "written":
-                raise self.lost()
-        self._sequence += len(records)
-        if not self.has_saved:
-            self.has_saved = any(record.kind == CHECKPOINT for record in records)
-        self.is_released = release is not None
-        if cancel is not None and release is None and not self.is_ending:
-            raise self.cancelled(cancel)
+    def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
+        """Do nothing: nobody owns the run."""
+        return "written"
+        yield  # the marker of a generator: it never asks for anything
 
-    def _take_back(self, generation: int) -> None:
-        """Free the numbers of an append that was not written, once for all branches that handed in records to it."""
-        if generation == self._generation:
-            self._generation += 1
-            self._taken_back, self._given = self._given, self._sequence
-
-    def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
-        """Return whether an append with an unknown outcome took effect.
-
-        The journal is read; nothing is written again.
-        """
-        if self.store is None or not records or records[0].header is None:
-            return False
-        first = records[0].sequence
-        try:
-            found = yield Ask(self.store, "read", self.run_id, after=first - 1, before=first + 1)
-        except Exception:
-            return False
-        if not found or found[0].header is None:
-            return False
-        is_ours: bool = found[0].header.startswith(records[0].header)
-        return is_ours
-
-    def _unwritten(self, records: tuple[Record, ...], exc: Exception) -> CheckpointWriteError:
-        assert self.store is not None
-        # Records that could not be written before stand first: this write is about the newest one.
-        node_id = next((record.node_id for record in reversed(records) if record.node_id), None)
-        return CheckpointWriteError(
-            f"the checkpoint of node {node_id!r} of run {self.run_id!r} could not be written to {self.store.place}: "
-            f"{describe(exc)}; what was saved before is kept: mend the store, then resume",
-            run_id=self.run_id,
-            node_id=node_id,
-            store=self.store.place,
-            op="append",
-        )
+    def drop(self) -> Routine[None]:
+        """Do nothing: there is no lease."""
+        return
+        yield  # the marker of a generator: it never asks for anything
 
     def finish(
         self,
@@ -337,53 +279,6 @@ class Journal:
     def route(self, node_id: str, visit: int, next_node: str, iteration: int, **fields: Any) -> Routine[None]:
         """Record the late answer of a router."""
         yield from self.write((self.make(ROUTE, node_id, visit, next_node=next_node, iteration=iteration, **fields),))
-
-    def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
-        """Release the run. If the store fails, the release stays in `owed` and is tried again while the process lives.
-
-        Returns the verdict's outcome, or "owed". An interruption leaves the release in `owed` too.
-        """
-        assert self.store is not None
-        assert self.token is not None
-        try:
-            try:
-                verdict = yield Write(self.store, Append(self.token, records, release))
-            except Exception as failed:
-                if isinstance(failed, (MilepostError, OSError)) or not release.waiting_for:
-                    raise
-                # A prompt that cannot be encoded must not prevent the release: the records of the waits hold it too.
-                release = release._replace(waiting_for=())
-                verdict = yield Write(self.store, Append(self.token, records, release))
-            if verdict.outcome == "taken":
-                # An append with an unknown outcome was written after all: only the release is missing.
-                verdict = yield Write(self.store, Append(self.token, (), release))
-        except GeneratorExit:
-            raise
-        except Exception as failed:
-            self.owe(release, failed)
-            return "owed"
-        except BaseException:
-            self.owed = release
-            raise
-        self.is_released = verdict.outcome == "written"
-        outcome: str = verdict.outcome
-        return outcome
-
-    def drop(self) -> Routine[None]:
-        """Stop keeping the lease. An interruption is raised only after that is done."""
-        assert self.store is not None
-        assert self.token is not None
-        interruption: BaseException | None = None
-        while not self.is_dropped:
-            try:
-                yield Drop(self.store, self.token, self.owed)
-                self.is_dropped = True
-            except (GeneratorExit, Exception):
-                raise
-            except BaseException as exc:
-                interruption = exc
-        if interruption is not None:
-            raise interruption
 
     def let_go(self, giving_up: Routine[T]) -> Routine[T]:
         """Perform `giving_up`, and stop keeping the lease however that ends.
@@ -457,3 +352,147 @@ class Journal:
         """Make the error of a run that was cancelled."""
         told = f": {reason}" if reason else ""
         return RunCancelled(f"run {self.run_id!r} was cancelled{told}", run_id=self.run_id, reason=reason)
+
+
+class Journal(NullJournal):
+    """The journal of one run in its store, for its owner to write."""
+
+    __slots__ = ("_generation", "_store", "_taken_back")
+
+    is_recorded = True
+
+    def __init__(self, store: Store, run_id: str, options: Options) -> None:
+        super().__init__(run_id, options)
+        self._store = store
+        self._taken_back = -1
+        self._generation = 0
+
+    @property
+    def store(self) -> Store:
+        """The store that the journal is in."""
+        return self._store
+
+    def write(
+        self,
+        records: tuple[Record, ...],
+        release: Release | None = None,
+        tags: dict[str, str] | None = None,
+        statements: tuple[Statement, ...] = (),
+    ) -> Routine[None]:
+        """Append records and act on the verdict. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
+
+        With statements it may also raise `StatementError`. Then nothing is written and the numbers are free again: a
+        branch draws them while it is `Alone`.
+        """
+        assert self.token is not None
+        cancel = None
+        generation = self._generation
+        if records and records[-1].sequence > self._given:
+            self._given = records[-1].sequence
+        try:
+            verdict = yield Write(self._store, Append(self.token, records, release, tags, statements))
+        except StatementError:
+            self._take_back(generation)
+            raise
+        except Exception as exc:
+            # This comes first: while the journal is read, no branch may hand in a number after one that was not written.
+            self._take_back(generation)
+            if not (yield from self._was_written(records)):
+                raise self._unwritten(records, exc) from exc
+            self._given = max(self._given, self._taken_back)
+        else:
+            cancel = verdict.cancel
+            if verdict.outcome != "written":
+                self._take_back(generation)
+            if verdict.outcome == "refused" and release is not None and release.status == "finished":
+                # A cancel came before the end: what was done stays, and the run ends as cancelled.
+                yield from self.write(records[:-1], None, tags, statements)
+                raise self.cancelled(cancel or "")
+            if verdict.outcome != "written":
+                raise self.lost()
+        self._sequence += len(records)
+        if not self.has_saved:
+            self.has_saved = any(record.kind == CHECKPOINT for record in records)
+        self.is_released = release is not None
+        if cancel is not None and release is None and not self.is_ending:
+            raise self.cancelled(cancel)
+
+    def _take_back(self, generation: int) -> None:
+        """Free the numbers of an append that was not written, once for all branches that handed in records to it."""
+        if generation == self._generation:
+            self._generation += 1
+            self._taken_back, self._given = self._given, self._sequence
+
+    def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
+        """Return whether an append with an unknown outcome took effect.
+
+        The journal is read; nothing is written again.
+        """
+        if not records or records[0].header is None:
+            return False
+        first = records[0].sequence
+        try:
+            found = yield Ask(self._store, "read", self.run_id, after=first - 1, before=first + 1)
+        except Exception:
+            return False
+        if not found or found[0].header is None:
+            return False
+        is_ours: bool = found[0].header.startswith(records[0].header)
+        return is_ours
+
+    def _unwritten(self, records: tuple[Record, ...], exc: Exception) -> CheckpointWriteError:
+        # Records that could not be written before stand first: this write is about the newest one.
+        node_id = next((record.node_id for record in reversed(records) if record.node_id), None)
+        return CheckpointWriteError(
+            f"the checkpoint of node {node_id!r} of run {self.run_id!r} could not be written to {self._store.place}: "
+            f"{describe(exc)}; what was saved before is kept: mend the store, then resume",
+            run_id=self.run_id,
+            node_id=node_id,
+            store=self._store.place,
+            op="append",
+        )
+
+    def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
+        """Release the run. If the store fails, the release stays in `owed` and is tried again while the process lives.
+
+        Returns the verdict's outcome, or "owed". An interruption leaves the release in `owed` too.
+        """
+        assert self.token is not None
+        try:
+            try:
+                verdict = yield Write(self._store, Append(self.token, records, release))
+            except Exception as failed:
+                if isinstance(failed, (MilepostError, OSError)) or not release.waiting_for:
+                    raise
+                # A prompt that cannot be encoded must not prevent the release: the records of the waits hold it too.
+                release = release._replace(waiting_for=())
+                verdict = yield Write(self._store, Append(self.token, records, release))
+            if verdict.outcome == "taken":
+                # An append with an unknown outcome was written after all: only the release is missing.
+                verdict = yield Write(self._store, Append(self.token, (), release))
+        except GeneratorExit:
+            raise
+        except Exception as failed:
+            self.owe(release, failed)
+            return "owed"
+        except BaseException:
+            self.owed = release
+            raise
+        self.is_released = verdict.outcome == "written"
+        outcome: str = verdict.outcome
+        return outcome
+
+    def drop(self) -> Routine[None]:
+        """Stop keeping the lease. An interruption is raised only after that is done."""
+        assert self.token is not None
+        interruption: BaseException | None = None
+        while not self.is_dropped:
+            try:
+                yield Drop(self._store, self.token, self.owed)
+                self.is_dropped = True
+            except (GeneratorExit, Exception):
+                raise
+            except BaseException as exc:
+                interruption = exc
+        if interruption is not None:
+            raise interruption

@@ -85,7 +85,6 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
 
     If it is refused, give it back for other code, with the status that it had and the reason.
     """
-    assert run.store is not None
     run.journal.token, run.journal.epoch = token, token.epoch
     # An engine's override is for its verbs only: a worker goes on with a run many times, and would apply it each time.
     run.options = without_amendments(run.options)
@@ -140,12 +139,10 @@ def _record_renames(run: Run) -> Routine[None]:
 
 def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
     """Give a claimed run back before any of its code runs, with the status that it had and the reason."""
-    store = run.store
-    assert store is not None
     run.journal.token, run.journal.epoch = token, token.epoch
 
     def giving_back() -> Routine[None]:
-        latest: RunSnapshot = yield from ask(store, "latest", run.run_id)
+        latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
         yield from _give_back(run, latest, reason)
 
     with contextlib.suppress(StoreError):
@@ -161,7 +158,6 @@ def _go(run: Run, wish: ResumeRequest, found: Any, amendment: Amendment | None, 
 
 def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[None]:
     """Release a claimed run that does not go on, with the status that it had before the claim."""
-    assert run.store is not None
     claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
     was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
     release = Release("interrupted" if was == "running" else was) if latest is None else as_before(latest.row.info, was)
@@ -176,7 +172,6 @@ def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: flo
 
     Raises the refusals of `resume`.
     """
-    assert run.store is not None
     while True:
         latest = yield from _look(run)
         if latest is None:
@@ -256,7 +251,6 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException |
 
 def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]:
     """Read where the run stands. None after a wait for another owner: the caller has to look again."""
-    assert run.store is not None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:
@@ -289,7 +283,6 @@ def await_change(run: Run) -> Routine[None]:
 
 def await_due(run: Run) -> Routine[None]:
     """Wait until a parked run may go on: its signal or its time has come, a cancel is open, or it waits no more."""
-    assert run.store is not None
     while True:
         row: RunRow = yield from ask(run.store, "get_run", run.run_id)
         wake_at = row.info.wake_at
@@ -303,7 +296,6 @@ def _after_fence(
     run: Run, wish: ResumeRequest, before: RunRow, token: Token, nonces: Callable[[], str]
 ) -> Routine[Any]:
     """Go on with a run that was taken over. If it is refused, give it back with the status that it had."""
-    assert run.store is not None
     try:
         return (yield from resume(run, wish, nonces))
     except GeneratorExit:

@@ -26,7 +26,7 @@ from milepost.errors import (
 from milepost.executor.context import RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
 from milepost.executor.flow import Flow
-from milepost.executor.journal import Drained, Journal
+from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.executor.renames import Renames
 from milepost.model.ends import is_cancellation
 from milepost.model.failure import describe, failure_fields, first_line
@@ -64,6 +64,7 @@ class Run:
         "is_awaited",
         "is_draining",
         "is_listening",
+        "is_recorded",
         "journal",
         "options",
         "origins",
@@ -73,12 +74,10 @@ class Run:
         "scope",
         "started_at",
         "status",
-        "store",
     )
 
     def __init__(self, flow: Flow, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> None:
         self.flow = flow
-        self.store = store
         self.run_id = run_id
         self.options = options
         self.is_listening = is_listening
@@ -89,7 +88,9 @@ class Run:
         """For a run that a worker has: the number of claims since its newest checkpoint, this one included."""
         self.crashes = 0
         """The number of crashes in a row, without a checkpoint in between, at the time when a worker took the run."""
-        self.journal = Journal(store, run_id, options)
+        self.journal = NullJournal(run_id, options) if store is None else Journal(store, run_id, options)
+        self.is_recorded = self.journal.is_recorded
+        """True if the run has a store."""
         self.scope = RunScope(run_id, clock=options.clock, store=store, deps=options.deps, logger=options.logger)
         self.started_at = options.clock.monotonic()
         self.followed_at = format_time(options.clock.time())
@@ -101,6 +102,11 @@ class Run:
         self.renamed_at: int | None = None
         """The number of the owner record that holds these maps; None if nothing was renamed."""
         self.status = "running"
+
+    @property
+    def store(self) -> Store:
+        """The store of a run that has one."""
+        return self.journal.store
 
     # -- what a front end does -----------------------------------------------------------------------
 
@@ -218,7 +224,7 @@ class Run:
     def _hold(self, body: Routine[Any], began_with: Any) -> Routine[Any]:
         journal = self.journal
         try:
-            if self.store is not None and journal.token is not None:
+            if journal.token is not None:
                 journal.held = self.scope.held = yield Hold(self.store, journal.token, self.options.lease)
                 journal.held.is_draining = self.is_draining
             if self.is_listening:
@@ -262,7 +268,7 @@ class Run:
         return result
 
     def _leave(self, result: Any | None, error: BaseException | None) -> Routine[None]:
-        if self.store is not None and self.journal.token is not None:
+        if self.journal.token is not None:
             yield from self.journal.drop()
             if self.store.retention is not None and self.status in ENDED:
                 yield Ask(self.store, "tidy", self.run_id)

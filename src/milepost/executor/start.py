@@ -48,7 +48,7 @@ __all__ = ["attach", "enqueue", "start"]
 
 def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     """Begin a run; `if_exists` says what to do with a run that exists."""
-    if run.store is None:
+    if not run.is_recorded:
         return (yield from run.hold(run.begin(state, None), state))
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
         return (yield from resume(run, ResumeRequest(CONTINUE, state=state), nonces))
@@ -72,7 +72,6 @@ def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) ->
     `if_exists` says what to do with a run that exists, as for `start`; instead of going on with the run it is made
     ready.
     """
-    assert run.store is not None
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
         yield from make_ready(run, ResumeRequest(CONTINUE, state=state), nonces, at)
         return
@@ -103,7 +102,6 @@ def _create(
     run: Run, data: bytes, inputs_hash: str, nonces: Callable[[], str], state: Any, at: float | None = None
 ) -> Routine[Token]:
     """Write the run's row and its start record. This call owns the run, or with `at` (0: at once) nobody does yet."""
-    assert run.store is not None
     flow, options, store = run.flow, run.options, run.store
     record = make_record(
         run.run_id,
@@ -155,7 +153,6 @@ def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[ResumeRequest
 
     Raises an error if `if_exists` refuses the run.
     """
-    assert run.store is not None
     mode = run.options.if_exists
     if mode == CONTINUE:
         return ResumeRequest(CONTINUE, state=state)
@@ -180,7 +177,6 @@ def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[ResumeRequest
 
 def attach(run: Run) -> Routine[Any]:
     """Wait for the end of a run that somebody executes. Nothing is changed."""
-    assert run.store is not None
     run.options = without_amendments(run.options)
     is_told = False
     while True:
@@ -224,7 +220,6 @@ def _recorded_end(run: Run, latest: RunSnapshot) -> Routine[MilepostError]:
     end = told[-1].fields()
     if end.get("error_type") == type_name(BranchError()):
         # Failures of several branches may be recorded one after another. Those of an earlier owner do not count.
-        assert run.store is not None
         read: Sequence[Record] = yield from ask(run.store, "read", run.run_id, kinds=(FAILURE,))
         failures = [record for record in read if record.fields().get("epoch") == end.get("epoch")]
         return recorded_branch_error(

@@ -28,7 +28,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Emit, Routine, Sleep, Write
 from milepost.executor.flow import Flow, WaitWork
-from milepost.executor.journal import Journal, ask
+from milepost.executor.journal import NullJournal, ask
 from milepost.executor.recorded import JournalHistory, PendingRecord, parent_of
 from milepost.model.ends import contained
 from milepost.model.events import RunWaiting
@@ -111,9 +111,9 @@ class Waiting(Protocol):
     """The run as waits need it: all that it knows of its records, and a way to write more."""
 
     run_id: str
-    store: Store | None
+    is_recorded: bool
     options: Options
-    journal: Journal
+    journal: NullJournal
     is_listening: bool
     status: str
     recorded: JournalHistory
@@ -121,6 +121,11 @@ class Waiting(Protocol):
     open_waits: dict[str, Open]
     """The waits that this process has opened or taken up, by step or node."""
     unsaved: tuple[PendingRecord, ...]
+
+    @property
+    def store(self) -> Store:
+        """The store of a run that has one."""
+        ...
 
     @property
     def flow(self) -> Flow:
@@ -173,7 +178,7 @@ def now_of(run: Waiting) -> float:
 
     Without a store it is that of the options' clock.
     """
-    return run.options.clock.time() if run.store is None else run.store.clock.time()
+    return run.store.clock.time() if run.is_recorded else run.options.clock.time()
 
 
 def wait(
@@ -183,7 +188,7 @@ def wait(
 
     `place` holds further fields for the records: they say where in the run the step is.
     """
-    if run.store is None:
+    if not run.is_recorded:
         return (yield from _wait_here(run, work, step_id))
     told = run.recorded.replies.get(step_id)
     if told is not None and (told.record.visit == visit or run.recorded.is_in_flight(step_id, told)):
@@ -266,7 +271,6 @@ def _end_of(work: Waits, now: float) -> float | None:
 
 def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[Open]:
     """Return the recorded wait of a step; record it first if it is not recorded yet."""
-    assert run.store is not None
     if not getattr(run.store, "can_park", True):
         raise OptionError(
             f"{_named(run, step_id)} has to wait, and {run.store.place} can't keep a run that waits: use one of "
@@ -359,7 +363,6 @@ def _and_above(step_id: str) -> Iterable[str]:
 
 def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
     """Return the signal for each wait that has one, by wait id; see `matched`."""
-    assert run.store is not None
     yield from run.know_signals()
     used = run.recorded.used_signals
     # All signals before the first unused one are used: they need not be read.
@@ -371,7 +374,7 @@ def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
 
 def unanswered(run: Waiting) -> Routine[tuple[Wait, ...]]:
     """Return the open waits of a run that ends in another way than by parking. They stay open, and take signals."""
-    if run.store is None or not run.open_waits:
+    if not run.is_recorded or not run.open_waits:
         return ()
     try:
         answered = yield from _matched(run)
@@ -473,7 +476,6 @@ def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) 
 
 def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
     """Release the run until one of its waits can end. Return False, and release nothing, if one can end already."""
-    assert run.store is not None
     token = run.journal.token
     assert token is not None
     row: RunRow = yield from ask(run.store, "get_run", run.run_id)
@@ -532,7 +534,6 @@ def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
 
 def _is_parked(run: Waiting) -> Routine[bool]:
     """Return whether a release with an unknown outcome took effect."""
-    assert run.store is not None
     try:
         row: RunRow = yield from ask(run.store, "get_run", run.run_id)
     except MilepostError:

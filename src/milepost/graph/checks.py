@@ -189,7 +189,6 @@ def examine(
     `begun` is the start record, which is verified already; `remarks` are notes about damage found before, and `nodes`
     the ids of recorded nodes. `is_cut`: damaged records were passed over, and count no more.
     """
-    assert run.store is not None
     point, tail = spot.point, spot.tail
     if point is None or spot.since is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")

@@ -169,7 +169,7 @@ def _listed(given: Any) -> list[Any]:
 def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[Any]]:
     """Record the items of a visit that begins, before the first is done, and return them; encoded if there is a store."""
     walker, run, node_id = visit.walker, visit.run, visit.node_id
-    if walker.store is None:
+    if not walker.is_recorded:
         return items
     encoded: list[Any] = []
     for index, item in enumerate(items):
@@ -262,8 +262,8 @@ class _Mapping:
         inner = self._inner(index, each, f"{self.node_id}/{index}/", walker.item_tally())
         if inner.has_begun():
             return inner.go(None, None, each.entry)
-        state = item if walker.store is None else each.codec.decode(item, root="item")
-        return inner.go(state, item if walker.store is not None else None, each.entry)
+        state = each.codec.decode(item, root="item") if walker.is_recorded else item
+        return inner.go(state, item if walker.is_recorded else None, each.entry)
 
     def _inner(self, index: int, flow: GraphFlow, prefix: str, tally: RunCounters) -> Walker:
         """Make a walker of one item."""
@@ -290,7 +290,7 @@ def _nested(visit: NodeVisit, work: GraphWork, state: Any) -> Routine[Any]:
         else:
             begins = yield from _decide(visit, state, work.into, _state_of(graph))
             data = walker.journal.encode_if_possible(begins, graph.codec)
-            if data is not None and walker.store is not None:
+            if data is not None and walker.is_recorded:
                 begins = graph.codec.decode(data)  # other code may hold the object that `into` gave
     return (yield from inner.go(begins, data, graph.entry))
 

@@ -74,7 +74,7 @@ def split(walker: Walker, fork: Fork, state: Any) -> Routine[Any]:
     ends = {branch: outcomes[branch].value for branch in fork.branches}
     merged = yield from _merged(walker, fork, ends)
     walker.given = None
-    walker.given = walker.journal.encode_if_possible(merged, walker.flow.codec) if walker.store is not None else None
+    walker.given = walker.journal.encode_if_possible(merged, walker.flow.codec) if walker.is_recorded else None
     return merged
 
 
@@ -155,7 +155,7 @@ def _branch_error(
 ) -> BranchError:
     run, (one, several) = walker.run, words
     told = _first_few(f"{name!r}: {error}" for name, error in failed.items())
-    kept = "; what the others did is kept" if walker.store is not None else ""
+    kept = "; what the others did is kept" if walker.is_recorded else ""
     error = BranchError(
         f"{one if len(failed) == 1 else f'{len(failed)} {several}'} {where} of run {run.run_id!r} failed ({told}){kept}",
         run_id=run.run_id,
@@ -223,7 +223,7 @@ class MergeVisit(Visit):
     def give_up(self, outcome: AttemptOutcome) -> NodeError:
         """Make the error of a merge that failed. The checkpoints of the branches stay."""
         walker, run, node_id, exc = self.walker, self.run, self.node_id, outcome.error
-        advice = "; what the branches did is kept: mend the merge, then resume" if walker.store is not None else ""
+        advice = "; what the branches did is kept: mend the merge, then resume" if walker.is_recorded else ""
         error: NodeError
         if isinstance(exc, NodeError) and type(exc).op == "merge" and exc.run_id is None:
             error = exc
@@ -246,5 +246,5 @@ class MergeVisit(Visit):
 
     def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
         """Record the failure."""
-        if self.walker.store is not None:
+        if self.walker.is_recorded:
             yield from self.walker.save_failure(outcome, "merge", final)

@@ -46,7 +46,6 @@ __all__ = ["check_live", "cut_short", "find", "go_on", "in_flight", "newest_live
 
 def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
     """Find and examine the point from which a verb goes on: the newest, the requested one, or the newest undamaged one."""
-    assert run.store is not None
     check_flow(run, latest.row)
     yield from _know_renames(run, latest)
     spot = ResumePoint(latest.point, latest.tail)
@@ -105,7 +104,6 @@ def _know_renames(run: NodeRun, latest: RunSnapshot) -> Routine[None]:
 
     Damaged records are ignored here: they are refused, or passed over, when the point is examined.
     """
-    assert run.store is not None
     told = [record for record in latest.tail if record.kind == OWNER and _fields_of(record).get("renames")]
     point = latest.point
     if not told and point is not None and point.kind == CHECKPOINT:
@@ -142,7 +140,6 @@ def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut:
 
 def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> Routine[ResumePoint]:
     """Read the record number `trunk`, that the run's own graph had come to, and all since; only `live` ones count."""
-    assert run.store is not None
     records: list[Record] = yield from ask(run.store, "read", run.run_id, after=trunk - 1, before=upto)
     if not records or records[0].sequence != trunk or not is_live(trunk, live):
         raise CheckpointCorruptError(
@@ -170,7 +167,6 @@ def check_live(run: Run, latest: RunSnapshot) -> Routine[None]:
 
     Raises `CheckpointCorruptError` if they differ.
     """
-    assert run.store is not None
     opened = [first for _, first, last in latest.row.live if last is None]
     if not opened:
         return
@@ -189,7 +185,6 @@ def check_live(run: Run, latest: RunSnapshot) -> Routine[None]:
 
 def _beginning(run: Run) -> Routine[Record | None]:
     """Return the start record, or None."""
-    assert run.store is not None
     records: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
     return records[0] if records else None
 
@@ -208,7 +203,6 @@ def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
 
 def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ResumePoint]:
     """Return the checkpoint after which `resume_from` goes on; with `rerun` the point before it, and its amendments."""
-    assert run.store is not None
     node_id = wish.node_id
     if node_id is None or node_id not in run.flow.units:
         raise InvalidResumeNodeError(
@@ -297,7 +291,6 @@ def _narrowed(
 
     The others only count visits: no number is used again.
     """
-    assert run.store is not None
     assert spot.point is not None
     tail = tuple(other for other in spot.tail if stays(other))
     live = _with_gaps(latest.row.live, spot._replace(tail=tail))
@@ -375,7 +368,6 @@ def newest_live(
     run: Run, kind: str, node_id: str, visit: int | None, live: Ranges, after: int = -1, before: int | None = None
 ) -> Routine[Record | None]:
     """Return the newest record of this kind, node and visit (None: any) in the ranges `live` (empty: all); None: none."""
-    assert run.store is not None
     while True:
         found: list[Record] = yield from ask(
             run.store,
@@ -395,7 +387,6 @@ def newest_live(
 
 def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot) -> Routine[tuple[Record, ...]]:
     """Return the record of a late answer of a checkpoint's router about the same state; () if there is none."""
-    assert run.store is not None
     if record.is_foreign or record.fields().get("next_node") is not None:
         return ()
     for asked in {record.node_id, node_id}:

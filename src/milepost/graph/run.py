@@ -63,7 +63,6 @@ class NodeRun(Run):
         """Copy the run up to a visit into a new one."""
         from milepost.graph.fork_run import fork  # imported here: most programs never need it
 
-        assert self.store is not None
         return fork(
             self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self
         )
@@ -103,7 +102,6 @@ class NodeRun(Run):
             except parking.Parked as parked:
                 if (yield from parking.park(self, parked.waits)):
                     raise parking.suspended(self) from None
-            assert self.store is not None
             latest: RunSnapshot = yield from ask(self.store, "latest", self.run_id)
             # The call's amendment is recorded by now, and must not be applied again.
             self.options = without_amendments(self.options)
@@ -121,7 +119,7 @@ class NodeRun(Run):
     ) -> Routine[tuple[int, str]]:
         """Write records of waits, and return the number and the time of the last one."""
         now = format_time(self.options.clock.time())
-        if self.store is None:
+        if not self.is_recorded:
             return self.journal.sequence, now
         records = tuple([self.journal.make_at(now, *draft) for draft in drafts])
         yield from self.journal.write(records, release)
@@ -133,7 +131,7 @@ class NodeRun(Run):
 
     def know_signals(self) -> Routine[None]:
         """Read the numbers of the used signals: from the newest wait's record, and from the records after its list."""
-        if self.knows_signals or self.store is None:
+        if self.knows_signals or not self.is_recorded:
             return
         newest, after = self.journal.sequence, -1
         used: set[int] = set()

@@ -96,7 +96,7 @@ class NodeVisit(Visit):
         walker, flow = self.walker, self.walker.flow
         given = returned if isinstance(returned, Whole) else flow.read(self.state, returned)
         after = flow.accept(self.unit, self.state, given)
-        data = None if walker.store is None else walker.encode(after)
+        data = walker.encode(after) if walker.is_recorded else None
         if walker.updates is None:
             return NodeOutcome(after, data)
         updates, refused = updates_of(walker, self.state, after, given)
@@ -190,7 +190,7 @@ class NodeVisit(Visit):
     def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
         """Record a failed attempt, and make the state for the next one."""
         walker = self.walker
-        if walker.store is not None:
+        if walker.is_recorded:
             yield from walker.save_failure(outcome, outcome.op, final)
         if final is None:
             self.state = walker.fresh(self.backup)
@@ -217,7 +217,7 @@ class NodeVisit(Visit):
             times = f" after {budget.failures} failed attempts" if budget.failures > 1 else ""
             is_used_up = policy is not None and budget.failures >= policy.max_attempts
             verb = "retry to run it again with fresh attempts" if is_used_up else "resume to run it again"
-            advice = f"; mend the cause, then {verb}" if run.store is not None else ""
+            advice = f"; mend the cause, then {verb}" if run.is_recorded else ""
             error = NodeError(f"{where} failed{times}: {describe(exc)}{advice}", op=outcome.op, **facts)
         for note in budget.notes:
             error.add_note(note)
@@ -227,7 +227,7 @@ class NodeVisit(Visit):
         """Complete `exc`, the error of a node that returned no state of its graph, with the place and an advice."""
         complete(exc, **facts)
         act = "return a state of the declared type" if exc.path.startswith("state") else "give that"
-        act += "" if self.run.store is None else ", then resume"
+        act += ", then resume" if self.run.is_recorded else ""
         place(exc, f"node {self.node_id!r} of run {self.run.run_id!r}", act)
         for note in self.budget.notes:
             exc.add_note(note)

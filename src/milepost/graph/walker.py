@@ -72,6 +72,7 @@ class Walker:
         "given",
         "is_next",
         "is_open",
+        "is_recorded",
         "is_resuming",
         "is_untold",
         "item_codec",
@@ -86,7 +87,6 @@ class Walker:
         "spent",
         "state",
         "stops",
-        "store",
         "tally",
         "trunk",
         "updates",
@@ -97,7 +97,7 @@ class Walker:
         self.flow = flow
         self.prefix = prefix
         self.label = ""
-        self.store = run.store
+        self.is_recorded = run.is_recorded
         self.options = run.options
         self.journal = run.journal
         self.tally = RunCounters() if tally is None else tally
@@ -215,8 +215,8 @@ class Walker:
         if self.spent is None:
             self.spent = AttemptBudget(visit)
         self.spent.visit = visit
-        self.given = item if self.store is not None else None
-        self.state = item if self.store is None else self.fresh(item)
+        self.given = item if self.is_recorded else None
+        self.state = item if not self.is_recorded else self.fresh(item)
         self._may_enter(unit.id, self.is_resuming and self.is_next)
         result, _ = yield from self._visit(unit, self.state)
         return result
@@ -451,10 +451,9 @@ class Walker:
 
     def last_visit(self, node_id: str) -> Routine[int]:
         """Return the number of the last recorded visit of a node; 0 if there is none."""
-        assert self.store is not None
         kinds = (CHECKPOINT, FAILURE, OWNER)
         found: list[Record] = yield from ask(
-            self.store, "read", self.run.run_id, kinds=kinds, node_id=self.prefix + node_id, newest=True, limit=1
+            self.run.store, "read", self.run.run_id, kinds=kinds, node_id=self.prefix + node_id, newest=True, limit=1
         )
         return found[0].visit if found else 0
 

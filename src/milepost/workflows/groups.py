@@ -215,7 +215,7 @@ class Composing(Visit):
             raise PartsFailed from exc.__cause__
         refuse_async(run, work.fn, step_id)
         begun = run.recorded.items.get(step_id)
-        if begun is None and run.store is not None:
+        if begun is None and run.is_recorded:
             yield from run.live()
             data = _items_json(run, work)
             fields = {"count": len(ids), "args": self.arguments or None}
@@ -251,7 +251,7 @@ class Composing(Visit):
         self.parts = inner.asked
         try:
             output = yield from run.play(inner)
-            data = encoded_output(run, flow, output) if run.store is not None else b"null"
+            data = encoded_output(run, flow, output) if run.is_recorded else b"null"
         except Exception as exc:
             if not run.is_failure(exc) or isinstance(getattr(exc, "error", exc), SerializeStateError):
                 raise
@@ -287,7 +287,7 @@ class Composing(Visit):
         walker.tally.visits = recorded.visits
         walker.tally.knows_visits = not walker.is_resuming and not self.budget.attempts
         data = None
-        if run.store is not None and not walker.has_begun():
+        if run.is_recorded and not walker.has_begun():
             data = run.journal.encode_if_possible(state, graph.codec)
         if data is not None:
             state = graph.codec.decode(data)  # the workflow's own object stays as it is, as on a replay
@@ -295,7 +295,7 @@ class Composing(Visit):
             state = yield from walker.go(state, data, graph.entry)
         except (NodeError, MaxIterationsError, StateTypeError) as exc:
             raise PartsFailed from exc
-        told = run.encoded(state, graph.codec, "state") if run.store is not None else b"null"
+        told = run.encoded(state, graph.codec, "state") if run.is_recorded else b"null"
         if not isinstance(told, SerializeStateError):
             told = b'{"final_output":' + told + b',"iterations":' + str(walker.iteration).encode() + b"}"
         return graph_invoked(run, state, walker.iteration), told

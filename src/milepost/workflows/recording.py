@@ -50,7 +50,7 @@ def record(
     if statements:
         yield Alone()
     now = format_time(run.options.clock.time())
-    if run.store is None:
+    if not run.is_recorded:
         return run.journal.next_number(), now
     before = run.unsaved
     waiting, run.unsaved = (*before, *drafts) if before else drafts, ()
@@ -95,7 +95,7 @@ def _tags(run: StepRun) -> dict[str, str] | None:
 
 def finish(run: StepRun, output: Any) -> Routine[None]:
     """Record the output of the workflow. An output that cannot be recorded fails it."""
-    if run.store is None:
+    if not run.is_recorded:
         return
     data = encoded_output(run, run.flow, output)
     if isinstance(data, SerializeStateError):
@@ -122,7 +122,7 @@ def fail(run: StepRun, exc: BaseException) -> Routine[BaseException]:
     error: BaseException = exc if failed is None else failed.error
     if failed is not None:
         run.failed_step = failed.result
-    if not ends_run(error) or run.store is None:
+    if not ends_run(error) or not run.is_recorded:
         if ends_run(error):
             yield from undoing.roll_back(run)
         return error

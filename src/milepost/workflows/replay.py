@@ -71,7 +71,6 @@ class ExaminedWorkflow:
 
 def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
     """Play the recorded part, up to the first thing that is new."""
-    assert run.store is not None
     check_flow(run, latest.row)
     _refuse_states(run)
     if run.main is not None:
@@ -167,7 +166,6 @@ def read(
     All may count or, with on_corrupt='previous', those before the first damaged one. Superseded records are not
     checked, and their headers are not parsed.
     """
-    assert run.store is not None
     is_lenient = run.options.on_corrupt == "previous"
     if latest.newest < latest.expected:
         cut = cut_short(run, latest)

@@ -164,9 +164,7 @@ def _note(
             extra={"run_id": run.run_id, "node_id": step_id},
         )  # fmt: skip
     try:
-        yield from run.record(
-            (PendingRecord(ROLLBACK, step_id, 1, fields),) if run.store is not None else (), is_fatal=True
-        )
+        yield from run.record((PendingRecord(ROLLBACK, step_id, 1, fields),) if run.is_recorded else (), is_fatal=True)
     except CheckpointWriteError as exc:
         logger.warning("the rollback of step %r of run %r could not be recorded: %s", step_id, run.run_id, exc)
         raise

@@ -200,7 +200,6 @@ class StepRun(Run):
         """Copy the run up to a visit into a new one."""
         from milepost.graph.fork_run import fork  # most programs never need it
 
-        assert self.store is not None
         return fork(
             self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self
         )
@@ -262,7 +261,6 @@ class StepRun(Run):
             except parking.Parked as parked:
                 if (yield from parking.park(self, parked.waits)):
                     raise parking.suspended(self) from None
-            assert self.store is not None
             records: list[Record] = yield from ask(self.store, "read", self.run_id)
             row: RunRow = yield from ask(self.store, "get_run", self.run_id)
             unsaved = self.unsaved

@@ -137,7 +137,7 @@ class StepVisit(Composing):
         if not run.is_live:
             run.pending.append((self.step_id, self.step))
         self.begun_at = began = run.options.clock.monotonic()
-        if run.store is not None:
+        if run.is_recorded:
             # The arguments are written down before any call: a function may change its arguments.
             self.arguments = asked_with(run, self.step)
         if self.mods.when is not None and self.step_id not in run.recorded.choices:
@@ -306,7 +306,7 @@ class StepVisit(Composing):
             pair: tuple[Any, bytes | SerializeStateError | None] = returned
             return pair
         refuse_unawaited(returned)
-        if run.store is None:
+        if not run.is_recorded:
             return returned, None
         return returned, run.encoded(returned, run.flow.codec_of(work.fn), "output")
 
@@ -385,7 +385,7 @@ class StepVisit(Composing):
     def _take_in(self) -> Routine[None]:
         """Read this process's own records, so that the next attempt does not repeat the parts that succeeded."""
         run = self.run
-        if run.store is None:
+        if not run.is_recorded:
             return
         for record in (yield from ask(run.store, "read", run.run_id, after=run.recorded.newest)):
             if record.kind != OWNER:
@@ -417,11 +417,7 @@ class StepVisit(Composing):
         return error
 
     def _advice(self) -> str:
-        return (
-            "; mend the cause, then resume or retry"
-            if self.run.store is not None and not parent_of(self.step_id)
-            else ""
-        )
+        return "; mend the cause, then resume or retry" if self.run.is_recorded and not parent_of(self.step_id) else ""
 
     def _failure(self, error: str, error_type: str, duration: float = 0.0) -> StepResult:
         return StepResult(
@@ -486,7 +482,7 @@ class StepVisit(Composing):
         )
         _carry_tags(run, self.frame.context)
         undoes = mods.rollback is not None and outcome in ("succeeded", "recovered")
-        if run.store is None:
+        if not run.is_recorded:
             sequence, now = run.journal.next_number(), format_time(run.options.clock.time())
         else:
             draft = self._draft(result, data, is_undoable=undoes)
