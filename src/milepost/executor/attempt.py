@@ -1,8 +1,9 @@
 """One attempt of a visit: user code is called and its answer checked, and nothing is written.
 
-A `Visit` is one visit of a node, step, merge or rollback. It is a value that flows through `run_attempt`, which is here,
-and `milepost.executor.recording.record_outcome`, which writes what has come of the attempt, until an attempt has
-succeeded or the policy gives up. A front end says what a visit calls, how an answer is checked and what is recorded.
+A `UnitVisit` is one visit of a unit of work: a node, step, merge or rollback. It is a value that flows through
+`run_attempt`, which is here, and `milepost.executor.recording.record_outcome`, which writes what has come of the
+attempt, until an attempt has succeeded or the policy gives up. A front end says what a visit calls, how an answer is
+checked and what is recorded.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class AttemptOutcome(msgspec.Struct, eq=False):
             self.op = "timeout"
 
 
-class Visit:
-    """One visit of a node, step, merge or rollback."""
+class UnitVisit:
+    """One visit of a unit of work: a node, step, merge or rollback."""
 
     __slots__ = (
         "began",
@@ -130,7 +131,7 @@ class Visit:
         yield  # the marker of a generator: it never asks for anything
 
 
-def run_attempt(visit: Visit) -> Routine[AttemptOutcome]:
+def run_attempt(visit: UnitVisit) -> Routine[AttemptOutcome]:
     """Run the user code of a visit once, and return what has come of it. Nothing is written.
 
     Raises `OutOfTime` if the time of something around the attempt is over, and `RunTimeoutError` if the run's is.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from milepost.errors import AttemptTimedOut, StatementError
-from milepost.executor.attempt import AttemptOutcome, Visit, pause, run_attempt
+from milepost.executor.attempt import AttemptOutcome, UnitVisit, pause, run_attempt
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Routine
 from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from milepost.executor.run import Run
 
 
-def perform(visit: Visit) -> Routine[AttemptOutcome]:
+def perform(visit: UnitVisit) -> Routine[AttemptOutcome]:
     """Run attempts of a visit until one has succeeded and is recorded, and return its outcome.
 
     Raises the error that the visit gives up with.
@@ -32,7 +32,7 @@ def perform(visit: Visit) -> Routine[AttemptOutcome]:
             return outcome
 
 
-def record_outcome(visit: Visit, outcome: AttemptOutcome) -> Routine[bool]:
+def record_outcome(visit: UnitVisit, outcome: AttemptOutcome) -> Routine[bool]:
     """Record and announce what has come of an attempt; return True if it has succeeded.
 
     After a failed attempt return False when it is time for the next one, or raise the error that the visit gives up
@@ -61,7 +61,7 @@ def record_outcome(visit: Visit, outcome: AttemptOutcome) -> Routine[bool]:
     return False
 
 
-def _count(visit: Visit, error: Exception) -> float | None:
+def _count(visit: UnitVisit, error: Exception) -> float | None:
     """Count a failed attempt, and return the seconds until the next one; None if there is none."""
     budget, policy = visit.budget, visit.policy
     budget.failures += 1

@@ -25,7 +25,7 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.attempt import AttemptBudget, AttemptOutcome, OutOfTime, Visit
+from milepost.executor.attempt import AttemptBudget, AttemptOutcome, OutOfTime, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Halted, Outcome, Routine
 from milepost.executor.flow import BranchEnd, Fork, Function
@@ -184,7 +184,7 @@ def _merged(walker: Walker, fork: Fork, ends: Mapping[str, BranchEnd]) -> Routin
     return (yield from perform(MergeVisit(walker, fork, ends, budget))).value
 
 
-class MergeVisit(Visit):
+class MergeVisit(UnitVisit):
     """The merging of the branches at a join. It has one attempt, and its result is recorded with the join's own state."""
 
     __slots__ = ("ends", "fork", "walker")

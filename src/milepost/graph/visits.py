@@ -19,7 +19,7 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.attempt import AttemptBudget, AttemptOutcome, Visit
+from milepost.executor.attempt import AttemptBudget, AttemptOutcome, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Alone, Call, Routine
 from milepost.executor.flow import END, REPLACED, Function, Part, Router, Unit, Whole
@@ -40,7 +40,7 @@ class NodeOutcome(msgspec.Struct, eq=False):
     updates: Mapping[str, Any] | None = None
 
 
-class NodeVisit(Visit):
+class NodeVisit(UnitVisit):
     """One visit of a node, or of an item of a map.
 
     It flows through enter, attempt, check, route, record and announce; see `Walker._visit`.

@@ -25,7 +25,7 @@ from milepost.errors import (
     StepError,
 )
 from milepost.executor import waits as parking
-from milepost.executor.attempt import OutOfTime, PartsFailed, Visit
+from milepost.executor.attempt import OutOfTime, PartsFailed, UnitVisit
 from milepost.executor.bounded_gather import bounded_gather
 from milepost.executor.context import Context
 from milepost.executor.decoding import decode_inside
@@ -63,7 +63,7 @@ __all__ = ["Composing", "check_items", "graph_invoked", "invoked", "item_ids", "
 _encode = msgspec.json.Encoder().encode
 
 
-class Composing(Visit):
+class Composing(UnitVisit):
     """A step that is made of others, while it is being done."""
 
     __slots__ = (

@@ -14,7 +14,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from milepost.errors import CheckpointWriteError
-from milepost.executor.attempt import AttemptBudget, AttemptOutcome, Visit
+from milepost.executor.attempt import AttemptBudget, AttemptOutcome, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.recorded import PendingRecord
@@ -96,7 +96,7 @@ def _known_errors(run: StepRun) -> list[RollbackError]:
     ]
 
 
-class RollbackVisit(Visit):
+class RollbackVisit(UnitVisit):
     """The rollback of one step. Its failed attempts are not recorded, only how it ended."""
 
     __slots__ = ("source", "takes_output", "undo")

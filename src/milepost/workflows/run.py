@@ -9,7 +9,6 @@ goes on. A refusal comes before that, and leaves the run as it was.
     parking     waits and timers: a run that waits is released and holds nothing
     undoing     rollbacks, once the run is to end failed or cancelled
     replaying   where a run goes on: the journal, and the code played over it
-    recording   the records of steps, and of how the run ended
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from milepost.errors import (
     AsyncNodeError,
+    CheckpointWriteError,
     DeserializeStateError,
     DuplicateStepNameError,
     FlowChangedError,
@@ -29,25 +29,28 @@ from milepost.errors import (
     RunCancelled,
     RunStopped,
     SerializeStateError,
+    StatementError,
+    StateTypeError,
+    StepError,
     StoreError,
     WorkflowError,
 )
 from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
-from milepost.executor.effects import Gather, HoldOver, Outcome, Ready, Routine
+from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
 from milepost.executor.journal import ask
 from milepost.executor.recorded import JournalHistory, PendingRecord
+from milepost.executor.recording import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.run import Run, complete
 from milepost.model.ends import contained, error_of
 from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
-from milepost.model.failure import describe, recorded_step_error, shown
+from milepost.model.failure import describe, failure_fields, first_line, place, recorded_step_error, shown
 from milepost.model.origin import origins_of, source_of
-from milepost.model.record import Record
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
 from milepost.options import Options
 from milepost.store import Release, RunRow, RunSnapshot, Statement, Store
-from milepost.workflows import recording
 from milepost.workflows import replay as replaying
 from milepost.workflows import rollback as undoing
 from milepost.workflows import step as performing
@@ -57,7 +60,7 @@ from milepost.workflows.imported import as_recorded
 from milepost.workflows.matching import described, non_determinism
 from milepost.workflows.replay import ExaminedWorkflow, inputs_of, know_renames, primed, primed_or_over
 from milepost.workflows.steps import Named, Step
-from milepost.workflows.visiting import StepFailed, answer_of
+from milepost.workflows.visiting import StepFailed, answer_of, encoded_output
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -281,7 +284,7 @@ class StepRun(Run):
         try:
             output = yield from self.play(frame)
             yield from self.live()
-            yield from recording.finish(self, output)
+            yield from self._finish(output)
         except (parking.Parked, GeneratorExit):
             raise
         except BaseException as exc:
@@ -289,7 +292,7 @@ class StepRun(Run):
             if cancelled is None and self._is_refusal(exc):
                 raise
             yield from self.live()
-            raise (yield from recording.fail(self, cancelled or exc)) from getattr(exc, "__cause__", None)
+            raise (yield from self._fail(cancelled or exc)) from getattr(exc, "__cause__", None)
         return output
 
     def _cancelled_by(self, exc: BaseException) -> RunCancelled | None:
@@ -314,7 +317,7 @@ class StepRun(Run):
 
     def is_failure(self, exc: BaseException) -> bool:
         """Return whether the workflow itself failed, and not its store, its owner or its time."""
-        return isinstance(exc, StepFailed) or recording.ends_run(exc)
+        return isinstance(exc, StepFailed) or _ends_run(exc)
 
     def do(
         self, step: Step[Any], step_id: str, frame: Frame, *, is_child: bool = False, floor: int = -1
@@ -509,8 +512,112 @@ class StepRun(Run):
         statements: tuple[Statement, ...] = (),
         tags: dict[str, str] | None = None,
     ) -> Routine[tuple[int, str]]:
-        """Write records; return the number and the time of the last of them. See `recording.record`."""
-        return recording.record(self, drafts, is_fatal=is_fatal, release=release, statements=statements, tags=tags)
+        """Write records; return the number and the time of the last of them.
+
+        Records that fail to be written join the next write.
+
+        `tags` go with this write, beside those that wait for the next one. With statements the records are written now or
+        not at all: `StatementError` leaves everything as it was.
+        """
+        if statements:
+            yield Alone()
+        now = format_time(self.options.clock.time())
+        if not self.is_recorded:
+            return self.journal.next_number(), now
+        before = self.unsaved
+        waiting, self.unsaved = (*before, *drafts) if before else drafts, ()
+        journal = self.journal
+        records = tuple([journal.make_at(now, *draft) for draft in waiting])
+        held = self._take_tags()
+        try:
+            yield from journal.write(records, release, {**(held or {}), **tags} if tags else held, statements)
+        except StatementError:
+            self.unsaved = before
+            if self.root is not None:
+                self.root.context._tags = held
+            raise
+        except RunCancelled as exc:
+            if release is not None or not drafts or drafts[-1].kind != CHECKPOINT:
+                raise
+            # The record is written: the step has succeeded, and is among those that are undone.
+            self.cancel = exc.reason
+        except CheckpointWriteError as exc:
+            is_fatal = is_fatal or bool(statements) or release is not None
+            node_id = drafts[-1].step_id if drafts else ""
+            if not (yield from go_on_without(self, "append", node_id, exc, is_fatal=is_fatal)):
+                raise
+            self.unsaved = (*waiting, *self.unsaved)
+            journal.missed = tuple(
+                f"{draft.step_id}#{draft.visit}" for draft in self.unsaved if draft.kind == CHECKPOINT
+            )
+            return records[-1].sequence, now
+        if journal.missed:
+            journal.missed = ()
+        if self.is_listening:
+            for written in records:
+                if written.kind == CHECKPOINT:
+                    yield announce_checkpoint(self, written)
+        return (records[-1].sequence if records else journal.sequence), now
+
+    def _take_tags(self) -> dict[str, str] | None:
+        if self.root is None or not self.root.context._tags:
+            return None
+        tags, self.root.context._tags = self.root.context._tags, None
+        return tags
+
+    def _finish(self, output: Any) -> Routine[None]:
+        """Record the output of the workflow. An output that cannot be recorded fails it."""
+        if not self.is_recorded:
+            return
+        data = encoded_output(self, self.flow, output)
+        if isinstance(data, SerializeStateError):
+            place(
+                data,
+                f"what workflow {self.flow.name!r} of run {self.run_id!r} returned cannot be recorded",
+                "declare what it returns: -> Steps[...], or return what the codec carries",
+            )
+            raise data
+        fields = {"status": "finished"}
+        release = Release("finished", degraded=self.journal.degraded, missed=self.journal.missed)
+        if self.unsaved:
+            release = Release("finished")
+        yield from self.record((PendingRecord(FINISH, "", 1, fields, data),), release=release)
+
+    def _fail(self, exc: BaseException) -> Routine[BaseException]:
+        """Record that the run failed and undo the steps with a rollback; return the error that it failed with."""
+        if isinstance(exc, RunCancelled):
+            self.journal.begin_to_end()
+            yield from undoing.roll_back(self)
+            return exc
+        failed = exc if isinstance(exc, StepFailed) else None
+        error: BaseException = exc if failed is None else failed.error
+        if failed is not None:
+            self.failed_step = failed.result
+        if not _ends_run(error) or not self.is_recorded:
+            if _ends_run(error):
+                yield from undoing.roll_back(self)
+            return error
+        assert isinstance(error, MilepostError)
+        draft = failed.draft if failed is not None else None
+        if draft is None:
+            at = failed.result.name if failed is not None else ""
+            told = failure_fields(error.__cause__ or error)
+            draft = PendingRecord(FAILURE, at, 1, {"op": "workflow" if not at else "execute", "attempt": 1, **told})
+        draft = draft._replace(fields={**draft.fields, "final": True})
+        try:
+            if self.undos:
+                yield from self.record((draft,), is_fatal=True)
+                self.journal.begin_to_end()
+                yield from undoing.roll_back(self)
+            else:
+                reason = first_line(error)
+                told = failure_fields(error.__cause__ or error)
+                finish = PendingRecord(FINISH, "", 1, {"status": "failed", "reason": reason, **told})
+                release = Release("failed", reason, degraded=self.journal.degraded, missed=self.journal.missed)
+                yield from self.record((draft, finish), is_fatal=True, release=release)
+        except StoreError as lost:
+            keep_unrecorded(self, error, lost, is_end=True)
+        return error
 
     def known_before(self) -> dict[str, Any]:
         """Return nothing: a replay reads the whole record anyway."""
@@ -587,6 +694,11 @@ class StepRun(Run):
             run_id=self.run_id,
             node_id=step_id,
         )
+
+
+def _ends_run(error: BaseException) -> bool:
+    """Return whether the workflow itself failed, and not its store, its owner or its time."""
+    return isinstance(error, (WorkflowError, StepError, DuplicateStepNameError, StateTypeError, SerializeStateError))
 
 
 def _close(body: Any, why: BaseException) -> None:
