@@ -19,11 +19,10 @@ from milepost.errors import (
 from milepost.executor.checks import ResumeRequest, check_recordable
 from milepost.executor.continuation import CONTINUE, check_options
 from milepost.executor.effects import Routine
-from milepost.executor.flow import Flow, GraphFlow
+from milepost.executor.flow import Flow, GraphFlow, find_node
 from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
 from milepost.executor.run import Run
 from milepost.executor.start import enqueue, start
-from milepost.executor.units import find_node
 from milepost.model.ids import new_nonce, new_run_id
 from milepost.model.record import format_time
 from milepost.model.reports import ResumePlan

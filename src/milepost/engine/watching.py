@@ -16,12 +16,12 @@ from milepost.errors import (
 )
 from milepost.executor.checks import ResumeRequest, check_flow, content_of
 from milepost.executor.effects import Routine
+from milepost.executor.flow import codec_at
 from milepost.executor.journal import ask
 from milepost.executor.recorded import JournalHistory, StepRecord, parent_of
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.executor.start import attach
-from milepost.executor.units import codec_at
 from milepost.graph.resume import newest_live
 from milepost.model.record import CHECKPOINT, START, Record
 from milepost.model.results import StepResult

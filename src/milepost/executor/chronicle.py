@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from milepost.errors import CheckpointCorruptError, MilepostError
-from milepost.executor.flow import Flow
-from milepost.executor.units import codec_at
+from milepost.executor.flow import Flow, codec_at
 from milepost.model.events import (
     AttemptFailed,
     Event,

@@ -34,9 +34,8 @@ from milepost.executor.checks import (
     recorded_ids,
 )
 from milepost.executor.continuation import CONTINUE, newest_turn
-from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit
+from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit, find_node, is_of_item
 from milepost.executor.run import Run
-from milepost.executor.units import find_node, is_of_item
 from milepost.model.failure import place
 from milepost.model.record import (
     CHECKPOINT,

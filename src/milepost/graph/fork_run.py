@@ -21,11 +21,10 @@ from milepost.errors import (
 from milepost.executor.amendment import amended, check_branch
 from milepost.executor.checks import check_flow, content_of, is_live
 from milepost.executor.effects import Routine
-from milepost.executor.flow import GraphFlow
+from milepost.executor.flow import GraphFlow, codec_at, find_node
 from milepost.executor.journal import ask
 from milepost.executor.recorded import JournalHistory
 from milepost.executor.run import Run
-from milepost.executor.units import codec_at, find_node
 from milepost.graph.resume import check_live
 from milepost.model.info import VerifyReport
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record

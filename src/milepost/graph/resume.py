@@ -25,7 +25,6 @@ from milepost.executor.checks import (
     recorded_ids,
 )
 from milepost.executor.continuation import CONTINUE, newest_turn
-from milepost.executor.decoding import decode_inside
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END
 from milepost.executor.journal import ask
@@ -33,6 +32,7 @@ from milepost.executor.recorded import JournalHistory, parent_of
 from milepost.executor.renames import Renames
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
+from milepost.graph.nesting import decode_inside
 from milepost.model.branch_path import turnings
 from milepost.model.origin import origins_of
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record

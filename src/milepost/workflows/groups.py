@@ -26,12 +26,12 @@ from milepost.errors import (
 )
 from milepost.executor import waits as parking
 from milepost.executor.attempt import OutOfTime, PartsFailed, UnitVisit
-from milepost.executor.bounded_gather import bounded_gather
 from milepost.executor.context import Context
-from milepost.executor.decoding import decode_inside
 from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.recorded import PendingRecord
+from milepost.executor.run import bounded_gather
 from milepost.executor.waits import Waits
+from milepost.graph.nesting import decode_inside
 from milepost.graph.walker import Walker
 from milepost.model.ends import contained
 from milepost.model.failure import describe, place, shown
