@@ -14,7 +14,7 @@ import msgspec
 
 from milepost.errors import AttemptTimedOut, StatementError
 from milepost.executor.context import Context
-from milepost.executor.effects import Call, Routine, Sleep
+from milepost.executor.effects import OVERDUE_GRACE, Call, Routine, Sleep
 from milepost.executor.run import Run
 from milepost.model.ends import contained
 from milepost.model.retry import Retry
@@ -121,8 +121,16 @@ class UnitVisit:
         return
         yield  # the marker of a generator: it never asks for anything
 
+    def describe_end(self, error: BaseException, text: str) -> str:
+        """Say how the last attempt ended; `text` describes the error, unless it is a timeout."""
+        if isinstance(error, AttemptTimedOut):
+            more = f", and still runs {OVERDUE_GRACE:g} s later" if error.is_running else ""
+            return f"took longer than its timeout of {error.timeout:g} s{more}"
+        failures = self.budget.failures
+        return f"failed{f' after {failures} failed attempts' if failures > 1 else ''}: {text}"
+
     def give_up(self, outcome: AttemptOutcome) -> Exception:
-        """Make the error with which the visit ends after its last attempt."""
+        """Make the error with which the visit ends after its last attempt. Notes on those before it are added."""
         raise NotImplementedError
 
     def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from milepost.codec.succession import Encoder
 from milepost.errors import (
@@ -39,6 +39,9 @@ from milepost.model.record import (
 )
 from milepost.options import Options
 from milepost.store import Append, Claim, NewRun, Release, Statement, Store, Token
+
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
 
 __all__ = ["Drained", "Journal", "ask", "take"]
 
@@ -214,6 +217,19 @@ class NullJournal:
         fields = {**fields, "epoch": self.epoch}
         return make_record(self.run_id, number, now, kind, node_id, visit, state, fields, compressing)
 
+    def make_release(
+        self,
+        status: str,
+        reason: str = "",
+        wake_at: float | None = None,
+        waits: tuple[Wait, ...] = (),
+        crash_count: int | None = None,
+    ) -> Release:
+        """Make the release of the run, with what could not be saved of it."""
+        return Release(
+            status, reason, wake_at, waits, degraded=self.degraded, missed=self.missed, crash_count=crash_count
+        )
+
     def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
         """Make a failure record; it holds the error as text."""
         told = failure_fields(error)
@@ -256,7 +272,7 @@ class NullJournal:
     ) -> Routine[None]:
         """Record the end of the run together with the records `before`. Checkpoint number `result` holds its result."""
         finish = self.make(FINISH, status="finished", result=result)
-        release = Release("finished", degraded=self.degraded, missed=self.missed)
+        release = self.make_release("finished")
         yield from self.write((*before, finish), release, tags, statements)
 
     def finish_failed(
@@ -273,7 +289,7 @@ class NullJournal:
         reason = first_line(error)
         told = failure_fields(original or error)
         finish = self.make(FINISH, status="failed", reason=reason, **told)
-        release = Release("failed", reason, degraded=self.degraded, missed=self.missed)
+        release = self.make_release("failed", reason)
         yield from self.write((*before, finish), release, None, statements)
 
     def route(self, node_id: str, visit: int, next_node: str, iteration: int, **fields: Any) -> Routine[None]:
@@ -293,7 +309,7 @@ class NullJournal:
             if self.token is not None and not self.is_dropped:
                 if not self.is_released and self.owed is None and not isinstance(exc, LeaseLost):
                     reason = f"it was interrupted by {describe(exc)} as it was given up"
-                    self.owed = Release("interrupted", reason, degraded=self.degraded, missed=self.missed)
+                    self.owed = self.make_release("interrupted", reason)
                 yield from self.drop()
             raise
         if self.token is not None and not self.is_dropped:

@@ -14,7 +14,6 @@ from milepost.executor.effects import Emit, Routine
 from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved
 from milepost.model.failure import describe, first_line
 from milepost.model.record import Record
-from milepost.store import Release
 
 if TYPE_CHECKING:
     from milepost.errors import MilepostError
@@ -49,7 +48,11 @@ def record_outcome(visit: UnitVisit, outcome: AttemptOutcome) -> Routine[bool]:
     error = outcome.error
     assert error is not None
     outcome.retry_in = _count(visit, error)
-    final = visit.give_up(outcome) if outcome.retry_in is None else None
+    final = None
+    if outcome.retry_in is None:
+        final = visit.give_up(outcome)
+        for note in visit.budget.notes:
+            final.add_note(note)
     yield from visit.save_failure(outcome, final)
     if visit.is_announced:
         yield announce_failure(visit.run, outcome.context, error, outcome.retry_in)
@@ -130,6 +133,4 @@ def keep_unrecorded(run: Run, error: BaseException, lost: MilepostError, *, is_e
     """
     error.add_note(f"the failure itself could not be recorded: {describe(lost)}")
     if is_end:
-        journal = run.journal
-        release = Release("failed", first_line(error), degraded=journal.degraded, missed=journal.missed)
-        journal.owe(release, lost)
+        run.journal.owe(run.journal.make_release("failed", first_line(error)), lost)

@@ -310,15 +310,7 @@ class Run:
         if journal.is_released or journal.token is None or journal.owed is not None:
             return exc
         waits = () if self.status == "cancelled" else (yield from self.still_waiting())
-        release = Release(
-            self.status,
-            reason,
-            wake_at,
-            waits,
-            degraded=journal.degraded,
-            missed=journal.missed,
-            crash_count=crash_count,
-        )
+        release = journal.make_release(self.status, reason, wake_at, waits, crash_count)
         if (yield from journal.give_up(release, records)) == "lost":
             if isinstance(exc, Exception):
                 return journal.lost()

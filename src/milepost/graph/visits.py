@@ -21,7 +21,7 @@ from milepost.errors import (
 )
 from milepost.executor.attempt import AttemptBudget, AttemptOutcome, UnitVisit
 from milepost.executor.context import Context
-from milepost.executor.effects import OVERDUE_GRACE, Alone, Call, Routine
+from milepost.executor.effects import Alone, Call, Routine
 from milepost.executor.flow import END, REPLACED, Function, Part, Router, Unit, Whole
 from milepost.executor.recording import announce_checkpoint
 from milepost.executor.run import Run, complete
@@ -203,25 +203,14 @@ class NodeVisit(UnitVisit):
         # A StateTypeError that user code raises, such as one of a nested run, is an error like any other.
         if outcome.is_refused and isinstance(exc, StateTypeError):
             return self._no_state(exc, facts)
-        where = f"node {self.node_id!r} of run {run.run_id!r}"
-        error: NodeError
+        told = f"node {self.node_id!r} of run {run.run_id!r} {self.describe_end(exc, describe(exc))}"
         if isinstance(exc, AttemptTimedOut):
-            more = f", and still runs {OVERDUE_GRACE:g} s later" if exc.is_running else ""
-            error = NodeTimeoutError(
-                f"{where} took longer than its timeout of {exc.timeout:g} s{more}: give it "
-                f"more time, or resume to try again",
-                timeout=exc.timeout,
-                **facts,
-            )
-        else:
-            times = f" after {budget.failures} failed attempts" if budget.failures > 1 else ""
-            is_used_up = policy is not None and budget.failures >= policy.max_attempts
-            verb = "retry to run it again with fresh attempts" if is_used_up else "resume to run it again"
-            advice = f"; mend the cause, then {verb}" if run.is_recorded else ""
-            error = NodeError(f"{where} failed{times}: {describe(exc)}{advice}", op=outcome.op, **facts)
-        for note in budget.notes:
-            error.add_note(note)
-        return error
+            advice = ": give it more time, or resume to try again"
+            return NodeTimeoutError(told + advice, timeout=exc.timeout, **facts)
+        is_used_up = policy is not None and budget.failures >= policy.max_attempts
+        verb = "retry to run it again with fresh attempts" if is_used_up else "resume to run it again"
+        advice = f"; mend the cause, then {verb}" if run.is_recorded else ""
+        return NodeError(told + advice, op=outcome.op, **facts)
 
     def _no_state(self, exc: StateTypeError, facts: dict[str, Any]) -> StateTypeError:
         """Complete `exc`, the error of a node that returned no state of its graph, with the place and an advice."""
@@ -229,8 +218,6 @@ class NodeVisit(UnitVisit):
         act = "return a state of the declared type" if exc.path.startswith("state") else "give that"
         act += ", then resume" if self.run.is_recorded else ""
         place(exc, f"node {self.node_id!r} of run {self.run.run_id!r}", act)
-        for note in self.budget.notes:
-            exc.add_note(note)
         return exc
 
     def _facts(self, context: Context[Any]) -> dict[str, Any]:

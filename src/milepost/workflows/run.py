@@ -578,9 +578,8 @@ class StepRun(Run):
             )
             raise data
         fields = {"status": "finished"}
-        release = Release("finished", degraded=self.journal.degraded, missed=self.journal.missed)
-        if self.unsaved:
-            release = Release("finished")
+        # What is not saved yet is saved with this record.
+        release = Release("finished") if self.unsaved else self.journal.make_release("finished")
         yield from self.record((PendingRecord(FINISH, "", 1, fields, data),), release=release)
 
     def _fail(self, exc: BaseException) -> Routine[BaseException]:
@@ -613,7 +612,7 @@ class StepRun(Run):
                 reason = first_line(error)
                 told = failure_fields(error.__cause__ or error)
                 finish = PendingRecord(FINISH, "", 1, {"status": "failed", "reason": reason, **told})
-                release = Release("failed", reason, degraded=self.journal.degraded, missed=self.journal.missed)
+                release = self.journal.make_release("failed", reason)
                 yield from self.record((draft, finish), is_fatal=True, release=release)
         except StoreError as lost:
             keep_unrecorded(self, error, lost, is_end=True)

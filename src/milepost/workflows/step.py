@@ -17,7 +17,6 @@ import msgspec
 
 from milepost.errors import (
     AsyncNodeError,
-    AttemptTimedOut,
     MilepostError,
     NoBranchMatchedError,
     PredicateTypeError,
@@ -27,7 +26,7 @@ from milepost.errors import (
 )
 from milepost.executor.attempt import AttemptBudget, AttemptOutcome, PartsFailed, pause
 from milepost.executor.context import Context
-from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, HoldOver, Routine
+from milepost.executor.effects import Call, Emit, HoldOver, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import PendingRecord, StepOutcome, StepRecord, parent_of
 from milepost.executor.recording import go_on_without, perform
@@ -404,16 +403,9 @@ class StepVisit(Composing):
                 setattr(cause, name, value)
             assert isinstance(cause, MilepostError)
             return cause
-        times = f" after {self.budget.failures} failed attempts" if self.budget.failures > 1 else ""
-        if isinstance(cause, AttemptTimedOut):
-            more = f", and still runs {OVERDUE_GRACE:g} s later" if cause.is_running else ""
-            what = f"took longer than its timeout of {cause.timeout:g} s{more}"
-        else:
-            what = f"failed{times}: {_told(cause)}"
+        what = self.describe_end(cause, _told(cause))
         error = StepError(f"step {self.step_id!r} of run {self.run.run_id!r} {what}{self._advice()}", **facts)
         error.__cause__ = cause
-        for note in self.budget.notes:
-            error.add_note(note)
         return error
 
     def _advice(self) -> str:
