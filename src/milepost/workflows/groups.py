@@ -25,7 +25,7 @@ from milepost.errors import (
     StepError,
 )
 from milepost.executor import waits as parking
-from milepost.executor.attempt import OutOfTime, PartsFailed, UnitVisit
+from milepost.executor.attempt import AttemptBudget, OutOfTime, PartsFailed, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.recorded import PendingRecord
@@ -58,41 +58,34 @@ from milepost.workflows.visiting import (
 if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = ["Composing", "check_items", "graph_invoked", "invoked", "item_ids", "lasting"]
+__all__ = ["PartsVisit", "check_items", "graph_invoked", "invoked", "item_ids", "lasting"]
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Composing(UnitVisit):
-    """A step that is made of others, while it is being done."""
+class PartsVisit(UnitVisit):
+    """The visit of a step as far as it is made of others: what it has begun, and until when it may go on."""
 
-    __slots__ = (
-        "arguments",
-        "ends_at",
-        "floor",
-        "frame",
-        "is_open",
-        "mods",
-        "parts",
-        "step",
-        "step_id",
-    )
-
+    __slots__ = ("arguments", "ends_at", "floor", "frame", "is_open", "mods", "parts", "step")
     run: StepRun
-    step: Step[Any]
-    step_id: str
-    frame: Frame
-    mods: Modifiers
-    ends_at: float | None
-    floor: int
-    is_open: bool
-    arguments: Arguments
-    parts: Iterable[str]
-    """The ids of the parts that the step has begun so far."""
+
+    def __init__(self, run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
+        super().__init__(run, step_id, AttemptBudget(), frame.context._followed_at)
+        self.step = step
+        self.frame = frame
+        self.mods: Modifiers = step.modifiers
+        self.arguments: Arguments = {}
+        self.parts: Iterable[str] = ()
+        """The ids of the parts that the step has begun so far."""
+        self.floor = run.recorded.retried
+        """The number of the record up to which failures of parts belong to an earlier attempt."""
+        self.ends_at = frame.ends_at
+        self.is_open = False
+        """True after the event of its beginning and before the event of its end."""
 
     def _decide(self, fn: Callable[..., Any], *args: Any) -> Routine[Any]:
         """Call user code that decides something."""
-        refuse_async(self.run, fn, self.step_id)
+        refuse_async(self.run, fn, self.node_id)
         return (yield Call(fn, args, self.frame.context, is_async(fn), is_quick=not is_async(fn)))
 
     # -- work that is made of other steps ----------------------------------------------------------------
@@ -109,7 +102,7 @@ class Composing(UnitVisit):
         outer, self.ends_at = self.ends_at, _earlier(self.ends_at, mine)
         try:
             if isinstance(work, Waits):
-                return (yield from parking.wait(run, work.within(self.mods.timeout), self.step_id, self.budget.visit))
+                return (yield from parking.wait(run, work.within(self.mods.timeout), self.node_id, self.budget.visit))
             if isinstance(work, Spreads):
                 return (yield from self._spread(work))
             if isinstance(work, Chooses):
@@ -136,18 +129,18 @@ class Composing(UnitVisit):
 
     def _floor(self) -> int:
         """Return the sequence up to which failures of children belong to an earlier attempt."""
-        failures = self.run.recorded.failures.get(self.step_id, ())
+        failures = self.run.recorded.failures.get(self.node_id, ())
         return max([self.floor, *(entry.sequence for entry in failures if "retry_at" in entry.fields)])
 
     def _spread(self, work: Spreads) -> Routine[Any]:
         """Do the children at once."""
         run, frame, floor = self.run, self._child_frame(), self._floor()
         routines = {
-            child.name: run.do(child, f"{self.step_id}/{child.name}", frame, is_child=True, floor=floor)
+            child.name: run.do(child, f"{self.node_id}/{child.name}", frame, is_child=True, floor=floor)
             for child in work.children
         }
-        self.parts = [f"{self.step_id}/{name}" for name in routines]
-        outcomes = yield from _at_once(run, routines, work.max_parallel, routines, f"{self.step_id}/")
+        self.parts = [f"{self.node_id}/{name}" for name in routines]
+        outcomes = yield from _at_once(run, routines, work.max_parallel, routines, f"{self.node_id}/")
         results = ParallelResult(tuple(outcomes[child.name] for child in work.children))
         failed = [result for result in results if not result.success]
         if self.mods.must_succeed and failed:
@@ -158,27 +151,26 @@ class Composing(UnitVisit):
     def _choose(self, work: Chooses) -> Routine[Any]:
         """Do the first option whose predicate is true."""
         run = self.run
-        chosen = run.recorded.choices.get(self.step_id)
+        chosen = run.recorded.choices.get(self.node_id)
         index = None if chosen is None else chosen.fields.get("index")
         if index is None:
             yield from run.live()
             index = yield from self._first_true(work)
             fields = {"index": index}
-            yield from run.record((PendingRecord(ROUTE, self.step_id, self.budget.visit, fields),))
+            yield from run.record((PendingRecord(ROUTE, self.node_id, self.budget.visit, fields),))
         if not 0 <= index < len(work.options):
             raise non_determinism(
-                run.run_id, self.frame.position - 1, f"option {index} of branch {self.step_id!r}", repr(self.step)
+                run.run_id, self.frame.position - 1, f"option {index} of branch {self.node_id!r}", repr(self.step)
             )
         option = work.options[index][1]
         try:
-            option_id = f"{self.step_id}/{option.name}"
+            option_id = f"{self.node_id}/{option.name}"
             self.parts = (option_id,)
             result = yield from run.do(option, option_id, self._child_frame(), floor=self._floor())
         except StepFailed as exc:
             if exc.is_of_saving:
                 raise
-            if exc.draft is not None:
-                yield from run.record((exc.draft,))
+            yield from self._save_last(exc)
             raise PartsFailed from exc.error.__cause__ or exc.error
         told = {"selected_index": index, "selected_step_name": option.name}
         return BranchResult(index, option.name, answer_of(run, option, option_id, result, self.frame)), _encode(told)
@@ -194,21 +186,21 @@ class Composing(UnitVisit):
                 raise PartsFailed from exc
             if type(verdict) is not bool:
                 raise PartsFailed from PredicateTypeError(
-                    f"predicate {index} of branch {self.step_id!r} of run {run.run_id!r} answered {shown(verdict)}: it must "
+                    f"predicate {index} of branch {self.node_id!r} of run {run.run_id!r} answered {shown(verdict)}: it must "
                     f"answer True or False",
-                    node_id=self.step_id,
+                    node_id=self.node_id,
                     returned=verdict,
                 )
             if verdict:
                 return index
         raise PartsFailed from NoBranchMatchedError(
-            f"no predicate of branch {self.step_id!r} of run {run.run_id!r} was true: add one that always is",
-            node_id=self.step_id,
+            f"no predicate of branch {self.node_id!r} of run {run.run_id!r} was true: add one that always is",
+            node_id=self.node_id,
         )
 
     def _map(self, work: Maps) -> Routine[Any]:
         """Do every item; each is recorded for itself."""
-        run, step_id = self.run, self.step_id
+        run, step_id = self.run, self.node_id
         try:
             ids = item_ids(run, self.step, step_id)
         except StepError as exc:
@@ -244,7 +236,7 @@ class Composing(UnitVisit):
 
     def _invoke(self, work: Invokes) -> Routine[Any]:
         """Run another flow inside this journal."""
-        run, step_id, flow = self.run, self.step_id, work.flow
+        run, step_id, flow = self.run, self.node_id, work.flow
         if flow.front == "graph":
             return (yield from self._walk(flow, work.given))
         inner = run.frame(flow, step_id, work.given, self.ends_at)
@@ -261,20 +253,24 @@ class Composing(UnitVisit):
         told = data if isinstance(data, SerializeStateError) else b'{"final_output":' + data + b"}"
         return invoked(run, inner, output, 0.0), told
 
+    def _save_last(self, exc: BaseException) -> Routine[None]:
+        """Record the last failure of a step, if `exc` is one that is not recorded yet."""
+        if isinstance(exc, StepFailed) and exc.draft is not None:
+            yield from self.run.record((exc.draft,))
+            exc.draft = None
+
     def _inner_failed(self, exc: BaseException) -> Routine[None]:
         """Record why a workflow inside failed and, if no attempt is left, undo its steps."""
-        draft = getattr(exc, "draft", None)
-        if draft is not None:
-            yield from self.run.record((draft,))
+        yield from self._save_last(exc)
         policy = self.mods.retry
         if policy is None or self.budget.failures + 1 >= policy.max_attempts:
             # All steps inside are undone, whichever attempt did them.
-            inside = {undone for undone in self.run.undos if undone.startswith(f"{self.step_id}/")}
+            inside = {undone for undone in self.run.undos if undone.startswith(f"{self.node_id}/")}
             yield from roll_back(self.run, only=inside)
 
     def _walk(self, graph: Any, state: Any) -> Routine[Any]:
         """Walk a graph below this step's id, from where its records end."""
-        run, step_id = self.run, self.step_id
+        run, step_id = self.run, self.node_id
         refuse_async_nodes(run, graph, step_id)
         recorded = run.recorded
         self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from milepost.errors import (
     SerializeStateError,
     StepError,
 )
-from milepost.executor.attempt import AttemptBudget, AttemptOutcome, PartsFailed, pause
+from milepost.executor.attempt import AttemptOutcome, PartsFailed, pause
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, HoldOver, Routine
 from milepost.executor.journal import ask
@@ -37,10 +36,9 @@ from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
 from milepost.model.results import SkipMarker, StepResult, step_result
 from milepost.store import Statement
 from milepost.workflows.answers import answered, fallback
-from milepost.workflows.groups import Composing, lasting
-from milepost.workflows.matching import Arguments
+from milepost.workflows.groups import PartsVisit, lasting
 from milepost.workflows.rollback import register
-from milepost.workflows.steps import Calls, Invokes, Maps, Modifiers, Step
+from milepost.workflows.steps import Calls, Invokes, Maps, Step
 from milepost.workflows.visiting import (
     StepFailed,
     asked_with,
@@ -58,8 +56,6 @@ __all__ = ["do"]
 logger = logging.getLogger("milepost")
 
 _encode = msgspec.json.Encoder().encode
-_UNSPENT = AttemptBudget()
-"""The budget of a step's visit before anybody has asked what the visit has used up. It never changes."""
 
 
 def do(
@@ -76,30 +72,20 @@ def do(
 # -- doing it ----------------------------------------------------------------------------------------------
 
 
-class StepVisit(Composing):
+class StepVisit(PartsVisit):
     """One visit of a step, if its result is not recorded yet."""
 
     __slots__ = ("arguments_copy", "begun_at", "done", "is_child", "is_first", "tried")
 
     def __init__(self, run: StepRun, step: Step[Any], step_id: str, frame: Frame, *, is_child: bool) -> None:
-        super().__init__(run, step_id, _UNSPENT, frame.context._followed_at)
-        self.step = step
-        self.step_id = step_id
-        self.frame = frame
+        super().__init__(run, step, step_id, frame)
         self.is_child = is_child
-        self.mods: Modifiers = step.modifiers
-        self.arguments: Arguments = {}
-        self.parts: Iterable[str] = ()
-        self.floor = run.recorded.retried
-        self.ends_at = frame.ends_at
         self.tried = 1
         self.begun_at = 0.0
         self.arguments_copy: Any = None
         """The arguments of a step with retries, for its further attempts; None: all attempts have the same ones."""
         self.is_first = True
         """True before the step's first call in this process."""
-        self.is_open = False
-        """True after the event of its beginning and before the event of its end."""
         self.done: StepResult | None = None
         """Its result, once that is recorded."""
 
@@ -129,28 +115,28 @@ class StepVisit(Composing):
         Raises `StepFailed` if it fails and no modifier of the step turns the failure into a result.
         """
         run = self.run
-        entry = run.recorded.done.get(self.step_id)
+        entry = run.recorded.done.get(self.node_id)
         if entry is not None and (entry.sequence > floor or entry.fields.get("outcome") != "failed"):
-            return (yield from answered(run, self.step, self.step_id, entry, self.frame))
-        check_begun(run, self.step, self.step_id, self.frame)
+            return (yield from answered(run, self.step, self.node_id, entry, self.frame))
+        check_begun(run, self.step, self.node_id, self.frame)
         if not run.is_live:
-            run.pending.append((self.step_id, self.step))
+            run.pending.append((self.node_id, self.step))
         self.begun_at = began = run.options.clock.monotonic()
         if run.is_recorded:
             # The arguments are written down before any call: a function may change its arguments.
             self.arguments = asked_with(run, self.step)
-        if self.mods.when is not None and self.step_id not in run.recorded.choices:
+        if self.mods.when is not None and self.node_id not in run.recorded.choices:
             skipped = yield from self._asked()
             if skipped is not None:
                 return (yield from self._complete(SkipMarker(skipped), "skipped", began))
         given_up = self._given_up() if run.recorded.failures else None
         if given_up is not None:
-            self.parts = run.recorded.begun(self.step_id, given_up.sequence)
+            self.parts = run.recorded.begun(self.node_id, given_up.sequence)
             failed = self._recorded_failure(given_up)
         else:
             work = self.step.work
             if self.mods.rollback is not None:
-                refuse_async(run, self.mods.rollback, self.step_id)
+                refuse_async(run, self.mods.rollback, self.node_id)
             try:
                 yield from self._enter_call(work) if isinstance(work, Calls) else self._enter_parts()
                 yield from perform(self)
@@ -172,10 +158,9 @@ class StepVisit(Composing):
         if mods.on_error is not None:
             if failed.draft is not None:
                 yield from run.live()
-                yield from run.record((failed.draft,))
-                failed.draft = None
+            yield from self._save_last(failed)
             try:
-                other = yield from fallback(run, self.step, self.step_id, self.frame, failed.result, self.parts)
+                other = yield from fallback(run, self.step, self.node_id, self.frame, failed.result, self.parts)
             except StepFailed as exc:
                 if exc.is_of_saving:
                     raise
@@ -194,7 +179,7 @@ class StepVisit(Composing):
         """Ask the predicate. Returns the reason why the step is skipped, or None."""
         run = self.run
         yield from run.live()
-        run.enter(self.step_id)
+        run.enter(self.node_id)
         assert self.mods.when is not None
         try:
             verdict = yield from self._decide(self.mods.when, self.frame.context)
@@ -202,24 +187,24 @@ class StepVisit(Composing):
             raise
         except Exception as exc:
             logger.warning(
-                "step %r of run %r is skipped, its predicate failed: %s", self.step_id, run.run_id, describe(exc),
-                extra={"run_id": run.run_id, "node_id": self.step_id},
+                "step %r of run %r is skipped, its predicate failed: %s", self.node_id, run.run_id, describe(exc),
+                extra={"run_id": run.run_id, "node_id": self.node_id},
             )  # fmt: skip
             return "predicate_exception"
         if type(verdict) is not bool:
             raise PredicateTypeError(
-                f"the predicate of step {self.step_id!r} of run {run.run_id!r} answered {shown(verdict)}: it must answer True "
+                f"the predicate of step {self.node_id!r} of run {run.run_id!r} answered {shown(verdict)}: it must answer True "
                 f"or False",
                 run_id=run.run_id,
-                node_id=self.step_id,
-                step_name=self.step_id,
+                node_id=self.node_id,
+                step_name=self.node_id,
                 step_type=self.step.step_type.value,
                 returned=verdict,
             )
         if not verdict:
             return "predicate_false"
-        visit = run.recorded.spent(self.step_id, self.frame.followed, run.options.clock.time()).visit
-        yield from run.record((PendingRecord(ROUTE, self.step_id, visit, {"verdict": True}),))
+        visit = run.recorded.spent(self.node_id, self.frame.followed, run.options.clock.time()).visit
+        yield from run.record((PendingRecord(ROUTE, self.node_id, visit, {"verdict": True}),))
         return None
 
     # -- the work, with its attempts -------------------------------------------------------------------
@@ -227,11 +212,11 @@ class StepVisit(Composing):
     def _given_up(self) -> StepRecord | None:
         """Return the failure that used up the step's attempts, if its handling is what comes next, or None."""
         if self.mods.on_error is None:
-            return self.run.recorded.standing_failure(self.step_id) if parent_of(self.step_id) else None
-        found = self.run.recorded.failures.get(self.step_id)
+            return self.run.recorded.standing_failure(self.node_id) if parent_of(self.node_id) else None
+        found = self.run.recorded.failures.get(self.node_id)
         if not found or not found[-1].fields.get("given_up"):
             return None
-        done = self.run.recorded.done.get(self.step_id)
+        done = self.run.recorded.done.get(self.node_id)
         is_over = found[-1].sequence <= self.run.recorded.retried or (
             done is not None and done.sequence > found[-1].sequence
         )
@@ -242,8 +227,8 @@ class StepVisit(Composing):
         text = f"{told.get('error_type')}: {told.get('message')}"
         self.budget.visit = entry.record.visit
         error = StepError(
-            f"step {self.step_id!r} of run {self.run.run_id!r} failed: {text}", run_id=self.run.run_id,
-            node_id=self.step_id, step_name=self.step_id, step_type=self.step.step_type.value,
+            f"step {self.node_id!r} of run {self.run.run_id!r} failed: {text}", run_id=self.run.run_id,
+            node_id=self.node_id, step_name=self.node_id, step_type=self.step.step_type.value,
         )  # fmt: skip
         self.tried = int(told.get("attempt", 1))
         result = self._failure(str(told.get("message") or text), str(told.get("error_type")))
@@ -251,7 +236,7 @@ class StepVisit(Composing):
 
     def _enter_call(self, work: Calls) -> Routine[None]:
         """Enter a step that calls a function."""
-        run, step_id = self.run, self.step_id
+        run, step_id = self.run, self.node_id
         refuse_async(run, work.fn, step_id)
         if not run.is_live:
             yield from run.live()
@@ -270,7 +255,7 @@ class StepVisit(Composing):
 
     def _enter_parts(self) -> Routine[None]:
         """Enter a step that is made of others. Its parts have their own timeouts, and a map's items their own retries."""
-        run, step_id = self.run, self.step_id
+        run, step_id = self.run, self.node_id
         if not self._has_begun():
             if not run.is_live:
                 yield from run.live()
@@ -329,9 +314,9 @@ class StepVisit(Composing):
         """Return whether any part of the step is recorded, so that a replay can answer from it."""
         recorded = self.run.recorded
         return not self.run.is_live and (
-            bool(recorded.children(self.step_id))
+            bool(recorded.children(self.node_id))
             or any(
-                self.step_id in held for held in (recorded.choices, recorded.items, recorded.waits, recorded.failures)
+                self.node_id in held for held in (recorded.choices, recorded.items, recorded.waits, recorded.failures)
             )
         )
 
@@ -343,15 +328,15 @@ class StepVisit(Composing):
         run = self.run
         place(
             exc,
-            f"the output of step {self.step_id!r} of run {run.run_id!r} cannot be recorded",
+            f"the output of step {self.node_id!r} of run {run.run_id!r} cannot be recorded",
             "what was recorded before is kept: mend the step, then resume",
         )
-        exc.run_id, exc.node_id = run.run_id, self.step_id
-        yield from go_on_without(run, "encode", self.step_id, exc, is_fatal=True)
+        exc.run_id, exc.node_id = run.run_id, self.node_id
+        yield from go_on_without(run, "encode", self.node_id, exc, is_fatal=True)
         told = failure_fields(exc)
         fields = {"op": "save", "attempt": self.tried, **told, "given_up": True}
         result = self._failure(message_of(exc), type_name(exc))
-        raise StepFailed(exc, result, PendingRecord(FAILURE, self.step_id, self.budget.visit, fields))
+        raise StepFailed(exc, result, PendingRecord(FAILURE, self.node_id, self.budget.visit, fields))
 
     def give_up(self, outcome: AttemptOutcome) -> StepFailed:
         """Make the step's failure after its last attempt."""
@@ -379,7 +364,7 @@ class StepVisit(Composing):
         fields = {"op": outcome.op, "attempt": attempt, **failure_fields(outcome.error), "retry_at": retry_at}
         if is_last:
             fields["given_up"] = True
-        return PendingRecord(FAILURE, self.step_id, outcome.context.visit, fields)
+        return PendingRecord(FAILURE, self.node_id, outcome.context.visit, fields)
 
     def _take_in(self) -> Routine[None]:
         """Read this process's own records, so that the next attempt does not repeat the parts that succeeded."""
@@ -393,23 +378,23 @@ class StepVisit(Composing):
     def _step_error(self, cause: BaseException, attempt: int) -> MilepostError:
         facts = {
             "run_id": self.run.run_id,
-            "node_id": self.step_id,
-            "step_name": self.step_id,
+            "node_id": self.node_id,
+            "step_name": self.node_id,
             "step_type": self.step.step_type.value,
             "attempt": attempt,
         }
-        if type(cause) in (NoBranchMatchedError, PredicateTypeError) and getattr(cause, "node_id", "") == self.step_id:
+        if type(cause) in (NoBranchMatchedError, PredicateTypeError) and getattr(cause, "node_id", "") == self.node_id:
             for name, value in facts.items():
                 setattr(cause, name, value)
             assert isinstance(cause, MilepostError)
             return cause
         what = self.describe_end(cause, _told(cause))
-        error = StepError(f"step {self.step_id!r} of run {self.run.run_id!r} {what}{self._advice()}", **facts)
+        error = StepError(f"step {self.node_id!r} of run {self.run.run_id!r} {what}{self._advice()}", **facts)
         error.__cause__ = cause
         return error
 
     def _advice(self) -> str:
-        return "; mend the cause, then resume or retry" if self.run.is_recorded and not parent_of(self.step_id) else ""
+        return "; mend the cause, then resume or retry" if self.run.is_recorded and not parent_of(self.node_id) else ""
 
     def _failure(self, error: str, error_type: str, duration: float = 0.0) -> StepResult:
         return StepResult(
@@ -418,14 +403,13 @@ class StepVisit(Composing):
 
     def _doubly_failed(self, first: StepFailed, second: StepFailed) -> Routine[StepFailed]:
         """Make the failure of a step whose on_error failed as well."""
-        if second.draft is not None:
-            yield from self.run.record((second.draft,))
+        yield from self._save_last(second)
         text = f"{first.result.error}; and what its on_error gave failed too: {second.result.error}"
         error = StepError(
-            f"step {self.step_id!r} of run {self.run.run_id!r} failed: {text}{self._advice()}",
+            f"step {self.node_id!r} of run {self.run.run_id!r} failed: {text}{self._advice()}",
             run_id=self.run.run_id,
-            node_id=self.step_id,
-            step_name=self.step_id,
+            node_id=self.node_id,
+            step_name=self.node_id,
             step_type=self.step.step_type.value,
             attempt=self.tried,
         )
@@ -435,7 +419,7 @@ class StepVisit(Composing):
         error.add_note(f"the step itself failed: {describe(first.error.__cause__ or first.error)}")
         result = self._failure(text, str(second.result.error_type))
         fields = {"op": "on_error", "attempt": self.tried, **failure_fields(error)}
-        return StepFailed(error, result, PendingRecord(FAILURE, self.step_id, self.budget.visit, fields))
+        return StepFailed(error, result, PendingRecord(FAILURE, self.node_id, self.budget.visit, fields))
 
     # -- recording -------------------------------------------------------------------------------------
 
@@ -484,14 +468,14 @@ class StepVisit(Composing):
                 statements=statements,
                 tags=tags,
             )
-        run.recorded.visits[self.step_id] = self.budget.visit
+        run.recorded.visits[self.node_id] = self.budget.visit
         if undoes:
-            register(run, step, self.step_id, sequence, output, self.frame)
-        if self.step_id == self.frame.prefix + step.name:
+            register(run, step, self.node_id, sequence, output, self.frame)
+        if self.node_id == self.frame.prefix + step.name:
             self.frame.has_replayed(result, sequence, now)
         if run.is_listening:
             yield self._ended(result, duration)
-        run.leave(self.step_id)
+        run.leave(self.node_id)
         return result
 
     def _ended(self, result: StepResult, duration: float) -> Emit:
@@ -500,7 +484,7 @@ class StepVisit(Composing):
             StepCompleted(
                 run_id=self.run.run_id,
                 timestamp=self.run.options.clock.time(),
-                step_name=self.step_id,
+                step_name=self.node_id,
                 step_type=self.step.step_type.value,
                 success=result.success,
                 duration_ms=duration,
@@ -533,7 +517,7 @@ class StepVisit(Composing):
             "rollback": is_undoable or None,
             "marked": self.mods.checkpoint or None,
         }
-        return PendingRecord(CHECKPOINT, self.step_id, self.budget.visit, fields, _encode(kept))
+        return PendingRecord(CHECKPOINT, self.node_id, self.budget.visit, fields, _encode(kept))
 
 
 # -- parts -------------------------------------------------------------------------------------------------
