@@ -104,10 +104,10 @@ class NodeVisit(UnitVisit):
 
     def route(self, outcome: AttemptOutcome) -> Routine[None]:
         """Ask the router for the next node. Keep its error, or an interruption, for `save`, which records the work."""
+        self.route_error = None
         is_refused = isinstance(outcome.value.data, SerializeStateError)
         if is_refused and (outcome.statements or self.run.options.checkpoint_failure_fatal):
             return  # the run ends with that, so nobody needs to know where it would go on
-        self.route_error = None
         assert self.unit.router is not None
         try:
             self.next_node = yield from ask_router(self.run, self.unit.router, outcome.context, outcome.value.state)

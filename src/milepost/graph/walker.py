@@ -384,12 +384,12 @@ class Walker:
             visit.give(state)
         else:
             yield from do_work(visit, state)
-        is_recorded = False
-        while not is_recorded:
+        is_over = False
+        while not is_over:
             outcome = yield from run_attempt(visit)
             if unit.router is not None and outcome.error is None:
                 yield from visit.route(outcome)
-            is_recorded = yield from record_outcome(visit, outcome)
+            is_over = yield from record_outcome(visit, outcome)
         after, next_node = outcome.value.state, visit.next_node
         self.prev_node_id, self.given, self.state = unit.id, visit.data, after
         if self.run.is_listening:
