@@ -1,7 +1,7 @@
 """This process's hold on the journal of one run: numbers, token, and the meaning of every verdict of the store.
 
 All records of a run that is being executed are made and written here. `write` alone maps each verdict to its
-consequence; `give_up` ends the hold. A run without a store has an `NullJournal` journal, which writes nothing.
+consequence; `give_up` ends the hold. A run without a store has a `NullJournal`, which writes nothing.
 """
 
 from __future__ import annotations
