@@ -154,10 +154,6 @@ class Waiting(Protocol):
         """Write records, and return the number and the time of the last one."""
         ...
 
-    def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
-        """Encode a value; see `Journal.encode`."""
-        ...
-
 
 class Parked(Exception):
     """The exception of a branch in which steps wait and nothing else can go on before that."""
@@ -286,7 +282,7 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
     run.enter(step_id)
     yield from run.know_signals()
     ends = _end_of(work, now_of(run))
-    data = run.encoded(work.prompt, codec_for(work.prompt), "prompt")
+    data = run.journal.encode(work.prompt, codec_for(work.prompt), "prompt")
     if isinstance(data, SerializeStateError):
         say_where(
             data,

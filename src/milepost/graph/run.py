@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from milepost.errors import MilepostError, SerializeStateError
+from milepost.errors import MilepostError
 from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Routine
@@ -124,10 +124,6 @@ class NodeRun(Run):
         records = tuple([self.journal.make_at(now, *draft) for draft in drafts])
         yield from self.journal.write(records, release)
         return (records[-1].sequence if records else self.journal.sequence), now
-
-    def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
-        """Encode a value; see `Journal.encode`."""
-        return self.journal.encode(value, codec, root)
 
     def know_signals(self) -> Routine[None]:
         """Read the numbers of the used signals: from the newest wait's record, and from the records after its list."""

@@ -291,7 +291,7 @@ class PartsVisit(UnitVisit):
             state = yield from walker.go(state, data, graph.entry)
         except (NodeError, MaxIterationsError, StateTypeError) as exc:
             raise PartsFailed from exc
-        told = run.encoded(state, graph.codec, "state") if run.is_recorded else b"null"
+        told = run.journal.encode(state, graph.codec, "state") if run.is_recorded else b"null"
         if not isinstance(told, SerializeStateError):
             told = b'{"final_output":' + told + b',"iterations":' + str(walker.iteration).encode() + b"}"
         return graph_invoked(run, state, walker.iteration), told
@@ -397,7 +397,7 @@ def _item_name(key: str) -> str:
 
 def _items_json(run: StepRun, work: Maps) -> bytes | None:
     codec = run.flow.items_codec_of(work.fn)
-    data = run.encoded(list(work.items), codec, "items")
+    data = run.journal.encode(list(work.items), codec, "items")
     if isinstance(data, SerializeStateError):
         place(data, f"the items of a map of run {run.run_id!r} cannot be recorded", "give items that the codec carries")
         data.run_id = run.run_id

@@ -626,10 +626,6 @@ class StepRun(Run):
         """Return the waits that are still open although the run ends otherwise."""
         return parking.unanswered(self)
 
-    def encoded(self, value: Any, codec: Any, root: str) -> bytes | SerializeStateError:
-        """Encode an output; see `Journal.encode`."""
-        return self.journal.encode(value, codec, root)
-
     # -- what it gives ---------------------------------------------------------------------------------
 
     def result(self, value: Any) -> WorkflowResult[Any]:

@@ -292,7 +292,7 @@ class StepVisit(PartsVisit):
         refuse_unawaited(returned)
         if not run.is_recorded:
             return returned, None
-        return returned, run.encoded(returned, run.flow.codec_of(work.fn), "output")
+        return returned, run.journal.encode(returned, run.flow.codec_of(work.fn), "output")
 
     def save(self, outcome: AttemptOutcome) -> Routine[None]:
         """Record the step's success, in the same write as the statements of its attempt."""

@@ -124,7 +124,7 @@ def answer_of(run: StepRun, step: Step[Any], step_id: str, result: StepResult, f
 def encoded_output(run: StepRun, flow: StepFlow, output: Any) -> bytes | SerializeStateError:
     """Encode the output of a workflow. Raises `StateTypeError` if it is not of the declared type."""
     try:
-        return run.encoded(output, flow.output_codec, "output")
+        return run.journal.encode(output, flow.output_codec, "output")
     except StateTypeError as exc:
         where = f"what workflow {flow.name!r} of run {run.run_id!r} returned is not what it declares"
         place(exc, where, "return that, or declare what it returns: -> Steps[...]")
