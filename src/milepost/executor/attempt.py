@@ -118,8 +118,7 @@ class UnitVisit:
 
     def save(self, outcome: AttemptOutcome) -> Routine[None]:
         """Record an attempt that succeeded. `StatementError` fails it, other errors end everything."""
-        return
-        yield  # the marker of a generator: it never asks for anything
+        yield from ()
 
     def describe_end(self, error: BaseException, text: str) -> str:
         """Say how the last attempt ended; `text` describes the error, unless it is a timeout."""
@@ -135,8 +134,7 @@ class UnitVisit:
 
     def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
         """Record an attempt that failed. `final` is the error that ends the visit; None: another attempt follows."""
-        return
-        yield  # the marker of a generator: it never asks for anything
+        yield from ()
 
 
 def run_attempt(visit: UnitVisit) -> Routine[AttemptOutcome]:

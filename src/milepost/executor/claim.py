@@ -126,8 +126,8 @@ def as_before(info: RunInfo, was: str | None = None) -> Release:
 
 
 def _nothing() -> Routine[tuple[str, int]]:
+    yield from ()
     return ("", 1)
-    yield  # the marker of a generator: it never asks for anything
 
 
 def _entered(run: Run) -> Routine[tuple[str, int]]:

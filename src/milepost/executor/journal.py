@@ -250,18 +250,16 @@ class NullJournal:
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
         """Write nothing."""
-        return
-        yield  # the marker of a generator: it never asks for anything
+        yield from ()
 
     def give_up(self, release: Release, records: tuple[Record, ...] = ()) -> Routine[str]:
         """Do nothing: nobody owns the run."""
+        yield from ()
         return "written"
-        yield  # the marker of a generator: it never asks for anything
 
     def drop(self) -> Routine[None]:
         """Do nothing: there is no lease."""
-        return
-        yield  # the marker of a generator: it never asks for anything
+        yield from ()
 
     def finish(
         self,

@@ -158,8 +158,8 @@ class Run:
 
     def end(self, found: Any, row: RunRow) -> Routine[Any]:
         """Carry out an open cancel. Raises `RunCancelled`."""
+        yield from ()
         raise self.journal.cancelled(row.cancel or "")
-        yield  # the marker of a generator: it never asks for anything
 
     def stored(self, found: Any) -> Routine[Any]:
         """Return the result of a finished run. Nothing runs and nothing is written."""
@@ -189,18 +189,16 @@ class Run:
 
     def live(self) -> Routine[None]:
         """Return when the run is taken: everything after that is new."""
-        return
-        yield  # the marker of a generator: it never asks for anything
+        yield from ()
 
     def know_signals(self) -> Routine[None]:
         """Read the numbers of the signals that were used, if they are not known yet."""
-        return
-        yield  # the marker of a generator: it never asks for anything
+        yield from ()
 
     def still_waiting(self) -> Routine[tuple[Wait, ...]]:
         """Return the waits that are still open while the run ends in another way."""
+        yield from ()
         return ()
-        yield  # the marker of a generator: it never asks for anything
 
     def gather(
         self,

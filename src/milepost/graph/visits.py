@@ -281,13 +281,12 @@ class DecisionVisit(NodeVisit):
 
     def save(self, outcome: AttemptOutcome) -> Routine[None]:
         """Record nothing: what follows from the answer is recorded with the work."""
-        return
-        yield  # the marker of a generator: it never asks for anything
+        yield from ()
 
 
 def _answer(whole: Whole) -> Routine[Whole]:
+    yield from ()
     return whole
-    yield  # the marker of a generator: it never asks for anything
 
 
 def updates_of(

@@ -251,8 +251,8 @@ class StepRun(Run):
 
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """Return no node and visit 1: a replay counts visits over all records."""
+        yield from ()
         return "", 1
-        yield  # the marker of a generator: it never asks for anything
 
     # -- playing the code ------------------------------------------------------------------------------
 
