@@ -23,13 +23,14 @@ import builtins
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
 
 import msgspec
 
 from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
 from milepost.model.clock import SYSTEM, Clock
 from milepost.model.process import this_process
+from milepost.model.ranges import MOST, Count, Ranges
 from milepost.model.record import Record
 from milepost.model.seal import Seals
 
@@ -68,15 +69,6 @@ ENDED = frozenset({"failed", "cancelled", "finished", "blocked"})
 MAX_ID_BYTES = 512
 
 Records = list[Record]
-
-MOST = 2**62
-"""A number above all numbers of a run. It is half of what a database column can hold, so later numbers fit too."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
-"""A number in a run's row."""
-
-Ranges = tuple[tuple[str, Count, Count | None], ...]
-"""The live ranges of a journal: (branch, first sequence, last sequence or None for open). Empty: all is live."""
 
 
 class Token(NamedTuple):

@@ -26,7 +26,8 @@ from milepost.errors import (
     RunNotFoundError,
     RunNotResumableError,
 )
-from milepost.store import ENDED, Ranges, Release, RunSnapshot, Store, Token
+from milepost.model.ranges import Ranges
+from milepost.store import ENDED, Release, RunSnapshot, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from milepost.model.info import Wait
 from milepost.model.process import this_process
+from milepost.model.ranges import is_live
 from milepost.model.record import Record
 from milepost.store import Append, Claim, Release, Token
 from milepost.store import LeaseState as State
@@ -285,5 +286,5 @@ def test_a_write_from_outside_fences_off_the_owner() -> None:
 
 def test_ranges_say_what_is_live() -> None:
     live = (("", 0, 3), ("", 7, None))
-    assert [0, 3, 7, 99] == [n for n in (0, 3, 4, 6, 7, 99) if fence.is_live(n, live)]
-    assert fence.is_live(4, ())
+    assert [0, 3, 7, 99] == [n for n in (0, 3, 4, 6, 7, 99) if is_live(n, live)]
+    assert is_live(4, ())

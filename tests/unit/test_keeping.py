@@ -16,6 +16,7 @@ import pytest
 from milepost import END, CompiledGraph, Graph, MemoryStore, MilepostError, SQLiteStore
 from milepost.errors import DeserializeStateError, NoCheckpointFoundError, OptionError, StoreError
 from milepost.model.info import Retention
+from milepost.model.ranges import Ranges
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
@@ -31,7 +32,7 @@ from milepost.model.record import (
     make_record,
 )
 from milepost.model.seal import Seals
-from milepost.store import Ranges, Release, Store
+from milepost.store import Release, Store
 from milepost.stores.base.prune import PruneRequest
 from milepost.stores.base.retention import Trace, surplus, trace_of
 from milepost.testing import FakeClock

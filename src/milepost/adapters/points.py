@@ -15,9 +15,9 @@ from typing import Any
 from milepost.errors import CheckpointCorruptError
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.checkpoint_data import CheckpointData
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, ROUTE, START, Record, parse_time
-from milepost.store import Ranges, Store
-from milepost.stores.base.fence import is_live
+from milepost.store import Store
 
 __all__ = [
     "NO_ORIGIN",

@@ -28,21 +28,10 @@ from milepost.adapters.users import BY_NODE, BY_POINT, NodeStore, PointStore, St
 from milepost.errors import OptionError, RunExistsError, StoreError
 from milepost.model.clock import SYSTEM, Clock
 from milepost.model.failure import shown
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
-from milepost.store import (
-    Append,
-    Claim,
-    Claimed,
-    NewRun,
-    Ranges,
-    Renewal,
-    Store,
-    Token,
-    Verdict,
-    check_id,
-    check_run_id,
-)
-from milepost.stores.base.fence import Row, is_live
+from milepost.store import Append, Claim, Claimed, NewRun, Renewal, Store, Token, Verdict, check_id, check_run_id
+from milepost.stores.base.fence import Row
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, note_of
 from milepost.stores.memory import MemoryStore

@@ -10,10 +10,10 @@ from typing import Any
 
 from milepost.cli.text import clean, iso
 from milepost.errors import DeserializeStateError
-from milepost.executor.checks import is_live
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.model.checkpoint import Checkpoint, read_envelope
 from milepost.model.origin import origins_of
+from milepost.model.ranges import is_live
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,

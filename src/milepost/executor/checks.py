@@ -32,7 +32,7 @@ from milepost.model.record import (
     Record,
     parse_time,
 )
-from milepost.store import Ranges, RunRow
+from milepost.store import RunRow
 
 if TYPE_CHECKING:
     from milepost.executor.recorded import JournalHistory
@@ -46,11 +46,9 @@ __all__ = [
     "check_seal",
     "content_of",
     "input_mismatch",
-    "is_live",
     "left_of_pause",
     "locked",
     "not_resumable",
-    "ranges_upto",
     "recorded_ids",
     "refused_by_status",
 ]
@@ -257,12 +255,6 @@ def not_resumable(run: Run, status: str, reason: str, hint: str, **facts: Any) -
     )
 
 
-# -- the point and where it leads ------------------------------------------------------------------------
-
-
-# -- inside forks, maps and graphs -------------------------------------------------------------------------
-
-
 def check_seal(run: Run, record: Record) -> bool:
     """Return whether the seal proves the record; False if the record is only accepted.
 
@@ -287,14 +279,3 @@ def left_of_pause(fields: Mapping[str, Any], now: float) -> float:
     ends = parse_time(fields["retry_at"]).timestamp()
     chosen = ends - parse_time(fields["timestamp"]).timestamp()
     return max(0.0, min(ends - now, chosen))
-
-
-def ranges_upto(live: Ranges, upto: int) -> Ranges:
-    """Return the live ranges without the numbers after `upto`."""
-    kept = [(branch, first, upto if last is None else min(last, upto)) for branch, first, last in live if first <= upto]
-    return tuple(kept) if live else (("", 0, upto),)
-
-
-def is_live(sequence: int, live: Ranges) -> bool:
-    """Return whether a record counts, by the live ranges of its journal. Without ranges every record counts."""
-    return not live or any(first <= sequence and (last is None or sequence <= last) for _, first, last in live)

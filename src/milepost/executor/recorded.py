@@ -15,10 +15,11 @@ import msgspec
 
 from milepost.errors import CheckpointCorruptError
 from milepost.executor.attempt import AttemptBudget
-from milepost.executor.checks import COUNTED_FAILURES, is_live, left_of_pause
+from milepost.executor.checks import COUNTED_FAILURES, left_of_pause
 from milepost.executor.flow import END, REPLACED
 from milepost.executor.renames import Renames
 from milepost.model.branch_path import Segment, turnings, way_to
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
@@ -33,7 +34,6 @@ from milepost.model.record import (
     Record,
     StepHead,
 )
-from milepost.store import Ranges
 
 if TYPE_CHECKING:
     from milepost.model.results import StepResult, StepType

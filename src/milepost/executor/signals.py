@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from milepost.errors import CheckpointCorruptError, SerializeStateError, StateTypeError
-from milepost.executor.checks import is_live
 from milepost.executor.effects import Routine
 from milepost.executor.journal import ask
 from milepost.executor.waits import codec_for
 from milepost.model.failure import place
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
-from milepost.store import Ranges, RunRow, Store
+from milepost.store import RunRow, Store
 
 __all__ = ["cancel", "signal"]
 

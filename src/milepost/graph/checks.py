@@ -30,13 +30,13 @@ from milepost.executor.checks import (
     content_of,
     left_of_pause,
     not_resumable,
-    ranges_upto,
     recorded_ids,
 )
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit, find_node, is_of_item
 from milepost.executor.run import Run
 from milepost.model.failure import place
+from milepost.model.ranges import Ranges, ranges_upto
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
@@ -49,7 +49,7 @@ from milepost.model.record import (
     Record,
 )
 from milepost.model.reports import ResumeInfo
-from milepost.store import Ranges, RunRow, RunSnapshot
+from milepost.store import RunRow, RunSnapshot
 
 if TYPE_CHECKING:
     from milepost.executor.recorded import JournalHistory, StepRecord

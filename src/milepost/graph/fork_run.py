@@ -19,7 +19,7 @@ from milepost.errors import (
     RunExistsError,
 )
 from milepost.executor.amendment import amended, check_branch
-from milepost.executor.checks import check_flow, content_of, is_live
+from milepost.executor.checks import check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow, codec_at, find_node
 from milepost.executor.journal import ask
@@ -27,9 +27,10 @@ from milepost.executor.recorded import JournalHistory
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live
 from milepost.model.info import VerifyReport
+from milepost.model.ranges import Ranges, is_live, ranges_of
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
-from milepost.store import Ranges, RunSnapshot, Signal, Store, check_id, check_run_id
-from milepost.stores.base.forked_run import Prefix, lines_of_fork, live_of, unexplained_gaps
+from milepost.store import RunSnapshot, Signal, Store, check_id, check_run_id
+from milepost.stores.base.forked_run import Prefix, lines_of_fork, unexplained_gaps
 
 __all__ = ["fork"]
 
@@ -221,7 +222,7 @@ def _amendment(
                 option="state_override",
             )
         begun = next(record for record in prefix.records if record.sequence == trunk)
-        since = JournalHistory((r for r in prefix.records if r.sequence > trunk), live_of(prefix.records))
+        since = JournalHistory((r for r in prefix.records if r.sequence > trunk), ranges_of(prefix.records))
         entry = since.entry_at(point.sequence)
         data, codec, known = since.state_of(entry), codec_at(flow, point.node_id), find_node(flow, point.node_id)
         graph, unit = (None, None) if known is None or known[2] else known[:2]

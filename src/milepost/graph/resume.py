@@ -14,16 +14,7 @@ from milepost.errors import (
     OptionError,
 )
 from milepost.executor.attempt import AttemptBudget
-from milepost.executor.checks import (
-    Amendment,
-    ResumeRequest,
-    check_flow,
-    check_renames,
-    check_seal,
-    is_live,
-    ranges_upto,
-    recorded_ids,
-)
+from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END
@@ -35,8 +26,9 @@ from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.graph.nesting import decode_inside
 from milepost.model.branch_path import turnings
 from milepost.model.origin import origins_of
+from milepost.model.ranges import Ranges, is_live, ranges_upto
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record
-from milepost.store import Ranges, RunSnapshot
+from milepost.store import RunSnapshot
 
 if TYPE_CHECKING:
     from milepost.graph.run import NodeRun

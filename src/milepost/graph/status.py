@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from milepost.executor.checks import is_live
 from milepost.executor.flow import END
 from milepost.graph.position import GraphPath, StatusBuilder, Visit, kind_in, put_in_order
 from milepost.model.info import Wait
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import Record
-from milepost.store import ENDED, Ranges
+from milepost.store import ENDED
 
 __all__ = ["RunStatus", "Visit", "each", "standing"]
 

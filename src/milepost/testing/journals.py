@@ -10,8 +10,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from milepost.model.ranges import Ranges
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, START, Record, format_time, make_record
-from milepost.store import Append, Claim, Claimed, NewRun, Ranges, Release, RunRow, RunSnapshot, Store, Token, Verdict
+from milepost.store import Append, Claim, Claimed, NewRun, Release, RunRow, RunSnapshot, Store, Token, Verdict
 
 __all__ = [
     "begin",

@@ -21,13 +21,12 @@ from milepost.errors import (
     OptionError,
     WrongFlowError,
 )
-from milepost.executor.checks import is_live
 from milepost.executor.flow import StepFlow
 from milepost.executor.run import Run
 from milepost.model.checkpoint import read_envelope
 from milepost.model.checkpoint_data import CheckpointData
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROUTE, START, Record, format_time, make_record
-from milepost.store import Ranges
 
 __all__ = ["as_recorded"]
 

@@ -19,24 +19,17 @@ from milepost.errors import (
     RunNotResumableError,
 )
 from milepost.executor.attempt import AttemptBudget
-from milepost.executor.checks import (
-    ResumeRequest,
-    check_flow,
-    check_renames,
-    input_mismatch,
-    is_live,
-    not_resumable,
-    ranges_upto,
-)
+from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.journal import ask
 from milepost.executor.recorded import JournalHistory, StepRecord
 from milepost.executor.renames import Renames
 from milepost.graph.resume import check_live, cut_short
 from milepost.model.failure import place
+from milepost.model.ranges import Ranges, is_live, ranges_upto
 from milepost.model.record import OWNER, ROLLBACK, START, Record, StepHead
 from milepost.model.reports import ResumeInfo
-from milepost.store import Ranges, RunRow, RunSnapshot
+from milepost.store import RunRow, RunSnapshot
 from milepost.workflows.imported import as_recorded
 
 if TYPE_CHECKING:

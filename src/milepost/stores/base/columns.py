@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from milepost.model.ranges import Ranges
 from milepost.model.record import Record, new_record, parse_time
-from milepost.store import MOST, Count, Ranges
+from milepost.store import MOST, Count
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry
 

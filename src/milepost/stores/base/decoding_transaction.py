@@ -11,8 +11,9 @@ import builtins
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
-from milepost.store import Ranges, Signal, Statement
+from milepost.store import Signal, Statement
 from milepost.stores.base.deltas import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
 from milepost.stores.base.fence import Row
 from milepost.stores.base.record_cipher import RecordCipher

@@ -25,9 +25,10 @@ from milepost.errors import (
 )
 from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait
+from milepost.model.ranges import Ranges
 from milepost.model.record import CHECKPOINT, Record, format_time, parse_time
 from milepost.model.seal import KEYED, Seals
-from milepost.store import MOST, Count, Ranges, Signal, check_id, check_run_id, check_tag
+from milepost.store import MOST, Count, Signal, check_id, check_run_id, check_tag
 from milepost.stores.base.fence import Row
 from milepost.stores.base.gaps import Gaps
 from milepost.stores.base.transaction import Note, note_of, seal_of

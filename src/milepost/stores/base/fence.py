@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from milepost.store import ENDED, Append, Claim, LeaseState, Ranges, Release, Token
+from milepost.model.ranges import Ranges
+from milepost.store import ENDED, Append, Claim, LeaseState, Release, Token
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -31,7 +32,6 @@ __all__ = [
     "intruded",
     "is_current",
     "is_due",
-    "is_live",
     "judge",
     "lease_state",
     "place_signal",
@@ -96,13 +96,6 @@ class Ruling(NamedTuple):
 def is_current(row: Row, token: Token) -> bool:
     """Return whether writes with `token` count: this process got it, and nobody has owned the run since."""
     return bool(row.nonce) and row.epoch == token.epoch and row.nonce == token.nonce and token.is_ours
-
-
-def is_live(sequence: int, live: Ranges) -> bool:
-    """Return whether the record with this number counts, that is, is not superseded."""
-    if not live:
-        return True
-    return any(first <= sequence and (last is None or sequence <= last) for _, first, last in live)
 
 
 def crashes(row: Row, newest_checkpoint: int) -> int:

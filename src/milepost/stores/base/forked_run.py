@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from milepost.model.origin import FORKED_FROM
+from milepost.model.ranges import ranges_of
 from milepost.model.record import OWNER, REPLY, START, Record, format_time, make_record
 from milepost.model.seal import Seals
-from milepost.store import Ranges, RunRow, Signal
+from milepost.store import RunRow, Signal
 from milepost.stores.base.export import lines_of
 from milepost.stores.base.fence import Row
 from milepost.stores.base.gaps import Gaps
 from milepost.stores.base.transaction import Note, note_of
 
-__all__ = ["Prefix", "lines_of_fork", "live_of", "unexplained_gaps"]
+__all__ = ["Prefix", "lines_of_fork", "unexplained_gaps"]
 
 NOT_COPIED = "milepost.not-copied"
 """The name that replaces the name of a signal that is not copied, while one with a higher
@@ -90,7 +91,7 @@ def lines_of_fork(
         degraded=bool(missed),
         missed=tuple(missed),
         tags={**info.tags, FORKED_FROM: f"{info.run_id}#{prefix.sequence}"},
-        live=live_of(prefix.records),
+        live=ranges_of(prefix.records),
         sequence=records[-1].sequence,
         pruned=unexplained_gaps(prefix),
     )
@@ -117,15 +118,6 @@ def _amendment(
     record = make_record(info.run_id, prefix.sequence + 1, format_time(now), OWNER, state=state, fields=fields)
     assert record.header is not None
     return record._replace(header=seals.seal(record.header))
-
-
-def live_of(records: Sequence[Record]) -> Ranges:
-    """Return the live ranges as they were at the end of these records."""
-    for record in reversed(records):
-        live = record.fields().get("live") if record.kind == OWNER else None
-        if live is not None:
-            return tuple((branch, first, last) for branch, first, last in live)
-    return ()
 
 
 def _signals(prefix: Prefix) -> list[Signal]:

@@ -30,6 +30,7 @@ from milepost.errors import (
 )
 from milepost.model.info import RunFailure
 from milepost.model.process import describe_owner, is_gone, this_process
+from milepost.model.ranges import is_live
 from milepost.model.record import FAILURE, START, Record, format_time, make_record, new_record, packed
 from milepost.store import (
     MOST,
@@ -521,7 +522,7 @@ class OwnerStore(Store):
             point = None if point is None else self._proven(tx, run_id, point)
             if tail is None:
                 tail = [] if after == newest else tx.records(run_id, after=after, before=before)
-            live_tail = tuple(r for r in tail if fence.is_live(r.sequence, row.live))
+            live_tail = tuple(r for r in tail if is_live(r.sequence, row.live))
             if not with_nodes:
                 return RunSnapshot(view, point, live_tail, newest, (), row.sequence)
             nodes = tx.live_nodes(run_id, row.live, after + 1)
@@ -602,7 +603,7 @@ class OwnerStore(Store):
     ) -> RunRow:
         """Build the row that others see, from the newest checkpoint and the number of the newest record."""
         shown, now = newest_checkpoint, self.clock.time()
-        if shown is not None and not fence.is_live(shown.record.sequence, row.live):
+        if shown is not None and not is_live(shown.record.sequence, row.live):
             shown = tx.live_entry(row.run_id, row.live)
         from milepost.model.info import RunInfo
 

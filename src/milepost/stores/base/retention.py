@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from milepost.errors import CheckpointCorruptError
 from milepost.model.branch_path import turnings
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ITEMS, OWNER, ROLLBACK, ROUTE, WAIT, Record
-from milepost.store import Ranges
-from milepost.stores.base.fence import is_live
 
 __all__ = ["CONSIDERED", "Trace", "surplus", "trace_of"]
 

@@ -23,8 +23,9 @@ from milepost.errors import (
     SignalRefusedError,
 )
 from milepost.model.process import is_gone
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import Record, format_time, make_record
-from milepost.store import ENDED, MOST, Ranges, Signal, StoreOptions, check_id, check_moment, check_number, check_run_id
+from milepost.store import ENDED, MOST, Signal, StoreOptions, check_id, check_moment, check_number, check_run_id
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
 from milepost.stores.base.maintenance import Keeping
@@ -113,7 +114,7 @@ class Runs(Keeping):
             row = tx.row(run_id)
             entries = [] if row is None else tx.entries(run_id)
         live: Ranges = () if row is None else row.live
-        return [entry.info(run_id, not fence.is_live(entry.record.sequence, live)) for entry in entries]
+        return [entry.info(run_id, not is_live(entry.record.sequence, live)) for entry in entries]
 
     def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
         check_run_id(run_id)
@@ -318,7 +319,7 @@ def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
     ids = [found for found in tx.node_ids(row.run_id) if found == node_id or found.startswith(f"{node_id}/")]
     records = (record for found in ids for record in tx.records(row.run_id, node_id=found))
     numbers = (record.sequence for record in records if record.kind != "owner")
-    return min((number for number in numbers if fence.is_live(number, row.live)), default=None)
+    return min((number for number in numbers if is_live(number, row.live)), default=None)
 
 
 def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> Row:

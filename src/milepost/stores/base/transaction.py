@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from milepost.errors import CheckpointCorruptError, StatementError, StoreError, StoreVersionError
+from milepost.model.ranges import Ranges
 from milepost.model.record import END, Record, digest_of, parse_time
-from milepost.store import Ranges, Signal, Statement
+from milepost.store import Signal, Statement
 from milepost.stores.base.fence import Row
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from milepost.model.info import Wait
+from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, VERBATIM, Record
-from milepost.store import MOST, Count, Ranges, Signal, Status
+from milepost.store import MOST, Count, Signal, Status
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import NewerRow, Note, RecordEntry
 from milepost.stores.file.fs import open_to_read

@@ -12,6 +12,7 @@ import pytest
 from milepost.errors import CheckpointNotFoundError, RunExistsError, RunNotFoundError
 from milepost.model.info import Wait
 from milepost.model.process import this_process
+from milepost.model.ranges import Ranges
 from milepost.model.record import (
     CHECKPOINT,
     FAILURE,
@@ -26,7 +27,7 @@ from milepost.model.record import (
     Record,
     make_record,
 )
-from milepost.store import Append, Ranges, Release, Store
+from milepost.store import Append, Release, Store
 from milepost.testing.chats import chat, said, state_of, talk
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.subject import StoreUnderTest, requires
