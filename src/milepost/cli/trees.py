@@ -12,7 +12,7 @@ from milepost.cli.journals import failure_text
 from milepost.cli.lines import wait_document, wait_text
 from milepost.cli.text import clean, iso, plural, short, utc
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
-from milepost.executor.recorded import JournalHistory, StepRecord
+from milepost.executor.history import JournalHistory, StepRecord
 from milepost.model.info import Wait
 from milepost.model.ranges import is_live
 from milepost.model.record import CHECKPOINT, Record, parse_time

@@ -21,7 +21,7 @@ from milepost.cli.text import clean, short, to_json
 from milepost.errors import DeserializeStateError
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import Flow
-from milepost.executor.recorded import StepRecord
+from milepost.executor.history import StepRecord
 from milepost.model.events import Event
 from milepost.model.info import RunInfo
 from milepost.model.record import FAILURE, FINISH, ROLLBACK, Record

@@ -17,8 +17,8 @@ from milepost.errors import (
 from milepost.executor.checks import ResumeRequest, check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import codec_at
+from milepost.executor.history import JournalHistory, StepRecord, parent_of
 from milepost.executor.journal import ask
-from milepost.executor.recorded import JournalHistory, StepRecord, parent_of
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.executor.start import attach

@@ -13,7 +13,7 @@ from milepost.errors import OptionError, SerializeStateError, StateTypeError
 from milepost.executor.checks import Amendment
 from milepost.executor.effects import Call, Routine
 from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
-from milepost.executor.recorded import JournalHistory, StepRecord
+from milepost.executor.history import JournalHistory, StepRecord
 from milepost.executor.run import Run
 from milepost.model.failure import place
 from milepost.model.record import Record

@@ -35,7 +35,7 @@ from milepost.model.record import (
 from milepost.store import RunRow
 
 if TYPE_CHECKING:
-    from milepost.executor.recorded import JournalHistory
+    from milepost.executor.history import JournalHistory
 
 __all__ = [
     "Amendment",

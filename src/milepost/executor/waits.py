@@ -28,8 +28,8 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Emit, Routine, Sleep, Write
 from milepost.executor.flow import Flow, WaitWork
+from milepost.executor.history import JournalHistory, PendingRecord, parent_of
 from milepost.executor.journal import NullJournal, ask
-from milepost.executor.recorded import JournalHistory, PendingRecord, parent_of
 from milepost.model.ends import contained
 from milepost.model.events import RunWaiting
 from milepost.model.failure import describe

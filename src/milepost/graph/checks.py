@@ -52,7 +52,7 @@ from milepost.model.reports import ResumeInfo
 from milepost.store import RunRow, RunSnapshot
 
 if TYPE_CHECKING:
-    from milepost.executor.recorded import JournalHistory, StepRecord
+    from milepost.executor.history import JournalHistory, StepRecord
     from milepost.graph.run import NodeRun
 
 __all__ = ["ExaminedRun", "ResumePoint", "examine", "refusal_of"]

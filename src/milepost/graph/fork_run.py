@@ -22,8 +22,8 @@ from milepost.executor.amendment import amended, check_branch
 from milepost.executor.checks import check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow, codec_at, find_node
+from milepost.executor.history import JournalHistory
 from milepost.executor.journal import ask
-from milepost.executor.recorded import JournalHistory
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live
 from milepost.model.info import VerifyReport

@@ -46,7 +46,7 @@ from milepost.model.failure import place, shown
 from milepost.model.record import ITEMS
 
 if TYPE_CHECKING:
-    from milepost.executor.recorded import JournalHistory, StepRecord
+    from milepost.executor.history import JournalHistory, StepRecord
     from milepost.graph.walker import RunCounters, Walker
 
 SYNC_LANES = 32

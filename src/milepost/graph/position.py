@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from milepost.errors import DeserializeStateError
-from milepost.executor.recorded import parent_of
+from milepost.executor.history import parent_of
 from milepost.model.branch_path import Segment, turnings, way_to
 from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait

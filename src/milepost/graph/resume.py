@@ -18,8 +18,8 @@ from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END
+from milepost.executor.history import JournalHistory, parent_of
 from milepost.executor.journal import ask
-from milepost.executor.recorded import JournalHistory, parent_of
 from milepost.executor.renames import Renames
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine

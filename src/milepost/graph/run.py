@@ -13,8 +13,8 @@ from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
+from milepost.executor.history import JournalHistory, PendingRecord
 from milepost.executor.journal import ask
-from milepost.executor.recorded import JournalHistory, PendingRecord
 from milepost.executor.run import Run
 from milepost.graph import resume as finding
 from milepost.graph.checks import ExaminedRun, refusal_of

@@ -23,8 +23,8 @@ from milepost.executor.attempt import AttemptBudget, AttemptOutcome, pause, run_
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Halted, Routine
 from milepost.executor.flow import END, Fork, GraphFlow, StateCodec, Unit
+from milepost.executor.history import JournalHistory, StepRecord
 from milepost.executor.journal import ask
-from milepost.executor.recorded import JournalHistory, StepRecord
 from milepost.executor.recording import go_on_without, keep_unrecorded, record_outcome
 from milepost.executor.run import Run, complete
 from milepost.graph.nesting import do_work

@@ -28,7 +28,7 @@ from milepost.executor import waits as parking
 from milepost.executor.attempt import AttemptBudget, OutOfTime, PartsFailed, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.recorded import PendingRecord
+from milepost.executor.history import PendingRecord
 from milepost.executor.run import bounded_gather
 from milepost.executor.waits import Waits
 from milepost.graph.nesting import decode_inside

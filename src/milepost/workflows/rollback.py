@@ -17,7 +17,7 @@ from milepost.errors import CheckpointWriteError
 from milepost.executor.attempt import AttemptBudget, AttemptOutcome, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.recorded import PendingRecord
+from milepost.executor.history import PendingRecord
 from milepost.executor.recording import perform
 from milepost.model.events import RollbackCompleted
 from milepost.model.failure import describe, failure_fields

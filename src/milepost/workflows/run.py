@@ -39,8 +39,8 @@ from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
+from milepost.executor.history import JournalHistory, PendingRecord
 from milepost.executor.journal import ask
-from milepost.executor.recorded import JournalHistory, PendingRecord
 from milepost.executor.recording import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.run import Run, complete
 from milepost.model.ends import contained, error_of

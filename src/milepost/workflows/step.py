@@ -26,8 +26,8 @@ from milepost.errors import (
 from milepost.executor.attempt import AttemptOutcome, PartsFailed, pause
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, HoldOver, Routine
+from milepost.executor.history import PendingRecord, StepOutcome, StepRecord, parent_of
 from milepost.executor.journal import ask
-from milepost.executor.recorded import PendingRecord, StepOutcome, StepRecord, parent_of
 from milepost.executor.recording import go_on_without, perform
 from milepost.executor.waits import Parked
 from milepost.model.events import StepCompleted

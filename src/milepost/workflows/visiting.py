@@ -14,7 +14,7 @@ from milepost.errors import (
     StateTypeError,
 )
 from milepost.executor.context import Context
-from milepost.executor.recorded import PendingRecord
+from milepost.executor.history import PendingRecord
 from milepost.executor.waits import Waits
 from milepost.model.events import StepStarted
 from milepost.model.failure import place

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from milepost import CheckpointCorruptError, NoBranchMatchedError, StepError, WorkflowError
-from milepost.executor.recorded import JournalHistory, StepRecord, parent_of
+from milepost.executor.history import JournalHistory, StepRecord, parent_of
 from milepost.executor.renames import Renames
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
