@@ -54,7 +54,9 @@ def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> 
             return (yield from _inputs_of(run))
         found = yield from run.find(ResumeRequest(), latest)
         return found.state
-    record = yield from newest_live(run, CHECKPOINT, node_id, visit, latest.row.live if visit is None else ())
+    record = yield from newest_live(
+        run.store, run.run_id, CHECKPOINT, node_id, visit, latest.row.live if visit is None else ()
+    )
     if record is None:
         raise CheckpointNotFoundError(
             run.run_id, node_id, f"there is none{f' of visit {visit}' if visit else ''} in {run.store.place}"
@@ -83,7 +85,7 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
     while True:
         latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
         check_flow(run, latest.row)
-        record = yield from newest_live(run, CHECKPOINT, node_id, None, latest.row.live)
+        record = yield from newest_live(run.store, run.run_id, CHECKPOINT, node_id, None, latest.row.live)
         if record is not None:
             return (yield from _given(run, record))
         if latest.row.info.status in ENDED:

@@ -25,9 +25,9 @@ from milepost.executor.flow import GraphFlow, codec_at, find_node
 from milepost.executor.history import JournalHistory
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
-from milepost.graph.resume import check_live
+from milepost.graph.resume import check_live, newest_live
 from milepost.model.info import VerifyReport
-from milepost.model.ranges import Ranges, is_live, ranges_of
+from milepost.model.ranges import ranges_of
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
 from milepost.store import RunSnapshot, Signal, Store, check_id, check_run_id
 from milepost.stores.base.forked_run import Prefix, lines_of_fork, unexplained_gaps
@@ -108,7 +108,8 @@ def _end(
 ) -> Routine[tuple[int, Record]]:
     """Return the number of the last record to copy, and the point from which the fork goes on."""
     if node_id is not None:
-        point = yield from _visit(store, run_id, node_id, visit, latest.row.live)
+        live = latest.row.live if visit is None else ()
+        point = yield from newest_live(store, run_id, CHECKPOINT, node_id, visit, live)
         if point is None:
             raise _unknown(run_id, node_id, visit, run)
         return (yield from _late_route(store, run_id, point)), point
@@ -120,20 +121,6 @@ def _end(
     decided = {ROUTE} if run is not None and run.options.amends else {ROUTE, ITEMS, REPLY}
     amended = [r.sequence for r in latest.tail if r.kind in decided or (r.kind == OWNER and r.payload is not None)]
     return max((point.sequence, *amended)), point
-
-
-def _visit(store: Store, run_id: str, node_id: str, visit: int | None, live: Ranges) -> Routine[Record | None]:
-    """Return the checkpoint of a node's newest visit that counts, or that of `visit` even if it is superseded."""
-    before: int | None = None
-    while True:
-        found: list[Record] = yield from ask(
-            store, "read", run_id, kinds=(CHECKPOINT,), node_id=node_id, before=before, newest=True, limit=1
-        )
-        if not found:
-            return None
-        if found[0].visit == visit or (visit is None and is_live(found[0].sequence, live)):
-            return found[0]
-        before = found[0].sequence
 
 
 def _unknown(run_id: str, node_id: str, visit: int | None, run: Run | None) -> Exception:

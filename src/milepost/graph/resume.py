@@ -28,7 +28,7 @@ from milepost.model.branch_path import turnings
 from milepost.model.origin import origins_of
 from milepost.model.ranges import Ranges, is_live, ranges_upto
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record
-from milepost.store import RunSnapshot
+from milepost.store import RunSnapshot, Store
 
 if TYPE_CHECKING:
     from milepost.graph.run import NodeRun
@@ -205,7 +205,9 @@ def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[R
         )
     record: Record | None = None
     for recorded, after, upto in run.renames.sources(node_id):
-        found = yield from newest_live(run, CHECKPOINT, recorded, wish.visit, latest.row.live, after, upto)
+        found = yield from newest_live(
+            run.store, run.run_id, CHECKPOINT, recorded, wish.visit, latest.row.live, after, upto
+        )
         if found is not None and (record is None or found.sequence > record.sequence):
             record = found
     if record is None:
@@ -357,20 +359,19 @@ def _led_to(point: Record, tail: tuple[Record, ...], record: Record) -> bool:
 
 
 def newest_live(
-    run: Run, kind: str, node_id: str, visit: int | None, live: Ranges, after: int = -1, before: int | None = None
+    store: Store,
+    run_id: str,
+    kind: str,
+    node_id: str,
+    visit: int | None,
+    live: Ranges,
+    after: int = -1,
+    before: int | None = None,
 ) -> Routine[Record | None]:
     """Return the newest record of this kind, node and visit (None: any) in the ranges `live` (empty: all); None: none."""
     while True:
         found: list[Record] = yield from ask(
-            run.store,
-            "read",
-            run.run_id,
-            kinds=(kind,),
-            node_id=node_id,
-            after=after,
-            before=before,
-            newest=True,
-            limit=1,
+            store, "read", run_id, kinds=(kind,), node_id=node_id, after=after, before=before, newest=True, limit=1
         )
         if not found or (is_live(found[0].sequence, live) and visit in {None, found[0].visit}):
             return found[0] if found else None
@@ -382,7 +383,9 @@ def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot
     if record.is_foreign or record.fields().get("next_node") is not None:
         return ()
     for asked in {record.node_id, node_id}:
-        route = yield from newest_live(run, ROUTE, asked, record.visit, latest.row.live, record.sequence)
+        route = yield from newest_live(
+            run.store, run.run_id, ROUTE, asked, record.visit, latest.row.live, record.sequence
+        )
         if route is None:
             continue
         owners: list[Record] = yield from ask(
