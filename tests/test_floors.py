@@ -19,7 +19,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "milepost"
 
 RULE = """
 errors < model, codec, reducers < store < options < executor < drivers < adapters < job < verbs < graph < workflows < engine
-< demo, testing < cli
+< views < demo, testing < cli
 """
 """A package imports what stands before it, and itself. Those between commas do not import each other."""
 BELOW_STORES = {"errors", "model", "codec", "store"}

@@ -18,10 +18,10 @@ from cli_calls import Shop, shop
 from test_cli_looking import make_run
 
 from milepost import SQLiteStore
-from milepost.cli.invocation import in_options
 from milepost.cli.logs import OneLine
 from milepost.model.info import Wait
 from milepost.store import Release
+from milepost.views.text import in_options
 
 __all__ = ["shop"]
 

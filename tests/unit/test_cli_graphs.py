@@ -18,8 +18,8 @@ from cli_calls import Answer, Shop, shop
 from test_cli_edges import in_terminal
 
 from milepost import SQLiteStore
-from milepost.cli.graphs import graph_rows
 from milepost.graph.status import Visit
+from milepost.views.tree import graph_rows
 
 __all__ = ["shop"]
 

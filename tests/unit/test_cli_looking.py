@@ -11,13 +11,13 @@ import pytest
 from cli_calls import Shop, shop
 
 from milepost import END, Checkpoint, Graph, SQLiteStore
-from milepost.cli.looking import why_it_stands
 from milepost.model.ids import new_nonce
 from milepost.model.info import RunInfo, Wait
 from milepost.model.record import format_time, make_record
 from milepost.store import NewRun, Release, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
+from milepost.views.status import why_it_stands
 
 __all__ = ["shop"]
 

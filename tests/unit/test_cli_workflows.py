@@ -17,7 +17,7 @@ import pytest
 from cli_calls import Answer, Shop, shop
 from test_cli_edges import in_terminal
 
-from milepost.cli.text import utc
+from milepost.views.text import utc
 
 __all__ = ["shop"]
 

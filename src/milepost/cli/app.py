@@ -16,7 +16,7 @@ from milepost.cli.database import db
 from milepost.cli.demo import demo
 from milepost.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, code_of
 from milepost.cli.forking import fork
-from milepost.cli.invocation import Invocation, in_options, shared_options
+from milepost.cli.invocation import Invocation, shared_options
 from milepost.cli.keeping import delete, export, import_run, prune, stats, verify
 from milepost.cli.logs import logging_warnings
 from milepost.cli.looking import history, runs
@@ -24,10 +24,11 @@ from milepost.cli.running import resume, retry, run
 from milepost.cli.sending import cancel, signal, start
 from milepost.cli.showing import show
 from milepost.cli.states import diff, state
-from milepost.cli.text import clean, to_json
+from milepost.cli.text import to_json
 from milepost.cli.watching import watch
 from milepost.cli.working import recover, worker
 from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
+from milepost.views.text import clean, in_options
 
 __all__ = ["cli", "main"]
 

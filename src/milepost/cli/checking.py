@@ -12,10 +12,8 @@ import click
 
 from milepost import __version__
 from milepost.cli.exits import FAILED, OK
-from milepost.cli.graphs import notes_of, standing_document
 from milepost.cli.inspecting import Finding, store_findings
 from milepost.cli.invocation import Invocation, command
-from milepost.cli.journals import is_workflow, records_of
 from milepost.cli.places import open_existing
 from milepost.cli.tables import print_table
 from milepost.cli.targets import load_target
@@ -25,6 +23,8 @@ from milepost.graph.drawing import recorded_picture, to_dot, to_mermaid
 from milepost.graph.status import RunStatus, standing
 from milepost.graph.topology import Topology
 from milepost.model.info import RunInfo
+from milepost.views.journal import is_workflow, records_of
+from milepost.views.tree import notes_of, standing_document
 from milepost.workflows.definition import Workflow
 
 __all__ = ["doctor", "draw_graph"]

@@ -10,13 +10,14 @@ import click
 from milepost.cli.exits import OK
 from milepost.cli.invocation import Invocation, command
 from milepost.cli.places import open_existing
-from milepost.cli.text import clean, to_json
+from milepost.cli.text import to_json
 from milepost.drivers import SyncDriver
 from milepost.graph.fork_run import fork as forked
 from milepost.model.clock import SYSTEM
 from milepost.model.ids import new_run_id
 from milepost.store import Store
 from milepost.stores.url import open_store
+from milepost.views.text import clean
 
 __all__ = ["fork"]
 

@@ -18,9 +18,9 @@ import click
 
 from milepost.cli.invocation import Invocation
 from milepost.cli.places import chosen_url, file_of, folder_of, is_file_store, is_postgres, open_existing, url_of
-from milepost.cli.text import size
 from milepost.errors import MilepostError
 from milepost.stores.url import shown_url
+from milepost.views.text import size
 
 __all__ = ["Finding", "store_findings"]
 

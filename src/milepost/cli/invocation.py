@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import click
-
-__all__ = ["Invocation", "command", "in_options", "shared_options"]
-
-_SPELLINGS: tuple[tuple[str, str], ...] = (
-    (r"(?:pass )?\b(takeover|reopen|reroute|strict|rerun)=True", r"--\1"),
-    (r"\bon_(locked|corrupt)='(\w+)'", r"--on-\1 \2"),
-    (r"\bif_exists='(\w+)'", r"--if-exists \1"),
-    (r"(?:pass )?\brename=\{'([^']*)': new name\}", r"--rename \1=NEW"),
-    (r"\bwith rename=(?!\{)", "with --rename OLD=NEW"),
-    (r"\bmax_iterations or None\b", "--max-iterations"),
-    (r"\bmax_iterations\b", "--max-iterations"),
-    (r", resume\(\) the run as it is, or pass compare_inputs=False", ", or resume the run as it is"),
-    (r"\bsee history\(\)", "see milepost history"),
-    (r"\bresume_from a node\b", "resume --from a node"),
-    (r"\bresume_from\b", "resume --from NODE"),
-    (r"\bnew_run_id\b", "--as ID"),
-    (r"\brun_id\b", "run id"),
-)
-"""What errors of the library advise, and how this command line says it."""
 
 
 @dataclass(slots=True)
@@ -79,10 +59,3 @@ def command(name: str, *options: Callable[..., Any], **settings: Any) -> Callabl
         return decorate(wrapped)
 
     return make
-
-
-def in_options(text: str) -> str:
-    """An error of the library with its keyword arguments as this command line spells them."""
-    for pattern, spelling in _SPELLINGS:
-        text = re.sub(pattern, spelling, text)
-    return text

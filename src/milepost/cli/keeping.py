@@ -16,10 +16,11 @@ from milepost.cli.invocation import Invocation, command
 from milepost.cli.looking import STATUSES
 from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.tables import print_facts, print_table
-from milepost.cli.text import ago, clean, iso, plural, size, to_json
+from milepost.cli.text import to_json
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
 from milepost.model.info import Pruned, VerifyReport
 from milepost.store import Store
+from milepost.views.text import ago, clean, iso, plural, size
 
 __all__ = ["delete", "export", "import_run", "prune", "stats", "verify"]
 

@@ -6,18 +6,13 @@ Each is a hook. What cannot be printed (the reader has gone) never stops the run
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO, cast
 
-from milepost.cli.lines import line_of
-from milepost.cli.text import iso, to_json
-from milepost.model.events import Event, RunStarted, StepCompleted, WorkflowCompleted, WorkflowStarted
-from milepost.model.messages import status_of
-from milepost.model.results import SkipMarker
-
-__all__ = ["Watcher", "event_document", "prints_aside", "recorded", "watching"]
+from milepost.cli.text import to_json
+from milepost.model.events import Event
+from milepost.views.events import event_document, line_of
 
 
 class Watcher(Protocol):
@@ -84,31 +79,3 @@ def _quietly(output: TextIO, tell: Callable[[Event], str | None]) -> Watcher:
             is_read = False
 
     return show
-
-
-# -- for programs ----------------------------------------------------------------------------------------
-
-
-def event_document(event: Event, codec: Any) -> dict[str, Any]:
-    """An event as JSON: states as they are recorded, times as ISO 8601, without the result."""
-    document = event.to_dict()
-    document["timestamp"] = iso(event.timestamp)
-    document.pop("result", None)
-    if isinstance(event, RunStarted):
-        document["input"] = recorded(codec, event.input)
-    elif isinstance(event, WorkflowStarted):
-        # Of a run that had finished nothing is read but its end.
-        is_told = event.resumed is None or not event.resumed.already_completed
-        document["inputs"] = recorded(codec, event.inputs) if is_told and event.inputs else {}
-    elif isinstance(event, StepCompleted) and event.outcome in {"failed", "skipped"}:
-        result = event.result
-        document["error"] = None if result.error is None else f"{result.error_type}: {result.error}"
-        document["reason"] = result.output.reason if isinstance(result.output, SkipMarker) else None
-    elif isinstance(event, WorkflowCompleted):
-        document["status"] = status_of(event)
-    return document
-
-
-def recorded(codec: Any, state: Any) -> Any:
-    """A state as the JSON that is recorded of it."""
-    return json.loads(codec.encode(state))

@@ -10,8 +10,9 @@ from typing import TextIO
 
 from milepost.cli.invocation import Invocation
 from milepost.cli.live import prints_aside
-from milepost.cli.text import clean, error_text, iso, to_json
+from milepost.cli.text import to_json
 from milepost.drivers.base import log as log_event
+from milepost.views.text import clean, error_text, iso
 
 __all__ = ["OneLine", "logging_runs", "logging_warnings"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import heapq
 import itertools
 import sys
@@ -14,22 +13,18 @@ from typing import Any
 import click
 
 from milepost.cli.exits import OK
-from milepost.cli.invocation import Invocation, command, in_options
-from milepost.cli.journals import read_entries
-from milepost.cli.lines import signal_command, wait_document
+from milepost.cli.invocation import Invocation, command
 from milepost.cli.places import is_postgres, open_each, open_existing, url_of
 from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
-from milepost.cli.text import ago, clean, duration, iso, short, size, to_json
+from milepost.cli.text import to_json
 from milepost.errors import RunNotFoundError
-from milepost.executor.flow import END
 from milepost.model.info import RunInfo
 from milepost.store import Store
+from milepost.views.journal import read_entries
+from milepost.views.status import info_document, shown_next, why_it_stands
+from milepost.views.text import ago, clean, duration, in_options, short, size
 
-__all__ = ["history", "info_document", "runs", "shown_next", "why_it_stands"]
-
-_PLACES = 4
-"""How many places are named beside the first."""
 STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead")
 
 
@@ -173,68 +168,3 @@ def history(invocation: Invocation, run_id: str) -> int:
         styles=["dim" if entry.superseded else "" for entry in entries],
     )
     return OK
-
-
-def info_document(info: RunInfo) -> dict[str, Any]:
-    """A run as JSON."""
-    return {
-        "run_id": info.run_id,
-        "flow": info.flow,
-        "status": info.status,
-        "reason": info.reason,
-        "degraded": info.degraded,
-        "missed": list(info.missed),
-        "created_at": iso(info.created_at),
-        "updated_at": iso(info.updated_at),
-        "sequence": info.sequence,
-        "next_node": info.next_node,
-        "size": info.size,
-        "owner": info.owner,
-        "lease_until": iso(info.lease_until),
-        "wake_at": iso(info.wake_at),
-        "waiting_for": [wait_document(wait) for wait in info.waiting_for],
-        "crash_count": info.crash_count,
-        "tags": dict(info.tags),
-        **({} if info.error is None else {"error": dataclasses.asdict(info.error)}),
-    }
-
-
-def why_it_stands(info: RunInfo, following: str | None, *others: str | None) -> str:
-    """One sentence: why the run does not move, or who moves it, and what to do.
-
-    `following` is where it goes on; None: its router has yet to say, "": not known here. `others` are where other branches do.
-    """
-    told = in_options(info.reason) or f"it is {info.status}"
-    places = ", ".join(map(repr, (following, *others[:_PLACES])))
-    more = f" and {len(others) - _PLACES} more" if len(others) > _PLACES else ""
-    where = {None: " with its router", END: " at its end", "": ""}.get(following, f" at {places}{more}")
-    resume = f"milepost resume {info.run_id} TARGET"
-    match info.status:
-        case "finished":
-            return "it has finished"
-        case "running":
-            return told
-        case "dead":
-            return f"{told}; {resume} goes on{where}"
-        case "ready":
-            return f"{told}; milepost worker or {resume} goes on{where}"
-        case "waiting":
-            waits = info.waiting_for
-            sends = "; ".join(
-                f"{signal_command(info.run_id, wait, waits)} sends it" for wait in waits if wait.signal is not None
-            )
-            return f"{told}; {sends}" if sends else told
-        case "failed":
-            failed = f"it failed: {told}" if info.reason else "it failed"
-            again = f"{resume}, or milepost retry for fresh attempts, goes on{where}"
-            return failed if "resume" in info.reason else f"{failed}; {again}"
-        case "interrupted":
-            return f"it was interrupted{f' ({told})' if info.reason else ''}: {resume} goes on{where}"
-        case _:
-            stands = f"it is {info.status}{f' ({told})' if info.reason else ''}"
-            return f"{stands}: {resume} --reopen goes on{where}"
-
-
-def shown_next(node_id: str | None) -> str:
-    """Where a run goes on, for people."""
-    return "(end)" if node_id == END else node_id or ""

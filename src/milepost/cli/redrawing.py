@@ -3,61 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from milepost.cli.tables import drawn_table, fact_lines
-from milepost.cli.watching import follow
+from milepost.cli.tables import drawn_table, fact_lines, styles_of
 from milepost.errors import DeserializeStateError
 from milepost.model.info import RunInfo
 from milepost.model.record import CHECKPOINT, Record
-from milepost.store import RunSnapshot, Store
+from milepost.views.status import RunView
 
 __all__ = ["redrawn"]
 
 
-class RunView(Protocol):
-    """One look at a run, as `show` has it."""
-
-    def facts(self) -> list[tuple[str, object]]:
-        """Names and values."""
-        ...
-
-    def table(self) -> tuple[Sequence[str], Sequence[Sequence[object]], Sequence[str]]:
-        """Columns, rows, and the style of each row."""
-        ...
-
-
-def redrawn(store: Store, run_id: str, look: Callable[[RunSnapshot, Sequence[Record]], RunView]) -> RunInfo:
-    """Draw a run until it ends; how it stands then. What was drawn is taken away again."""
+def redrawn(pages: Iterable[tuple[list[Record], RunInfo]], look: Callable[[Sequence[Record]], RunView]) -> RunInfo:
+    """Draw a run, by the pages of its records, until it ends; return how it stands then. The drawing is removed again."""
     console = Console(highlight=False)
     records: list[Record] = []
     drawn: tuple[int, RunInfo] | None = None
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        for page, info in follow(store, run_id):
+        for page, info in pages:
             records += map(_light, page)
             if drawn != (len(records), info):
                 drawn = len(records), info
-                live.update(_picture(look(store.latest(run_id), records), console), refresh=True)
+                live.update(_picture(look(records), console), refresh=True)
     return info
 
 
 def _light(record: Record) -> Record:
-    """A record without the state of a graph, which may be large, and which nothing of the tree shows."""
+    """Return a record without the state of a graph, which may be large, and which the tree does not show."""
     with contextlib.suppress(DeserializeStateError):
         if record.kind == CHECKPOINT and not record.is_foreign and "step_type" not in record.fields():
             return record._replace(payload=None, packing="")
     return record
 
 
-def _picture(look: RunView, console: Console) -> Group:
-    columns, rows, styles = look.table()
-    facts = Text("\n".join(fact_lines(look.facts())))
+def _picture(view: RunView, console: Console) -> Group:
+    columns, rows, statuses = view.table()
+    facts = Text("\n".join(fact_lines(view.facts())))
     if not rows:
         return Group(facts)
-    table, _ = drawn_table(columns, rows, styles, console.width)
+    table, _ = drawn_table(columns, rows, styles_of(statuses), console.width)
     return Group(facts, Text(), table)

@@ -16,17 +16,18 @@ from typing import Any, cast
 import click
 
 from milepost.cli.exits import FAILED, INTERRUPTED, OK, WAITING, code_of
-from milepost.cli.invocation import Invocation, command, in_options
-from milepost.cli.lines import signal_command, wait_document, wait_text
-from milepost.cli.live import recorded, watching
+from milepost.cli.invocation import Invocation, command
+from milepost.cli.live import watching
 from milepost.cli.places import open_existing, open_or_make
 from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
-from milepost.cli.text import clean, iso, plural, pretty, to_json
+from milepost.cli.text import pretty, to_json
 from milepost.errors import RunSuspended
 from milepost.executor.flow import Flow
 from milepost.model.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.model.results import WorkflowResult
+from milepost.views.events import recorded
+from milepost.views.text import clean, in_options, iso, plural, signal_command, wait_document, wait_text
 from milepost.workflows.definition import Workflow
 
 __all__ = ["resume", "retry", "run"]

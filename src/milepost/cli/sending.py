@@ -14,9 +14,10 @@ from milepost.cli.exits import OK
 from milepost.cli.invocation import Invocation, command
 from milepost.cli.places import open_or_make
 from milepost.cli.targets import load_target, read_input, read_json, read_pairs
-from milepost.cli.text import clean, iso, to_json
+from milepost.cli.text import to_json
 from milepost.engine.engine import Engine
 from milepost.verbs import Bound, Verbs
+from milepost.views.text import clean, iso
 
 __all__ = ["cancel", "signal", "start"]
 

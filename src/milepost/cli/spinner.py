@@ -9,7 +9,6 @@ from typing import Self
 from rich.console import Console
 from rich.text import Text
 
-from milepost.cli.lines import line_of, progress_text, step_of, visit_of
 from milepost.cli.tables import STYLES
 from milepost.model.events import (
     AttemptFailed,
@@ -26,6 +25,7 @@ from milepost.model.events import (
     WorkflowCompleted,
 )
 from milepost.model.messages import status_of
+from milepost.views.events import line_of, progress_text, step_of, visit_of
 
 __all__ = ["Spinner"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from milepost.cli.tables import print_table
-from milepost.cli.text import clean
+from milepost.views.text import clean
 
 __all__ = ["Story", "tell_story"]
 

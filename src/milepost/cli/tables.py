@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from milepost.cli.text import clean
+from milepost.views.text import clean
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +24,21 @@ STYLES = {
     "blocked": "red",
     "cancelled": "dim",
 }
-"""What a run's status looks like in a terminal."""
+"""The style of a run's status in a terminal."""
+_STEP_STYLES = {
+    "done": "",
+    "skipped": "dim",
+    "recovered": "yellow",
+    "failed": "red",
+    "rolled back": "yellow",
+    "rollback failed": "red",
+    "waiting": "magenta",
+    "running": "cyan",
+    "next": "yellow",
+    "in flight": "cyan",
+    "unfinished": "dim",
+}
+"""The style of the status of a step or visit."""
 _WHOLE = 20
 """Columns of a terminal up to which a table's column is never folded."""
 _FOLDED = 12
@@ -58,6 +72,11 @@ def fact_lines(facts: Sequence[tuple[str, object]]) -> Iterator[str]:
     for name, value in facts:
         if value not in (None, ""):
             yield f"{name.ljust(width)}  {clean(value)}"
+
+
+def styles_of(statuses: Iterable[str]) -> list[str]:
+    """Return the style of a terminal for each status of a step or visit."""
+    return [_STEP_STYLES.get(status, "") for status in statuses]
 
 
 def _cell(value: object) -> str:

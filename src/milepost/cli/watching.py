@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import click
 
 from milepost.cli.apps import app_option, opened_store
 from milepost.cli.exits import FAILED, OK
-from milepost.cli.invocation import Invocation, command, in_options
-from milepost.cli.journals import is_workflow
-from milepost.cli.lines import line_of
-from milepost.cli.live import event_document
-from milepost.cli.text import clean, short, to_json
-from milepost.errors import DeserializeStateError
+from milepost.cli.invocation import Invocation, command
+from milepost.cli.text import to_json
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import Flow
-from milepost.executor.history import StepRecord
 from milepost.model.events import Event
 from milepost.model.info import RunInfo
-from milepost.model.record import FAILURE, FINISH, ROLLBACK, Record
-from milepost.model.results import SkipMarker
+from milepost.model.record import Record
 from milepost.store import ENDED, Store
-
-__all__ = ["drawn", "exit_code_of", "follow", "watch", "watched"]
+from milepost.views.events import _error_of, _event_of, _result_of, _Undecoded, event_document, line_of
+from milepost.views.journal import is_workflow
+from milepost.views.text import clean, in_options
 
 _PAUSE = 0.25
 """Seconds between two looks at a run that does not move."""
+
+
 _PAGE = 100
 
 
@@ -130,58 +126,3 @@ def _print_line(event: Event, error: str | None) -> None:
     line = line_of(event, error)
     if line is not None:
         print(line, flush=True)
-
-
-def _event_of(chronicle: Chronicle, record: Record) -> Event | None:
-    try:
-        return chronicle.tell(record)
-    except DeserializeStateError:
-        return None  # its state cannot be read here, for want of a key say, and nothing shows it
-
-
-def _error_of(record: Record) -> str | None:
-    """The error of a record as the process told it that ran into it, in one line."""
-    if record.kind == ROLLBACK:
-        return record.fields().get("message")
-    if record.kind not in {FAILURE, FINISH} or "error_type" not in record.fields():
-        return None
-    fields = record.fields()
-    return short(f"{fields['error_type']}: {fields.get('message', '')}", 160)
-
-
-def _result_of(record: Record) -> Any:
-    """What the record of a step holds, its output as JSON; of a node of a graph that is a step, the state."""
-    if "step_type" not in record.fields():
-        return _Undecoded.decode(record.state() or b"null")
-    kept = StepRecord(record.sequence, record.fields(), record).kept()
-    output = _Undecoded.decode(bytes(kept.output))
-    if kept.outcome == "skipped":
-        output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")
-    return kept.result(output)
-
-
-class _Undecoded:
-    """What stands for a flow and its codec where states and outputs stay the JSON that is recorded."""
-
-    problems: tuple[tuple[str, str], ...] = ()
-
-    def __init__(self, name: str, front: str) -> None:
-        self.name = name
-        self.front = front
-
-    @property
-    def codec(self) -> Any:
-        """Itself."""
-        return self
-
-    output_codec = codec
-
-    @staticmethod
-    def decode(data: bytes, *, root: str = "state") -> Any:
-        """The recorded JSON."""
-        return json.loads(data)
-
-    @staticmethod
-    def encode(value: Any, *, root: str = "state") -> bytes:
-        """The JSON again."""
-        return json.dumps(value, ensure_ascii=False).encode()

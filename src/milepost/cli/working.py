@@ -18,13 +18,12 @@ import click
 from milepost.cli.apps import App, Works, app_option, loaded
 from milepost.cli.durations import read_duration, read_pause
 from milepost.cli.exits import FAILED, OK
-from milepost.cli.invocation import Invocation, command, in_options
+from milepost.cli.invocation import Invocation, command
 from milepost.cli.live import prints_aside
 from milepost.cli.logs import logging_runs
-from milepost.cli.looking import info_document
 from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
-from milepost.cli.text import plural, short, to_json
+from milepost.cli.text import to_json
 from milepost.engine.worker import Host, Worker
 from milepost.errors import RunNotFoundError
 from milepost.executor.flow import Flow
@@ -33,6 +32,8 @@ from milepost.model.info import RunInfo
 from milepost.options import Options
 from milepost.store import Store
 from milepost.verbs import Bound, Verbs
+from milepost.views.status import info_document
+from milepost.views.text import in_options, plural, short
 
 __all__ = ["recover", "worker"]
 

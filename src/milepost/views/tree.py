@@ -1,4 +1,4 @@
-"""A run of a workflow as the tree of its steps. The journal alone tells it: nothing of the user's code is needed."""
+"""A run as a tree: the steps of a workflow, or the visits of a graph's nodes. The journal alone tells it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from milepost.cli.journals import failure_text
-from milepost.cli.lines import wait_document, wait_text
-from milepost.cli.text import clean, iso, plural, short, utc
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
+from milepost.executor.flow import END
 from milepost.executor.history import JournalHistory, StepRecord
+from milepost.graph.status import RunStatus, Visit
 from milepost.model.info import Wait
 from milepost.model.ranges import is_live
 from milepost.model.record import CHECKPOINT, Record, parse_time
 from milepost.store import ENDED, RunSnapshot
-
-__all__ = ["Tree", "TreeStep", "rows_of", "tree_of"]
+from milepost.views.journal import failure_text
+from milepost.views.text import clean, iso, plural, short, utc, wait_document, wait_text
 
 _FOLDED = 20
-"""How many steps of one step are shown; of more, those that are done are counted instead."""
+"""The number of rows that are shown of the steps of one step, the visits of one path, or the items of one map."""
+
+
 _PLAIN = frozenset({"done", "skipped"})
 
 
@@ -31,7 +32,7 @@ class TreeStep:
 
     `status` is done, skipped, recovered, failed, rolled back, rollback failed, waiting, in flight (begun and not ended), or
     unfinished: the same where the run itself has ended.
-    `outcome` is what its record says, None before its end; `output` is the recorded JSON.
+    `outcome` is the recorded one, None before its end; `output` is the recorded JSON.
     """
 
     step_id: str
@@ -46,16 +47,16 @@ class TreeStep:
     sequence: int | None = None
     is_marked: bool = False
     reason: str = ""
-    """Why it was skipped, or why an answer to its wait was refused."""
+    """The reason for which it was skipped, or an answer to its wait was refused."""
     error: str = ""
-    """What it, its rollback or its newest attempt failed with."""
+    """The error of the step, its rollback or its newest attempt."""
     retry_at: datetime | None = None
     output: Any = None
     wait: Wait | None = None
     steps: list[TreeStep] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The step as JSON, with its steps."""
+        """Return the step as JSON, with its steps."""
         told = {found.name: getattr(self, found.name) for found in fields(self)}
         wait = self.wait
         return told | {
@@ -68,24 +69,24 @@ class TreeStep:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What a run's journal tells. Of a run that has not finished `output` is None."""
+    """The steps of a run, from its journal. `output` is None unless the run has finished."""
 
     inputs: Any
     output: Any
     steps: tuple[TreeStep, ...]
     superseded: tuple[Record, ...]
-    """The results that do not count any more."""
+    """The results that are superseded."""
     damaged: tuple[int, ...]
     """The numbers of records that cannot be read."""
 
     @property
     def next_step(self) -> str:
-        """The step where the run goes on, as far as it is known; "" where it is not."""
+        """The step where the run goes on; "" if it is not known."""
         return next((step.step_id for step in self.steps if step.outcome is None), "")
 
 
 def tree_of(records: Iterable[Record], latest: RunSnapshot) -> Tree:
-    """The steps of a run as `records` tell of them, which are all that there were when `latest` was read."""
+    """Make the tree of a run from its records, which are all that there were when `latest` was read."""
     recorded, superseded, damaged = JournalHistory(), [], []
     for record in records:
         is_standing = is_live(record.sequence, latest.row.live)
@@ -102,7 +103,7 @@ def tree_of(records: Iterable[Record], latest: RunSnapshot) -> Tree:
 
 
 def _json(entry: StepRecord | None) -> Any:
-    """What a record holds, or None where that is nothing, or can't be read here for want of a key."""
+    """Return the JSON in a record; None if it has none, or if the key to read it is missing."""
     if entry is None:
         return None
     try:
@@ -133,7 +134,7 @@ def _step(recorded: JournalHistory, step_id: str, *, is_over: bool) -> TreeStep:
 
 
 def _tell_done(step: TreeStep, done: StepRecord) -> None:
-    """What the record of a step's end says, or of a node's in a graph that is a step."""
+    """Fill in the fields of a step that has ended, or of a node in a graph that is a step."""
     told = done.fields
     _place(step, done)
     step.step_type = str(told.get("step_type", "node"))
@@ -159,7 +160,7 @@ def _tell_done(step: TreeStep, done: StepRecord) -> None:
 
 
 def _given_order(step: TreeStep) -> Callable[[TreeStep], int]:
-    """Where the code has each of the steps that a step ran at once: they are recorded as they ended."""
+    """Return a sort key that puts parallel steps in the order of the code: they are recorded in the order of their ends."""
     names = [found.step_id.rpartition("/")[2] for found in step.steps]
     if step.step_type == "map" and all(name.isdecimal() for name in names):
         return lambda found: int(found.step_id.rpartition("/")[2])
@@ -169,7 +170,7 @@ def _given_order(step: TreeStep) -> Callable[[TreeStep], int]:
 
 
 def _tell_begun(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> None:
-    """What is known of a step that has no end yet."""
+    """Fill in the fields of a step that has not ended."""
     step_id = step.step_id
     step.status = "unfinished" if is_over else "in flight"
     waits, reply = recorded.waits.get(step_id), recorded.replies.get(step_id)
@@ -218,9 +219,9 @@ def _wait_of(entry: StepRecord) -> Wait:
 
 
 def rows_of(steps: Sequence[TreeStep], depth: int = 0) -> Iterator[tuple[TreeStep | None, str, str]]:
-    """Each step with its name, indented below what it is part of, and what there is to tell of it.
+    """Yield each step with its name, indented below the step that it is a part of, and a remark.
 
-    Without a step: those that were left out.
+    A row without a step counts those that were left out.
     """
     shown = list(steps)
     if depth and len(steps) > _FOLDED:
@@ -233,7 +234,7 @@ def rows_of(steps: Sequence[TreeStep], depth: int = 0) -> Iterator[tuple[TreeSte
 
 
 def told_of(step: TreeStep) -> str:
-    """The one thing that people want to know of a step, in a line."""
+    """Return the one thing about a step that people want to know, in a line."""
     match step.status:
         case "skipped":
             return step.reason + (f": {short(step.error, 100)}" if step.error else "")
@@ -256,7 +257,7 @@ def _told_wait(step: TreeStep) -> str:
 
 
 def _told_output(step: TreeStep) -> str:
-    """An output, short; of what is made of others what they do not tell."""
+    """Return an output, shortened; for a step made of others, only what they do not show."""
     output = step.output
     match step.step_type:
         case "parallel":
@@ -276,3 +277,110 @@ def _told_output(step: TreeStep) -> str:
 
 def _value(value: Any) -> str:
     return "" if value is None else short(json.dumps(value, ensure_ascii=False), 60)
+
+
+_INSIDE = frozenset({"is_done", "failed_at", "fork"})
+"""The fields of a visit that its status and its parts already show."""
+
+
+def following(standing: RunStatus, known: str | None) -> tuple[str | None, ...]:
+    """Return the node where a run goes on, for each open branch; `known` is the node that its newest record names.
+
+    None: a router has not answered yet, END, or "" for not known.
+    """
+    nodes = standing.next_nodes
+    return nodes if len(nodes) > 1 or (nodes and known is not None) else (known,)
+
+
+def graph_rows(visits: Sequence[Visit], depth: int = 0) -> Iterator[tuple[Visit | None, str, str]]:
+    """Yield each visit with its name, indented below the visit that it is a part of, and a remark.
+
+    A row without a visit counts those that were left out.
+    """
+    shown, left_out = _visits_to_show(visits)
+    margin = "  " * depth
+    is_cut_before = bool(shown) and shown[0] is not visits[0] and visits[0].kind != "item"
+    if is_cut_before:
+        yield None, f"{margin}({left_out})", ""
+    for visit in shown:
+        number = f"#{visit.visit}" if visit.visit is not None and visit.kind != "item" else ""
+        yield visit, margin + clean(visit.name) + number, _visit_text(visit)
+        yield from graph_rows(visit.steps, depth + 1)
+    if left_out and not is_cut_before:
+        yield None, f"{margin}({left_out})", ""
+
+
+def _visits_to_show(visits: Sequence[Visit]) -> tuple[Sequence[Visit], str]:
+    """Return the visits to show, and a text about the others."""
+    if len(visits) <= _FOLDED or visits[0].kind == "branch":
+        return visits, ""
+    if visits[0].kind != "item":
+        return visits[-_FOLDED:], f"{plural(len(visits) - _FOLDED, 'visit')} before"
+    open_items = [visit for visit in visits if visit.status != "done"]
+    done, more = len(visits) - len(open_items), len(open_items) - _FOLDED
+    told = ([f"{done} done"] if done else []) + ([f"{more} more"] if more > 0 else [])
+    return open_items[:_FOLDED], ", ".join(told)
+
+
+def _visit_text(visit: Visit) -> str:
+    """Return the one thing about a visit that people want to know, in a line."""
+    if visit.wait is not None:
+        refused = f"; {short(visit.reason, 100)}" if visit.reason else ""
+        return f"for {wait_text(visit.wait)}{refused}"
+    if visit.error:
+        again = "" if visit.retry_at is None else f"; again at {utc(visit.retry_at)}"
+        told = short(visit.error, 160)
+        return told if visit.status == "failed" else f"attempt {visit.attempts} failed: {told}{again}"
+    if visit.is_counted:
+        return _progress(visit.progress)
+    if visit.kind == "branch" and not visit.is_done:
+        standing = next((row for row in reversed(visit.steps) if row.status != "done"), None)
+        return "" if standing is None else f"at {clean(standing.name)}"
+    if visit.fork:
+        return plural(len(visit.fork), "branch").replace("branchs", "branches")
+    return ""
+
+
+def _progress(progress: tuple[int, int, int]) -> str:
+    done, failed, total = progress
+    return f"{done} of {plural(total, 'item')}" + (f", {failed} failed" if failed else "")
+
+
+def notes_of(standing: RunStatus) -> dict[str, str]:
+    """Return the notes on the nodes of a picture: the progress of maps, and the prompts of waits."""
+    notes = {node_id: _progress(progress) for node_id, progress in standing.maps.items()}
+    return notes | {node_id: _question(wait) for node_id, wait in standing.waits.items()}
+
+
+def _question(wait: Wait) -> str:
+    until = "" if wait.wake_at is None else f"until {utc(wait.wake_at)}"
+    asked = wait.prompt if isinstance(wait.prompt, str) else "" if wait.prompt is None else str(wait.prompt)
+    return ": ".join(filter(None, (until, asked))) or "waiting"
+
+
+def standing_document(standing: RunStatus) -> dict[str, Any]:
+    """Return the status of a run of a graph as JSON."""
+    return {
+        "statuses": standing.statuses,
+        "next_nodes": [node for node in standing.next_nodes if node != END],
+        "maps": {
+            node_id: {"done": done, "failed": failed, "total": total}
+            for node_id, (done, failed, total) in standing.maps.items()
+        },
+        "tree": [_visit_document(visit) for visit in standing.visits],
+        "superseded": [
+            {"node_id": record.node_id, "visit": record.visit, "sequence": record.sequence}
+            for record in standing.superseded
+        ],
+        "damaged": list(standing.damaged),
+    }
+
+
+def _visit_document(visit: Visit) -> dict[str, Any]:
+    told = {found.name: getattr(visit, found.name) for found in fields(visit) if found.name not in _INSIDE}
+    return told | {
+        "last_at": iso(visit.last_at),
+        "retry_at": iso(visit.retry_at),
+        "wait": None if visit.wait is None else wait_document(visit.wait),
+        "steps": [_visit_document(inner) for inner in visit.steps],
+    }

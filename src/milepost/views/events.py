@@ -1,14 +1,14 @@
-"""Events as lines for people."""
+"""Events as lines for people and as documents for programs: those of a run that goes on, and those of a recorded one."""
 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Sequence
 from typing import Any
 
-from milepost.cli.text import clean, duration, error_text, iso, short, utc
+from milepost.errors import DeserializeStateError
+from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import END
+from milepost.executor.history import StepRecord
 from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
@@ -27,19 +27,20 @@ from milepost.model.events import (
     WorkflowCompleted,
     WorkflowStarted,
 )
-from milepost.model.info import Wait
 from milepost.model.messages import status_of
+from milepost.model.record import FAILURE, FINISH, ROLLBACK, Record
 from milepost.model.reports import ResumeInfo
 from milepost.model.results import SkipMarker, StepResult
-
-__all__ = ["line_of", "progress_text", "signal_command", "step_of", "visit_of", "wait_document", "wait_text"]
+from milepost.views.text import clean, duration, error_text, iso, short, wait_text
 
 _WIDTH = 20
 """Columns of the names that begin a line."""
 
 
 def line_of(event: Event, error: str | None = None) -> str | None:
-    """One line for an event; None for those that a log of lines does not need. `error`: what to say of its error."""
+    """Return one line for an event; None for an event that a log of lines does not need.
+
+    `error` is the text of its error, if that is not the usual one."""
     match event:
         case RunStarted() | WorkflowStarted():
             return _began(event)
@@ -78,35 +79,13 @@ def line_of(event: Event, error: str | None = None) -> str | None:
 
 
 def visit_of(event: NodeStarted | NodeCompleted | AttemptFailed) -> str:
-    """`node#visit`, padded so that lines stand in columns."""
+    """Return `node#visit`, padded so that lines stand in columns."""
     return _padded(f"{event.node_id}#{event.visit}")
 
 
 def step_of(event: StepStarted) -> str:
-    """The step that an attempt is one of, and which attempt where it is not the first."""
+    """Return the step of an attempt, and the number of the attempt unless it is the first."""
     return clean(event.step_name) + (f" attempt {event.attempt}" if event.attempt > 1 else "")
-
-
-def wait_text(wait: Wait) -> str:
-    """What a run waits for: a signal or a time, and what whoever sends it is to know."""
-    until = "" if wait.wake_at is None else f" until {utc(wait.wake_at)}"
-    if wait.signal is None:
-        return f"its time{until}"
-    asked = wait.prompt if isinstance(wait.prompt, str) else json.dumps(wait.prompt, ensure_ascii=False, default=str)
-    return f"signal {clean(wait.signal)!r}{until}" + (f": {short(asked, 200)}" if wait.prompt else "")
-
-
-def signal_command(run_id: str, wait: Wait, waits: Sequence[Wait], store: Sequence[str] = ()) -> str:
-    """The command that sends what a run waits for, as it can be typed; `waits` are all that it waits for."""
-    is_one_of_many = sum(other.signal == wait.signal for other in waits) > 1
-    to = ["--to", wait.wait_id] if is_one_of_many else []
-    words = shlex.join(["signal", run_id, str(wait.signal)]), "[JSON]", shlex.join([*to, *store])
-    return clean(f"milepost {' '.join(words)}".rstrip())
-
-
-def wait_document(wait: Wait) -> dict[str, Any]:
-    """What a run waits for as JSON."""
-    return {"wait_id": wait.wait_id, "signal": wait.signal, "prompt": wait.prompt, "wake_at": iso(wait.wake_at)}
 
 
 def _padded(name: str) -> str:
@@ -125,7 +104,7 @@ def _step_line(event: StepCompleted, error: str | None) -> str:
 
 
 def progress_text(event: Progress) -> str:
-    """How far a node is."""
+    """Return the progress of a node in a few words."""
     of = f"/{event.total:g}" if event.total is not None else ""
     return f"{event.done:g}{of} {clean(event.message)}".rstrip()
 
@@ -142,7 +121,7 @@ def _began(event: RunStarted | WorkflowStarted) -> str:
 
 
 def _is_old(info: ResumeInfo | None) -> bool:
-    """Whether the run had finished before this command."""
+    """Return whether the run had finished before this command."""
     return info is not None and info.already_completed
 
 
@@ -155,3 +134,86 @@ def _goes_on(info: ResumeInfo, *, is_workflow: bool) -> str:
     after = "from its recorded input" if info.source == "start" else f"after {clean(info.from_node)}#{info.visit}"
     missed = f"; without a checkpoint: {', '.join(map(clean, info.missed))}" if info.missed else ""
     return f"goes on {where}, {after} (record {info.sequence}){missed}"
+
+
+# -- for programs ----------------------------------------------------------------------------------------
+
+
+def event_document(event: Event, codec: Any) -> dict[str, Any]:
+    """Return an event as JSON: states as they are recorded, times as ISO 8601, without the result."""
+    document = event.to_dict()
+    document["timestamp"] = iso(event.timestamp)
+    document.pop("result", None)
+    if isinstance(event, RunStarted):
+        document["input"] = recorded(codec, event.input)
+    elif isinstance(event, WorkflowStarted):
+        # Of a run that had finished nothing is read but its end.
+        is_told = event.resumed is None or not event.resumed.already_completed
+        document["inputs"] = recorded(codec, event.inputs) if is_told and event.inputs else {}
+    elif isinstance(event, StepCompleted) and event.outcome in {"failed", "skipped"}:
+        result = event.result
+        document["error"] = None if result.error is None else f"{result.error_type}: {result.error}"
+        document["reason"] = result.output.reason if isinstance(result.output, SkipMarker) else None
+    elif isinstance(event, WorkflowCompleted):
+        document["status"] = status_of(event)
+    return document
+
+
+def recorded(codec: Any, state: Any) -> Any:
+    """Return a state as the JSON that is recorded of it."""
+    return json.loads(codec.encode(state))
+
+
+def _event_of(chronicle: Chronicle, record: Record) -> Event | None:
+    try:
+        return chronicle.tell(record)
+    except DeserializeStateError:
+        return None  # its state cannot be read here, for want of a key say, and nothing shows it
+
+
+def _error_of(record: Record) -> str | None:
+    """Return the error of a record in one line, with the same text as in the process that ran into it."""
+    if record.kind == ROLLBACK:
+        return record.fields().get("message")
+    if record.kind not in {FAILURE, FINISH} or "error_type" not in record.fields():
+        return None
+    fields = record.fields()
+    return short(f"{fields['error_type']}: {fields.get('message', '')}", 160)
+
+
+def _result_of(record: Record) -> Any:
+    """Return the result in a step's record, its output as JSON; for a node of a graph that is a step, the state."""
+    if "step_type" not in record.fields():
+        return _Undecoded.decode(record.state() or b"null")
+    kept = StepRecord(record.sequence, record.fields(), record).kept()
+    output = _Undecoded.decode(bytes(kept.output))
+    if kept.outcome == "skipped":
+        output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")
+    return kept.result(output)
+
+
+class _Undecoded:
+    """A stand-in for a flow and its codec: states and outputs stay the JSON that is recorded."""
+
+    problems: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, name: str, front: str) -> None:
+        self.name = name
+        self.front = front
+
+    @property
+    def codec(self) -> Any:
+        """Itself."""
+        return self
+
+    output_codec = codec
+
+    @staticmethod
+    def decode(data: bytes, *, root: str = "state") -> Any:
+        """Parse the recorded JSON."""
+        return json.loads(data)
+
+    @staticmethod
+    def encode(value: Any, *, root: str = "state") -> bytes:
+        """Return the JSON again."""
+        return json.dumps(value, ensure_ascii=False).encode()

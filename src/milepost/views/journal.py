@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from milepost.cli.text import clean, iso
 from milepost.errors import DeserializeStateError
-from milepost.executor.continuation import CONTINUE, newest_turn
-from milepost.model.checkpoint import Checkpoint, read_envelope
+from milepost.executor.continuation import CONTINUE
+from milepost.model.checkpoint import read_envelope
 from milepost.model.origin import origins_of
 from milepost.model.ranges import is_live
 from milepost.model.record import (
@@ -28,26 +27,15 @@ from milepost.model.record import (
     Record,
     parse_time,
 )
-from milepost.store import RunSnapshot, Store
-
-__all__ = [
-    "JournalLine",
-    "NodeSummary",
-    "failure_text",
-    "is_workflow",
-    "next_node",
-    "read_entries",
-    "records_of",
-    "state_of",
-    "steps_of",
-]
+from milepost.store import Store
+from milepost.views.text import iso
 
 _PAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class JournalLine:
-    """One record as people look at it. `note` says what a record that is no checkpoint tells."""
+    """One record as people look at it. `note` describes a record that is no checkpoint."""
 
     sequence: int
     kind: str
@@ -61,19 +49,19 @@ class JournalLine:
     superseded: bool
     epoch: int | None
     branch: str | None
-    """The way to the branch or item that it is of, as `fork#visit/branch`, the outermost first."""
+    """The path to its branch or item, as `fork#visit/branch`, the outermost first."""
     note: str
     error: dict[str, Any] | None = None
-    """Type, message and traceback of a failure, as its record tells them and if it is proven."""
+    """Type, message and traceback of a failure, as in its record, if the seal proves that."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry as JSON."""
+        """Return the line as JSON."""
         return {name: getattr(self, name) for name in self.__slots__} | {"timestamp": iso(self.timestamp)}
 
 
 @dataclass(slots=True)
 class NodeSummary:
-    """What became of one node over all of its visits that count."""
+    """The sum of all live visits of one node."""
 
     node_id: str
     visits: int = 0
@@ -84,7 +72,7 @@ class NodeSummary:
     next_node: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The step as JSON."""
+        """Return the summary as JSON."""
         return {
             "node_id": self.node_id,
             "visits": self.visits,
@@ -97,7 +85,7 @@ class NodeSummary:
 
 
 def is_workflow(store: Store, run_id: str) -> bool:
-    """Whether a run is one of a workflow, as its start record says. What has none is taken for a graph's."""
+    """Return whether a run is one of a workflow. A run without a start record is taken for one of a graph."""
     for record in store.read(run_id, limit=1, kinds=(START,)):
         with contextlib.suppress(DeserializeStateError):
             return record.fields().get("front") == "workflow"
@@ -105,7 +93,7 @@ def is_workflow(store: Store, run_id: str) -> bool:
 
 
 def read_entries(store: Store, run_id: str) -> Iterator[JournalLine]:
-    """All records of a run in order, a page at a time."""
+    """Yield all records of a run in order as lines. The store is read a page at a time."""
     known = {info.sequence: info.timestamp for info in store.history(run_id)}
     live = store.get_run(run_id).live
     for record in records_of(store, run_id):
@@ -124,7 +112,7 @@ def _error(store: Store, run_id: str, record: Record) -> dict[str, Any] | None:
 
 
 def records_of(store: Store, run_id: str, newest: int | None = None) -> Iterator[Record]:
-    """All records of a run in order, up to `newest`, a page at a time."""
+    """Yield all records of a run in order, up to `newest`. The store is read a page at a time."""
     after, before = -1, None if newest is None else newest + 1
     while page := store.read(run_id, after=after, before=before, limit=_PAGE):
         yield from page
@@ -159,7 +147,7 @@ def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> Jour
 
 
 def _note(kind: str, fields: dict[str, Any]) -> str:
-    """What a record tells that its other columns do not."""
+    """Describe a record in the words that its other columns lack."""
     if kind == START:
         entry = fields.get("entry")
         nearest = next(iter(origins_of(fields)), None)
@@ -191,7 +179,7 @@ def _note(kind: str, fields: dict[str, Any]) -> str:
 
 
 def failure_text(fields: Mapping[str, Any]) -> str:
-    """Type and message of a recorded error; the type alone where the message is encrypted."""
+    """Return type and message of a recorded error; only the type if the message is encrypted."""
     message = fields.get("message")
     return f"{fields.get('error_type')}" + ("" if message is None else f": {message}")
 
@@ -206,7 +194,7 @@ def _wait_note(kind: str, fields: dict[str, Any]) -> str:
 
 
 def steps_of(entries: Iterator[JournalLine]) -> list[NodeSummary]:
-    """What became of each node, in the order of first visits; superseded visits do not count."""
+    """Sum up each node, in the order of first visits; superseded visits do not count."""
     steps: dict[str, NodeSummary] = {}
     for entry in entries:
         if entry.kind not in {CHECKPOINT, FAILURE} or entry.superseded:
@@ -222,31 +210,3 @@ def steps_of(entries: Iterator[JournalLine]) -> list[NodeSummary]:
         step.duration_ms += entry.duration_ms or 0.0
         step.next_node = entry.next_node
     return list(steps.values())
-
-
-def next_node(latest: RunSnapshot) -> str | None:
-    """Where the run goes on; None where the router has yet to say, or nothing is known."""
-    if latest.point is None:
-        return None
-    try:
-        found = latest.point.fields().get("entry" if latest.point.kind == START else "next_node")
-        turn, tail = newest_turn(latest.tail)
-        if turn is not None:
-            return str(turn.fields().get("entry"))
-        for record in tail:
-            if record.kind == ROUTE:
-                found = record.fields().get("next_node")
-            elif record.kind == OWNER and record.fields().get("reroute"):
-                found = None
-    except DeserializeStateError:
-        return latest.row.info.next_node
-    return latest.row.info.next_node if latest.point.is_foreign else found
-
-
-def state_of(record: Record) -> Any:
-    """The state of a record as plain JSON. Raises `DeserializeStateError` where it has none that can be read."""
-    try:
-        return Checkpoint.decode(record.envelope()).state
-    except DeserializeStateError as exc:
-        where = f"record {record.sequence}" + (f" at node {record.node_id!r}" if record.node_id else "")
-        raise DeserializeStateError(f"{where} has no readable state: {clean(exc)}") from exc

@@ -1,0 +1,142 @@
+"""Recorded states, and the differences between two of them, as JSON. No code of the user's is needed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milepost.errors import CheckpointNotFoundError, DeserializeStateError
+from milepost.model.checkpoint import Checkpoint
+from milepost.model.record import (
+    CHECKPOINT,
+    OWNER,
+    Record,
+)
+from milepost.store import Store
+from milepost.views.text import clean, short
+
+
+class StateMissingError(LookupError):
+    """The error of a record that is not there or has no state."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedState:
+    """A recorded state and its place in the journal."""
+
+    sequence: int
+    node_id: str
+    visit: int
+    state: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the place as JSON, without the state."""
+        return {"sequence": self.sequence, "node_id": self.node_id or None, "visit": self.visit}
+
+    def __str__(self) -> str:
+        where = f"{self.node_id}#{self.visit}" if self.node_id else "the input"
+        return f"{where} (record {self.sequence})"
+
+
+def find_state(store: Store, run_id: str, text: str) -> RecordedState:
+    """Find the state that a text names: a node, a node and its visit as id#visit, or the number of a record."""
+    if text.isdecimal():
+        return _numbered(store, run_id, int(text))
+    return named_state(store, run_id, text, None)
+
+
+def named_state(store: Store, run_id: str, text: str, visit: int | None) -> RecordedState:
+    """Find the state after a node, which is written as its id or, if `visit` is None, as id#visit too.
+
+    Raises `CheckpointNotFoundError`.
+    """
+    node_id, _, number = text.rpartition("#")
+    if visit is None and node_id and number.isdecimal():
+        return _after_node(store, run_id, node_id, int(number))
+    return _after_node(store, run_id, text, visit)
+
+
+def _numbered(store: Store, run_id: str, sequence: int) -> RecordedState:
+    found = store.read(run_id, after=sequence - 1, before=sequence + 1)
+    if not found:
+        raise StateMissingError(f"run {run_id!r} has no record {sequence}: see milepost history {run_id}")
+    return _state_in(found[0])
+
+
+def _after_node(store: Store, run_id: str, node_id: str, visit: int | None) -> RecordedState:
+    live = [info for info in store.history(run_id) if info.node_id == node_id]
+    matching = [i for i in live if (i.visit == visit if visit is not None else not i.superseded)]
+    if not matching:
+        what = "there is none" if visit is None else f"there is no visit {visit}"
+        raise CheckpointNotFoundError(run_id, node_id, f"{what}: see milepost history {run_id}")
+    return _numbered(store, run_id, matching[-1].sequence)
+
+
+def newest_state(store: Store, run_id: str) -> RecordedState:
+    """Find the state that a resume would go on from: the newest checkpoint or the input, as the last override left it.
+
+    Raises `StateMissingError`.
+    """
+    latest = store.latest(run_id)
+    if latest.point is None:
+        raise StateMissingError(f"run {run_id!r} has no state yet")
+    point = _state_in(latest.point)
+    owners = (record for record in latest.tail if record.kind == OWNER and record.payload is not None)
+    # An override inside a branch is about the checkpoint that it names.
+    overrides = [record for record in owners if record.fields().get("overrides") in {None, point.sequence}]
+    return RecordedState(point.sequence, point.node_id, point.visit, _json_state(overrides[-1])) if overrides else point
+
+
+def _state_in(record: Record) -> RecordedState:
+    if record.payload is None:
+        raise StateMissingError(
+            f"record {record.sequence} is a {record.kind}, which has no state: name a checkpoint or 0"
+        )
+    return RecordedState(
+        record.sequence, record.node_id, record.visit if record.kind == CHECKPOINT else 0, _json_state(record)
+    )
+
+
+def patch_between(before: RecordedState, after: RecordedState) -> list[dict[str, Any]]:
+    """Return the JSON Patch (RFC 6902) that makes the second state of the first."""
+    import jsonpatch
+
+    patch: list[dict[str, Any]] = jsonpatch.make_patch(before.state, after.state).patch
+    return patch
+
+
+def changes(before: Any, patch: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield a sign (+, - or ~) and a text for each operation of a patch of `before`, with the value that it replaces."""
+    import jsonpatch
+    import jsonpointer
+
+    document = copy.deepcopy(before)
+    for operation in patch:
+        path, kind = operation["path"], operation["op"]
+        shown = path or "(the whole state)"
+        if kind == "add":
+            yield "+", f"{shown}  {_short_json(operation['value'])}"
+        elif kind == "move":
+            yield "~", f"{shown}  moved from {operation['from']}"
+        else:
+            old = _short_json(jsonpointer.resolve_pointer(document, path))
+            yield ("-", f"{shown}  {old}") if kind == "remove" else (
+                "~", f"{shown}  {old} -> {_short_json(operation['value'])}"
+            )  # fmt: skip
+        document = jsonpatch.JsonPatch([operation]).apply(document, in_place=True)
+
+
+def _short_json(value: Any) -> str:
+    return short(json.dumps(value, ensure_ascii=False), 100)
+
+
+def _json_state(record: Record) -> Any:
+    """Return the state of a record as plain JSON. Raises `DeserializeStateError` if it has none that can be read."""
+    try:
+        return Checkpoint.decode(record.envelope()).state
+    except DeserializeStateError as exc:
+        where = f"record {record.sequence}" + (f" at node {record.node_id!r}" if record.node_id else "")
+        raise DeserializeStateError(f"{where} has no readable state: {clean(exc)}") from exc

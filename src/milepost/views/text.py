@@ -1,0 +1,130 @@
+"""Values as text for people. Nothing here prints.
+
+All text is cleaned: it may come from a store or from user code, and a terminal must not take it for a command.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from milepost.model.info import Wait
+
+_ENCRYPTED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):[A-Za-z0-9+/]{38,}=*")
+"""A text of a run's row as a store without its key gives it."""
+
+
+def clean(text: object) -> str:
+    """Return text from a store or from user code with escapes for all that a terminal would take for a command."""
+    readable = _ENCRYPTED.sub(r"encrypted with key '\1'", str(text))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in readable)
+
+
+def short(text: object, limit: int = 60) -> str:
+    """Return at most `limit` characters of cleaned text."""
+    cleaned = clean(text)
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 3] + "..."
+
+
+def error_text(error: BaseException) -> str:
+    """Return type and message of an error in one line."""
+    return short(f"{type(error).__name__}: {error}", 160)
+
+
+def iso(moment: datetime | float | None) -> str | None:
+    """Return a time (POSIX seconds or an aware datetime) as ISO 8601 in UTC; None stays None."""
+    if moment is None:
+        return None
+    if not isinstance(moment, datetime):
+        moment = datetime.fromtimestamp(moment, UTC)
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def ago(moment: datetime) -> str:
+    """Return a time for people, in their own zone."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def utc(moment: datetime) -> str:
+    """Return a time for people of several zones, as the reasons of runs have it."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration(milliseconds: float | None) -> str:
+    """Return a duration in the unit that people would choose."""
+    if milliseconds is None:
+        return "-"
+    if milliseconds < 1000:
+        return f"{milliseconds:.1f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes} min {left} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes with its unit."""
+    if count < 1024:
+        return f"{count} B"
+    if count < 1024 * 1024:
+        return f"{count / 1024:.1f} KB"
+    if count < 1024 * 1024 * 1024:
+        return f"{count / 1024 / 1024:.1f} MB"
+    return f"{count / 1024 / 1024 / 1024:.1f} GB"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number and its noun: `1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+_SPELLINGS: tuple[tuple[str, str], ...] = (
+    (r"(?:pass )?\b(takeover|reopen|reroute|strict|rerun)=True", r"--\1"),
+    (r"\bon_(locked|corrupt)='(\w+)'", r"--on-\1 \2"),
+    (r"\bif_exists='(\w+)'", r"--if-exists \1"),
+    (r"(?:pass )?\brename=\{'([^']*)': new name\}", r"--rename \1=NEW"),
+    (r"\bwith rename=(?!\{)", "with --rename OLD=NEW"),
+    (r"\bmax_iterations or None\b", "--max-iterations"),
+    (r"\bmax_iterations\b", "--max-iterations"),
+    (r", resume\(\) the run as it is, or pass compare_inputs=False", ", or resume the run as it is"),
+    (r"\bsee history\(\)", "see milepost history"),
+    (r"\bresume_from a node\b", "resume --from a node"),
+    (r"\bresume_from\b", "resume --from NODE"),
+    (r"\bnew_run_id\b", "--as ID"),
+    (r"\brun_id\b", "run id"),
+)
+"""The advice in errors of the library, and its spelling on the command line."""
+
+
+def in_options(text: str) -> str:
+    """Spell the keyword arguments in a text of the library as options of the command line."""
+    for pattern, spelling in _SPELLINGS:
+        text = re.sub(pattern, spelling, text)
+    return text
+
+
+def wait_text(wait: Wait) -> str:
+    """Describe a wait: the signal or time, and the prompt for the person who sends it."""
+    until = "" if wait.wake_at is None else f" until {utc(wait.wake_at)}"
+    if wait.signal is None:
+        return f"its time{until}"
+    asked = wait.prompt if isinstance(wait.prompt, str) else json.dumps(wait.prompt, ensure_ascii=False, default=str)
+    return f"signal {clean(wait.signal)!r}{until}" + (f": {short(asked, 200)}" if wait.prompt else "")
+
+
+def signal_command(run_id: str, wait: Wait, waits: Sequence[Wait], store: Sequence[str] = ()) -> str:
+    """Return the command that sends the signal of a wait, as it can be typed; `waits` are all open waits of the run."""
+    is_one_of_many = sum(other.signal == wait.signal for other in waits) > 1
+    to = ["--to", wait.wait_id] if is_one_of_many else []
+    words = shlex.join(["signal", run_id, str(wait.signal)]), "[JSON]", shlex.join([*to, *store])
+    return clean(f"milepost {' '.join(words)}".rstrip())
+
+
+def wait_document(wait: Wait) -> dict[str, Any]:
+    """Return a wait as JSON."""
+    return {"wait_id": wait.wait_id, "signal": wait.signal, "prompt": wait.prompt, "wake_at": iso(wait.wake_at)}
