@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_calls import Shop, shop
 
-from milepost.cli.story import Story, tell_story
+from milepost.cli.demo import Story, tell_story
 
 __all__ = ["shop"]
 

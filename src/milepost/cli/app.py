@@ -15,9 +15,8 @@ from milepost.cli.checking import doctor, draw_graph
 from milepost.cli.database import db
 from milepost.cli.demo import demo
 from milepost.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, code_of
-from milepost.cli.forking import fork
 from milepost.cli.invocation import Invocation, shared_options
-from milepost.cli.keeping import delete, export, import_run, prune, stats, verify
+from milepost.cli.keeping import delete, export, fork, import_run, prune, stats, verify
 from milepost.cli.logs import logging_warnings
 from milepost.cli.looking import history, runs
 from milepost.cli.running import resume, retry, run

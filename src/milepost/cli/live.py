@@ -35,7 +35,7 @@ def watching(codec: Any, *, is_json: bool) -> Iterator[Watcher]:
         with prints_aside(is_json):
             yield _quietly(output, lambda event: to_json(event_document(event, codec), is_line=True))
     elif sys.stdout.isatty():
-        from milepost.cli.spinner import Spinner
+        from milepost.cli.terminal import Spinner
 
         with Spinner() as spinner:
             yield spinner

@@ -35,7 +35,7 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
             return exit_code_of(watched(invocation, store, run_id))
         is_of_steps = is_workflow(store, run_id)
         if watch:
-            from milepost.cli.redrawing import redrawn
+            from milepost.cli.terminal import redrawn
 
             info = redrawn(
                 follow(store, run_id), lambda records: view_run(store.latest(run_id), records, store.place, is_of_steps)

@@ -107,7 +107,7 @@ def _telling(invocation: Invocation) -> Iterator[Callable[[Event, str | None], N
     if invocation.is_json:
         yield _print_document
     elif sys.stdout.isatty():
-        from milepost.cli.spinner import Spinner
+        from milepost.cli.terminal import Spinner
 
         with Spinner() as spinner:
             yield spinner
