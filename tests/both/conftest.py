@@ -22,9 +22,9 @@ from milepost.drivers import AsyncDriver, SyncDriver
 from milepost.drivers.heartbeat import HeldLease
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect, Hold
-from milepost.job import Job
 from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import FakeClock
+from milepost.verbs import Job
 
 LEASE = 30.0
 STORES: dict[str, type[Store]] = {

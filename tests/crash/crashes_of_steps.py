@@ -19,12 +19,12 @@ from milepost.errors import MilepostError
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect, Gather, Outcome, Routine, Write
 from milepost.executor.resume import resume_claimed
-from milepost.job import Job
 from milepost.model.clock import Clock
 from milepost.model.record import CHECKPOINT, FAILURE, ROLLBACK, ROUTE
 from milepost.store import ENDED
 from milepost.testing import FakeClock, Stepper
 from milepost.testing.crashing import was_written
+from milepost.verbs import Job
 
 __all__ = ["Ending", "Outside", "Subject", "World", "crash_everywhere", "play"]
 

@@ -26,9 +26,9 @@ from milepost import (
 )
 from milepost.errors import RunNotFoundError
 from milepost.executor.checks import ResumeRequest
-from milepost.job import Job
 from milepost.store import Store
 from milepost.testing import FakeClock, Stepper
+from milepost.verbs import Job
 
 log: list[str] = []
 STORES: dict[str, Callable[[FakeClock], Store]] = {

@@ -32,11 +32,11 @@ from milepost import (
 from milepost.errors import StatementError
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Write
-from milepost.job import Job
 from milepost.model.clock import Clock
 from milepost.stores.postgres.store import PostgresStore
 from milepost.stores.url import open_store
 from milepost.testing import FakeClock, Stepper, crashtest
+from milepost.verbs import Job
 
 Stores = Callable[[Clock], Store]
 

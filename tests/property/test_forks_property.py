@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from milepost import END, CompiledGraph, Graph, MemoryStore
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect
-from milepost.job import Job
 from milepost.model.record import CHECKPOINT
 from milepost.reducers import append, largest, total
 from milepost.testing import FakeClock, Stepper
+from milepost.verbs import Job
 from thoroughness import examples
 
 Shape = Any

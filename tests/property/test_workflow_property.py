@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from milepost import MemoryStore, Step, StepError, Workflow, WorkflowError, branch, current, parallel, step, workflow
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect
-from milepost.job import Job
 from milepost.model.record import CHECKPOINT, ROLLBACK
 from milepost.store import ENDED
 from milepost.testing import FakeClock
 from milepost.testing.stepping import _Hand
+from milepost.verbs import Job
 from thoroughness import examples
 
 RUN = "r"

@@ -27,11 +27,10 @@ from milepost.cli.text import to_json
 from milepost.engine.worker import Host, Worker
 from milepost.errors import RunNotFoundError
 from milepost.executor.flow import Flow
-from milepost.job import Job
 from milepost.model.info import RunInfo
 from milepost.options import Options
 from milepost.store import Store
-from milepost.verbs import Bound, Verbs
+from milepost.verbs import Bound, Job, Verbs
 from milepost.views.status import info_document
 from milepost.views.text import in_options, plural, short
 

@@ -20,7 +20,6 @@ from milepost.errors import OptionError, RunNotFoundError, StoreError, naming
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
-from milepost.job import Job, store_of
 from milepost.model.clock import SYSTEM, Clock
 from milepost.model.hooks import Hook
 from milepost.model.record import as_posix
@@ -28,7 +27,7 @@ from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import EngineOptions, Options, RunOptions, merge_options, option_names
 from milepost.store import RunRow, Store
 from milepost.stores.url import open_store
-from milepost.verbs import Bound, StateVerbs, Verbs
+from milepost.verbs import Bound, Job, StateVerbs, Verbs, store_of
 
 if TYPE_CHECKING:
     from milepost.engine.handle import RunHandle

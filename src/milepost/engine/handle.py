@@ -30,13 +30,13 @@ from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
-from milepost.job import Job
 from milepost.model.info import RunInfo
 from milepost.model.record import FINISH, Record
 from milepost.model.results import StepResult
 from milepost.model.retry import as_seconds
 from milepost.options import UNAMENDED
 from milepost.store import RunRow, Store, check_run_id
+from milepost.verbs import Job
 from milepost.workflows.run import StepRun
 
 if TYPE_CHECKING:

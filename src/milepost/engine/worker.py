@@ -38,7 +38,6 @@ from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, ask
 from milepost.executor.resume import REFUSED
-from milepost.job import Job
 from milepost.model.clock import Clock
 from milepost.model.ends import is_cancellation
 from milepost.model.failure import describe, failure_fields
@@ -46,7 +45,7 @@ from milepost.model.info import RunInfo
 from milepost.model.retry import as_seconds
 from milepost.options import Options
 from milepost.store import RunRow, Store, Token
-from milepost.verbs import Bound, Verbs
+from milepost.verbs import Bound, Job, Verbs
 
 __all__ = ["Worker"]
 

@@ -19,14 +19,13 @@ from milepost.adapters.protocols import AnyStore
 from milepost.engine.authorize import Authorize
 from milepost.engine.engine import Engine
 from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended
-from milepost.job import Job
 from milepost.model.clock import Clock
 from milepost.model.events import Event, WorkflowCompleted
 from milepost.model.hooks import Hook
 from milepost.model.results import WorkflowResult
 from milepost.options import EngineOptions
 from milepost.store import ENDED
-from milepost.verbs import Bound, Verbs
+from milepost.verbs import Bound, Job, Verbs
 from milepost.workflows.definition import Workflow
 from milepost.workflows.run import StepRun
 

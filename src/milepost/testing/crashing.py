@@ -23,7 +23,6 @@ from milepost.executor.checks import ResumeRequest
 from milepost.executor.context import Context
 from milepost.executor.effects import Ask, Call, Effect, Write
 from milepost.executor.flow import Flow, StepFlow
-from milepost.job import Job
 from milepost.model.clock import Clock
 from milepost.model.record import CHECKPOINT, ROLLBACK, ROUTE
 from milepost.options import RunOptions, merge_options
@@ -32,7 +31,7 @@ from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, inputs_of
 from milepost.testing.stepping import Stepper
-from milepost.verbs import Verbs
+from milepost.verbs import Job, Verbs
 from milepost.workflows.definition import Workflow
 
 __all__ = ["Crash", "CrashReport", "crashtest"]

@@ -24,14 +24,13 @@ from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Routine, Sleep
 from milepost.executor.flow import StepFlow
 from milepost.executor.waits import Waits
-from milepost.job import Job
 from milepost.model.info import Wait
 from milepost.model.results import WorkflowResult
 from milepost.options import Options
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
-from milepost.verbs import Bound
+from milepost.verbs import Bound, Job
 from milepost.workflows.definition import Workflow
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.steps import Calls, Chooses, Maps, Spreads, Step, is_async

@@ -31,7 +31,6 @@ from milepost.executor.effects import Routine
 from milepost.executor.flow import END, BranchEnd, Fork, GraphFlow, Part, Router, StateCodec, Unit, Walk, Whole
 from milepost.graph.declarations import read_function
 from milepost.graph.run import NodeRun
-from milepost.job import Job
 from milepost.model.events import Event
 from milepost.model.reports import RunResult
 from milepost.model.results import WorkflowResult
@@ -40,7 +39,7 @@ from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, Passing, PassingAsync, Play
-from milepost.verbs import Bound, Verbs
+from milepost.verbs import Bound, Job, Verbs
 from milepost.workflows.definition import Workflow
 
 __all__ = ["arun_flow", "run_flow"]
