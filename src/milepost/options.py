@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 import msgspec
 from msgspec.structs import force_setattr, replace
@@ -17,7 +17,17 @@ from milepost.model.hooks import Hook
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_tag
 
-__all__ = ["UNAMENDED", "EngineOptions", "Options", "RunOptions", "merge_options", "option_names", "without_amendments"]
+__all__ = [
+    "UNAMENDED",
+    "EngineOptions",
+    "FullOptions",
+    "Options",
+    "OutputOptions",
+    "RunOptions",
+    "merge_options",
+    "option_names",
+    "without_amendments",
+]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -60,6 +70,18 @@ class RunOptions(EngineOptions, total=False):
     deps: Any
     logger: logging.Logger | logging.LoggerAdapter[Any] | None
     hooks: Sequence[Hook]
+
+
+class OutputOptions(RunOptions, total=False):
+    """The options of a verb that returns the flow's output."""
+
+    full: Literal[False]
+
+
+class FullOptions(RunOptions, total=False):
+    """The options of a verb that returns the whole result."""
+
+    full: Required[Literal[True]]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ A verb and its `a`-twin differ in the driver and in nothing else: both are made 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,23 +16,33 @@ from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver, is_logged
 from milepost.drivers.wakeups import wake
 from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming
-from milepost.executor import signals as signalling
+from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest, check_recordable
 from milepost.executor.continuation import CONTINUE, check_options
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow, GraphFlow, find_node
 from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
 from milepost.executor.run import Run
+from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.start import enqueue, start
-from milepost.model.clock import SYSTEM
+from milepost.model.clock import SYSTEM, Clock
 from milepost.model.ids import new_nonce, new_run_id
 from milepost.model.record import format_time
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import Options, RunOptions, merge_options, without_amendments
+from milepost.options import (
+    FullOptions,
+    Options,
+    OutputOptions,
+    RunOptions,
+    merge_options,
+    option_names,
+    without_amendments,
+)
 from milepost.store import Store, Token, check_number, check_run_id
 
-__all__ = ["Bound", "Job", "StateVerbs", "Verbs", "store_of"]
+__all__ = ["Bound", "InputVerbs", "Job", "StateVerbs", "Verbs", "adrive", "drive", "store_of"]
 
+R = TypeVar("R")
 T = TypeVar("T")
 StateT = TypeVar("StateT")
 OutputT = TypeVar("OutputT", covariant=True)
@@ -41,6 +52,7 @@ if TYPE_CHECKING:
 
     from milepost.drivers import AsyncDriver
     from milepost.model.events import Event
+    from milepost.model.results import WorkflowResult
 
     FullT = typing_extensions.TypeVar("FullT", covariant=True, default=Any)
 else:
@@ -60,10 +72,30 @@ def store_of(given: object) -> Store:
     return adapted(given)
 
 
+def drive(routine: Routine[T], run_id: str, clock: Clock = SYSTEM, *, wakes: Store | None = None) -> T:
+    """Drive a routine that executes nothing of the run. Errors name the run; workers of the store `wakes` look again."""
+    with naming(run_id):
+        answer = SyncDriver(clock).run(routine)
+    if wakes is not None:
+        wake(wakes)
+    return answer
+
+
+async def adrive(routine: Routine[T], run_id: str, clock: Clock = SYSTEM, *, wakes: Store | None = None) -> T:
+    """Await the routine: the async form of `drive`."""
+    from milepost.drivers import AsyncDriver
+
+    with naming(run_id):
+        answer = await AsyncDriver(clock).run(routine)
+    if wakes is not None:
+        wake(wakes)
+    return answer
+
+
 class Job:
     """One call of a verb, checked and ready: nothing has been run or written yet."""
 
-    __slots__ = ("active", "flow", "options", "run", "wish")
+    __slots__ = ("active", "flow", "options", "request", "run")
 
     def __init__(
         self,
@@ -72,21 +104,21 @@ class Job:
         run_id: str | None,
         given: Mapping[str, Any],
         bound: Mapping[str, Any],
-        wish: ResumeRequest | None,
+        request: ResumeRequest | None,
     ) -> None:
         self.flow = flow
         self.active: set[str] | None = None
         """The ids of the runs that the engine of this call executes; None without an engine."""
         self.options: Options = merge_options(bound, given)
-        self.wish = wish
-        known = None if store is None and wish is None else store_of(store)
-        if run_id is not None or wish is not None:
+        self.request = request
+        known = None if store is None and request is None else store_of(store)
+        if run_id is not None or request is not None:
             check_run_id(run_id)
-        if wish is not None and wish.visit is not None:
-            check_number(wish.visit, "visit")
+        if request is not None and request.visit is not None:
+            check_number(request.visit, "visit")
         if known is None and "if_exists" in given:
             raise OptionError("if_exists needs a store: give store=", option="if_exists")
-        if wish is None and self.options.if_exists == CONTINUE:
+        if request is None and self.options.if_exists == CONTINUE:
             check_options(self.options, flow.front)
         if flow.front == "graph":
             # The steps of a workflow are known only once its code asks for them.
@@ -106,10 +138,6 @@ class Job:
 
     def _run(self, store: Store | None, run_id: str, is_listening: bool) -> Run:
         return self.flow.new_run(store, run_id, self.options, is_listening=is_listening)
-
-    def expect(self, inputs: Mapping[str, Any] | None) -> None:
-        """Have a resume compare these inputs with those that the run began with. None: it takes the recorded ones."""
-        self.run.expect(inputs)
 
     def routine(self, state: Any, *, full: bool = False) -> Routine[Any]:
         """Return the core's routine for this call. With `full` a breakpoint gives a result, like any other end."""
@@ -143,8 +171,8 @@ class Job:
             routine = resume(self.run, ResumeRequest(), new_nonce)
 
     def _begun(self, state: Any) -> Routine[Any]:
-        if self.wish is not None:
-            return resume(self.run, self.wish, new_nonce)
+        if self.request is not None:
+            return resume(self.run, self.request, new_nonce)
         check_recordable(self.run)
         return start(self.run, state, new_nonce)
 
@@ -164,18 +192,20 @@ class Job:
             )
 
     def do(self, state: Any = None, *, full: bool = False) -> Any:
-        """Run the call here, to its end; with `full` a breakpoint is an end too."""
+        """Run the call here, to its end, and return the output; with `full` the result, also if a breakpoint stops it."""
         self.refuse_coroutines()
         self.run.is_awaited = False
-        return self._drive(self.routine(state, full=full))
+        result = self._drive(self.routine(state, full=full), executes=True)
+        return result if full else result.output
 
     async def ado(self, state: Any = None, *, full: bool = False) -> Any:
-        """Run the call in this task, to its end; with `full` a breakpoint is an end too."""
-        return await self._adrive(self.routine(state, full=full))
+        """Await the call: the async form of `do`."""
+        result = await self._adrive(self.routine(state, full=full), executes=True)
+        return result if full else result.output
 
     async def ago_on(self, token: Token) -> Any:
         """Go on, in this task, with the run that `token` claimed."""
-        return await self._adrive(resume_claimed(self.run, token))
+        return await self._adrive(resume_claimed(self.run, token), executes=True)
 
     async def agive_back(self, token: Token, reason: str) -> None:
         """Give back the run that `token` claimed, before any of its code runs."""
@@ -184,25 +214,29 @@ class Job:
     def enqueue(self, state: Any, at: float) -> None:
         """Leave the run to a worker, from `at` (POSIX seconds, 0: at once) on."""
         self._drive(self._queued(state, at))
+        if self.run.store is not None:
+            wake(self.run.store)
 
     async def aenqueue(self, state: Any, at: float) -> None:
-        """Leave the run to a worker, from `at` (POSIX seconds, 0: at once) on."""
+        """Await the record: the async form of `enqueue`."""
         await self._adrive(self._queued(state, at))
+        if self.run.store is not None:
+            wake(self.run.store)
 
     def _queued(self, state: Any, at: float) -> Routine[None]:
         check_recordable(self.run)
         return enqueue(self.run, state, new_nonce, at)
 
-    def _drive(self, routine: Routine[T]) -> T:
+    def _drive(self, routine: Routine[T], *, executes: bool = False) -> T:
         driver = SyncDriver(self.options.clock, self.options.hooks)
         self._listen(driver.live)
-        with self._named():
+        with self._named(executes=executes):
             return driver.run(routine)
 
-    async def _adrive(self, routine: Routine[T]) -> T:
+    async def _adrive(self, routine: Routine[T], *, executes: bool = False) -> T:
         driver = self._awaiting()
         self._listen(driver.live)
-        with self._named():
+        with self._named(executes=executes):
             return await driver.run(routine)
 
     def _awaiting(self) -> AsyncDriver:
@@ -219,7 +253,7 @@ class Job:
         self.run.is_awaited = False
         driver = SyncDriver(self.options.clock, self.options.hooks)
         self._listen_as_stream(driver.live)
-        with self._named():
+        with self._named(executes=True):
             yield from driver.stream(routine)
 
     async def astream(self, state: Any = None) -> AsyncIterator[Event]:
@@ -228,7 +262,7 @@ class Job:
         self._listen_as_stream(driver.live)
         events = driver.stream(self.routine(state))
         try:
-            with self._named():
+            with self._named(executes=True):
                 async for event in events:
                     yield event
         finally:
@@ -243,7 +277,7 @@ class Job:
         return self._drive(self._forked(node_id, visit, new_id, into))
 
     async def afork(self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None) -> str:
-        """Copy the run, up to a visit, into a new one, and return the new id."""
+        """Await the copy: the async form of `fork`."""
         return await self._adrive(self._forked(node_id, visit, new_id, into))
 
     def _forked(
@@ -254,28 +288,29 @@ class Job:
 
     def plan(self) -> ResumePlan:
         """Return what the call would do."""
-        assert self.wish is not None
+        assert self.request is not None
         self.run.is_awaited = False
         with self._named():
-            return SyncDriver(self.options.clock).run(plan(self.run, self.wish))
+            return SyncDriver(self.options.clock).run(plan(self.run, self.request))
 
     async def aplan(self) -> ResumePlan:
-        """Return what the call would do."""
-        assert self.wish is not None
+        """Await the plan: the async form of `plan`."""
+        assert self.request is not None
         with self._named():
-            return await self._awaiting().run(plan(self.run, self.wish))
+            return await self._awaiting().run(plan(self.run, self.request))
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Name the run in every error of the library, those of a store included."""
-        if self.active is not None:
-            self.active.add(self.run.run_id)
+    def _named(self, *, executes: bool = False) -> Iterator[None]:
+        """Name the run in every error of the library. `executes`: it counts among those that the engine executes."""
+        active = self.active if executes else None
+        if active is not None:
+            active.add(self.run.run_id)
         try:
             with naming(self.run.run_id):
                 yield
         finally:
-            if self.active is not None:
-                self.active.discard(self.run.run_id)
+            if active is not None:
+                active.discard(self.run.run_id)
 
     def _listen_as_stream(self, live: Callable[[Event], None]) -> None:
         """Begin the run's time now, when somebody iterates: a stream kept for later has used up none of its time."""
@@ -287,9 +322,6 @@ class Job:
     def _listen(self, live: Callable[[Event], None]) -> None:
         if self.run.is_listening:
             self.run.scope.publish = live
-
-
-_NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class _Sparing:
@@ -324,45 +356,43 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     """
 
     def _job(
-        self, store: AnyStore | None, run_id: str | None, options: Mapping[str, Any], wish: ResumeRequest | None = None
+        self,
+        store: AnyStore | None,
+        run_id: str | None,
+        options: Mapping[str, Any],
+        request: ResumeRequest | None = None,
     ) -> Job:
-        return Job(cast("Flow", self), store, run_id, options, _NO_OPTIONS, wish)
+        return Job(cast("Flow", self), store, run_id, options, {}, request)
 
     @overload
-    def resume(
-        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> OutputT: ...
+    def resume(self, store: AnyStore, run_id: str, **options: Unpack[OutputOptions]) -> OutputT: ...
     @overload
-    def resume(self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]) -> FullT: ...
-    def resume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
+    def resume(self, store: AnyStore, run_id: str, **options: Unpack[FullOptions]) -> FullT: ...
+    def resume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Go on with a run where its records end; nothing recorded runs again.
 
         A finished run gives its stored result. Raises `RunNotFoundError`, `RunLockedError` while another owner has the
         run, `RunNotResumableError`, `FlowChangedError` if the code has changed too much, and the errors of decoding.
         """
-        return _answer(self._job(store, run_id, options, ResumeRequest()).do(full=full), full)
+        return self._job(store, run_id, options, ResumeRequest()).do(full=full)
 
     @overload
-    async def aresume(
-        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> OutputT: ...
+    async def aresume(self, store: AnyStore, run_id: str, **options: Unpack[OutputOptions]) -> OutputT: ...
     @overload
-    async def aresume(
-        self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
-    ) -> FullT: ...
-    async def aresume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
+    async def aresume(self, store: AnyStore, run_id: str, **options: Unpack[FullOptions]) -> FullT: ...
+    async def aresume(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `resume`."""
-        return _answer(await self._job(store, run_id, options, ResumeRequest()).ado(full=full), full)
+        return await self._job(store, run_id, options, ResumeRequest()).ado(full=full)
 
     @overload
     def resume_from(
         self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
-        full: Literal[False] = False, **options: Unpack[RunOptions],
+        **options: Unpack[OutputOptions],
     ) -> OutputT: ...  # fmt: skip
     @overload
     def resume_from(
         self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
-        full: Literal[True], **options: Unpack[RunOptions],
+        **options: Unpack[FullOptions],
     ) -> FullT: ...  # fmt: skip
     def resume_from(
         self,
@@ -373,7 +403,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         visit: int | None = None,
         rerun: bool = False,
         full: bool = False,
-        **options: Unpack[RunOptions],
+        **options: Any,
     ) -> Any:
         """Go on after a node's newest visit, or after `visit`; with `rerun` the node itself runs again.
 
@@ -381,18 +411,18 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         `NoCheckpointFoundError`, `ResumeNodeCompletedError` if nothing is left after the node, and the errors of
         `resume`.
         """
-        wish = ResumeRequest("resume_from", node_id, visit, rerun)
-        return _answer(self._job(store, run_id, options, wish).do(full=full), full)
+        request = ResumeRequest("resume_from", node_id, visit, rerun)
+        return self._job(store, run_id, options, request).do(full=full)
 
     @overload
     async def aresume_from(
         self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
-        full: Literal[False] = False, **options: Unpack[RunOptions],
+        **options: Unpack[OutputOptions],
     ) -> OutputT: ...  # fmt: skip
     @overload
     async def aresume_from(
         self, store: AnyStore, run_id: str, node_id: str, *, visit: int | None = None, rerun: bool = False,
-        full: Literal[True], **options: Unpack[RunOptions],
+        **options: Unpack[FullOptions],
     ) -> FullT: ...  # fmt: skip
     async def aresume_from(
         self,
@@ -403,36 +433,30 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         visit: int | None = None,
         rerun: bool = False,
         full: bool = False,
-        **options: Unpack[RunOptions],
+        **options: Any,
     ) -> Any:
         """Await the run: the async form of `resume_from`."""
-        wish = ResumeRequest("resume_from", node_id, visit, rerun)
-        return _answer(await self._job(store, run_id, options, wish).ado(full=full), full)
+        request = ResumeRequest("resume_from", node_id, visit, rerun)
+        return await self._job(store, run_id, options, request).ado(full=full)
 
     @overload
-    def retry(
-        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> OutputT: ...
+    def retry(self, store: AnyStore, run_id: str, **options: Unpack[OutputOptions]) -> OutputT: ...
     @overload
-    def retry(self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]) -> FullT: ...
-    def retry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
+    def retry(self, store: AnyStore, run_id: str, **options: Unpack[FullOptions]) -> FullT: ...
+    def retry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Run the failed part again, with fresh attempts.
 
         Completed work is kept. `RunNotResumableError` if nothing failed.
         """
-        return _answer(self._job(store, run_id, options, ResumeRequest("retry")).do(full=full), full)
+        return self._job(store, run_id, options, ResumeRequest("retry")).do(full=full)
 
     @overload
-    async def aretry(
-        self, store: AnyStore, run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> OutputT: ...
+    async def aretry(self, store: AnyStore, run_id: str, **options: Unpack[OutputOptions]) -> OutputT: ...
     @overload
-    async def aretry(
-        self, store: AnyStore, run_id: str, *, full: Literal[True], **options: Unpack[RunOptions]
-    ) -> FullT: ...
-    async def aretry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Unpack[RunOptions]) -> Any:
+    async def aretry(self, store: AnyStore, run_id: str, **options: Unpack[FullOptions]) -> FullT: ...
+    async def aretry(self, store: AnyStore, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `retry`."""
-        return _answer(await self._job(store, run_id, options, ResumeRequest("retry")).ado(full=full), full)
+        return await self._job(store, run_id, options, ResumeRequest("retry")).ado(full=full)
 
     def resume_stream(self, store: AnyStore, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """Resume a run and iterate over its events."""
@@ -528,18 +552,15 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         signal_id: str | None = None,
         to: str | None = None,
-    ) -> Literal["taken", "kept", "duplicate"]:
+    ) -> SignalOutcome:
         """Send a run a signal.
 
         taken: a visit waits for it · kept: the next wait for this name gets it · duplicate: its `signal_id` was seen
         before, and nothing was kept. `to` reaches only that wait; raises `SignalRefusedError` if the run does not wait
         there. A run that has ended raises `RunNotResumableError`.
         """
-        kept = store_of(store)
-        with naming(run_id):
-            told = SyncDriver(SYSTEM).run(signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to))
-        wake(kept)
-        return told
+        known = store_of(store)
+        return drive(signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to), run_id, wakes=known)
 
     async def asignal(
         self,
@@ -550,41 +571,25 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         signal_id: str | None = None,
         to: str | None = None,
-    ) -> Literal["taken", "kept", "duplicate"]:
+    ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
-        kept = store_of(store)
-        from milepost.drivers import AsyncDriver
+        known = store_of(store)
+        routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to)
+        return await adrive(routine, run_id, wakes=known)
 
-        with naming(run_id):
-            told = await AsyncDriver(SYSTEM).run(
-                signalling.signal(kept, run_id, name, payload, signal_id=signal_id, to=to)
-            )
-        wake(kept)
-        return told
-
-    def cancel(self, store: AnyStore, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+    def cancel(self, store: AnyStore, run_id: str, reason: str = "") -> CancelOutcome:
         """Ask a run to end.
 
         cancelled: nobody executed it, and it has ended · requested: its owner ends it at the next boundary, and cancels
         an async node that runs · ended: it had finished or been cancelled before, and nothing changes.
         """
-        kept = store_of(store)
-        with naming(run_id):
-            told = SyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
-        wake(kept)
-        return told
+        known = store_of(store)
+        return drive(signals.cancel(known, run_id, reason), run_id, wakes=known)
 
-    async def acancel(
-        self, store: AnyStore, run_id: str, reason: str = ""
-    ) -> Literal["cancelled", "requested", "ended"]:
+    async def acancel(self, store: AnyStore, run_id: str, reason: str = "") -> CancelOutcome:
         """Await the request: the async form of `cancel`."""
-        kept = store_of(store)
-        from milepost.drivers import AsyncDriver
-
-        with naming(run_id):
-            told = await AsyncDriver(SYSTEM).run(signalling.cancel(kept, run_id, reason))
-        wake(kept)
-        return told
+        known = store_of(store)
+        return await adrive(signals.cancel(known, run_id, reason), run_id, wakes=known)
 
 
 class StateVerbs(Verbs[StateT, RunResult[StateT]]):
@@ -596,13 +601,13 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
 
     @overload
     def run(
-        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[False] = False,
-        **options: Unpack[RunOptions],
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None,
+        **options: Unpack[OutputOptions],
     ) -> StateT: ...  # fmt: skip
     @overload
     def run(
-        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[True],
-        **options: Unpack[RunOptions],
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None,
+        **options: Unpack[FullOptions],
     ) -> RunResult[StateT]: ...  # fmt: skip
     def run(
         self,
@@ -611,24 +616,24 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         store: AnyStore | None = None,
         run_id: str | None = None,
         full: bool = False,
-        **options: Unpack[RunOptions],
+        **options: Any,
     ) -> Any:
         """Run the flow from its entry on `state`, and return the final state.
 
         Without a store nothing is saved. With one the run is recorded under `run_id`, and every node that completed
         stays done. If `run_id` is None, an id is made, and every event, result and error has it.
         """
-        return _answer(self._job(store, run_id, options).do(state, full=full), full)
+        return self._job(store, run_id, options).do(state, full=full)
 
     @overload
     async def arun(
-        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[False] = False,
-        **options: Unpack[RunOptions],
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None,
+        **options: Unpack[OutputOptions],
     ) -> StateT: ...  # fmt: skip
     @overload
     async def arun(
-        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None, full: Literal[True],
-        **options: Unpack[RunOptions],
+        self, state: StateT, *, store: AnyStore | None = None, run_id: str | None = None,
+        **options: Unpack[FullOptions],
     ) -> RunResult[StateT]: ...  # fmt: skip
     async def arun(
         self,
@@ -637,10 +642,10 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         store: AnyStore | None = None,
         run_id: str | None = None,
         full: bool = False,
-        **options: Unpack[RunOptions],
+        **options: Any,
     ) -> Any:
         """Await the run: coroutine nodes run in this task, others in worker threads."""
-        return _answer(await self._job(store, run_id, options).ado(state, full=full), full)
+        return await self._job(store, run_id, options).ado(state, full=full)
 
     def stream(
         self,
@@ -669,5 +674,119 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         return self._job(store, run_id, options).astream(state)
 
 
-def _answer(result: Any, full: bool) -> Any:
-    return result if full else result.output
+class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
+    """The verbs of a flow that begins with inputs by name and ends with an output: a workflow.
+
+    Inputs are given among the options, or as `inputs={...}` if a name is also that of an option.
+    """
+
+    name: str
+
+    @abstractmethod
+    def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs by name, defaults included. Raises TypeError for missing and unknown inputs."""
+
+    def split(
+        self, given: Mapping[str, Any], inputs: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Split the keywords of a verb into inputs and options. Entries of `inputs` are inputs whatever their names.
+
+        Raises TypeError for an input that is given both by its name and in `inputs`.
+        """
+        named, options = _without_options(given)
+        twice = sorted(set(named) & set(inputs or ()))
+        if twice:
+            raise TypeError(f"workflow {self.name!r}: input {twice[0]!r} is given twice, by its name and in inputs=")
+        return self.inputs_of((), {**named, **(inputs or {})}), options
+
+    def split_of_resume(
+        self, given: Mapping[str, Any], bound: Mapping[str, Any] | None
+    ) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+        """Split the keywords of a resume into the inputs to compare, None if there are none, and options.
+
+        `bound` are the inputs of a bound flow. Raises `OptionError` if there are others beside them.
+        """
+        rest = dict(given)
+        inputs = rest.pop("inputs", None)
+        named, options = _without_options(rest)
+        if not (named or inputs):
+            return bound, options
+        if bound is not None:
+            raise OptionError("a bound flow has its inputs already: leave them out", option="inputs")
+        return self.inputs_of((), {**named, **(inputs or {})}), options
+
+    @overload
+    def run(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[False] = ..., **options: Any,
+    ) -> R: ...  # fmt: skip
+    @overload
+    def run(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[True], **options: Any,
+    ) -> WorkflowResult[R]: ...  # fmt: skip
+    def run(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        full: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Run the workflow with inputs by name and return its output, or a `WorkflowResult` if `full`. See `Verbs`."""
+        values, rest = self.split(options, inputs)
+        return self._job(store, run_id, rest).do(values, full=full)
+
+    @overload
+    async def arun(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[False] = ..., **options: Any,
+    ) -> R: ...  # fmt: skip
+    @overload
+    async def arun(
+        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        full: Literal[True], **options: Any,
+    ) -> WorkflowResult[R]: ...  # fmt: skip
+    async def arun(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        full: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Await the workflow's run: the async form of `run`."""
+        values, rest = self.split(options, inputs)
+        return await self._job(store, run_id, rest).ado(values, full=full)
+
+    def stream(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """Run the workflow and iterate over its events; see `StateVerbs.stream`."""
+        values, rest = self.split(options, inputs)
+        return self._job(store, run_id, rest).stream(values)
+
+    def astream(
+        self,
+        *,
+        store: AnyStore | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Event]:
+        """Run the workflow and iterate over its events with `async for`."""
+        values, rest = self.split(options, inputs)
+        return self._job(store, run_id, rest).astream(values)
+
+
+def _without_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split keywords into those that name no option, and options."""
+    options = {name: value for name, value in given.items() if name in option_names()}
+    return {name: value for name, value in given.items() if name not in options}, options

@@ -249,7 +249,7 @@ def _play(subject: Subject, crashes: list[tuple[int, bool]], world: World) -> En
     visits = [(info.node_id, info.visit) for info in world.store.history(RUN_ID)]
     if row.info.status == "finished" and not told:
         # It died when all was written: what it would have given is what a resume gives.
-        told = repr(Job(subject.flow, world.store, RUN_ID, {}, {"clock": world.clock}, ResumeRequest()).do().output)
+        told = repr(Job(subject.flow, world.store, RUN_ID, {}, {"clock": world.clock}, ResumeRequest()).do())
     return Ending(
         row.info.status, told, visits, undone, world.undoable, world.calls, tuple(effects), tuple(died), world.again,
         world.store.verify(RUN_ID).problems,

@@ -13,21 +13,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from milepost.adapters.protocols import AnyStore
-from milepost.drivers import SyncDriver
-from milepost.drivers.wakeups import wake
 from milepost.engine.authorize import Authorize, Gate
-from milepost.errors import OptionError, RunNotFoundError, StoreError, naming
+from milepost.errors import OptionError, RunNotFoundError, StoreError
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
+from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.model.clock import SYSTEM, Clock
 from milepost.model.hooks import Hook
 from milepost.model.record import as_posix
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import EngineOptions, Options, RunOptions, merge_options, option_names
+from milepost.options import EngineOptions, FullOptions, Options, OutputOptions, RunOptions, merge_options
 from milepost.store import RunRow, Store
 from milepost.stores.url import open_store
-from milepost.verbs import Bound, Job, StateVerbs, Verbs, store_of
+from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, store_of
 
 if TYPE_CHECKING:
     from milepost.engine.handle import RunHandle
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
     from milepost.model.events import Event
     from milepost.model.info import CheckpointInfo, RunInfo
     from milepost.model.results import WorkflowResult
-    from milepost.workflows.definition import Workflow
 
 __all__ = ["Authorize", "Bound", "Engine", "Verbs"]
 
 T = TypeVar("T")
 FullT = TypeVar("FullT")
+AnyFlow = Verbs[Any] | Bound[Any]
 
 
 class Engine:
@@ -88,92 +87,70 @@ class Engine:
 
     @overload
     def run(
-        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[False] = False, **options: Any,
     ) -> T: ...  # fmt: skip
     @overload
     def run(
-        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[True], **options: Any,
     ) -> WorkflowResult[T]: ...  # fmt: skip
     @overload
     def run(
-        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[False] = False,
-        **options: Unpack[RunOptions],
-    ) -> T: ...  # fmt: skip
-    @overload
-    def run(
-        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> RunResult[T]: ...  # fmt: skip
-    @overload
-    def run(
-        self, flow: Bound[T], *, run_id: str | None = None, full: Literal[False] = False, **options: Unpack[RunOptions]
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[OutputOptions]
     ) -> T: ...
     @overload
     def run(
-        self, flow: Bound[Any, FullT], *, run_id: str | None = None, full: Literal[True], **options: Unpack[RunOptions]
-    ) -> FullT: ...
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[FullOptions]
+    ) -> RunResult[T]: ...
+    @overload
+    def run(self, flow: Bound[T], *, run_id: str | None = None, **options: Unpack[OutputOptions]) -> T: ...
+    @overload
+    def run(self, flow: Bound[Any, FullT], *, run_id: str | None = None, **options: Unpack[FullOptions]) -> FullT: ...
     def run(
-        self,
-        flow: Verbs[Any] | Bound[Any],
-        state: Any = None,
-        *,
-        run_id: str | None = None,
-        full: bool = False,
-        **options: Any,
+        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, full: bool = False, **options: Any
     ) -> Any:
         """Run a flow: a graph on `state`, a workflow with inputs by name (or `inputs={...}`), or a bound one.
 
         Returns the final state or the workflow's output; with `full` the `RunResult` or `WorkflowResult`.
         """
         job, given = self._start(flow, state, run_id, options)
-        return _answer(job.do(given, full=full), full)
+        return job.do(given, full=full)
 
     @overload
     async def arun(
-        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[False] = False, **options: Any,
     ) -> T: ...  # fmt: skip
     @overload
     async def arun(
-        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[True], **options: Any,
     ) -> WorkflowResult[T]: ...  # fmt: skip
     @overload
     async def arun(
-        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[False] = False,
-        **options: Unpack[RunOptions],
-    ) -> T: ...  # fmt: skip
-    @overload
-    async def arun(
-        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> RunResult[T]: ...  # fmt: skip
-    @overload
-    async def arun(
-        self, flow: Bound[T], *, run_id: str | None = None, full: Literal[False] = False, **options: Unpack[RunOptions]
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[OutputOptions]
     ) -> T: ...
     @overload
     async def arun(
-        self, flow: Bound[Any, FullT], *, run_id: str | None = None, full: Literal[True], **options: Unpack[RunOptions]
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[FullOptions]
+    ) -> RunResult[T]: ...
+    @overload
+    async def arun(self, flow: Bound[T], *, run_id: str | None = None, **options: Unpack[OutputOptions]) -> T: ...
+    @overload
+    async def arun(
+        self, flow: Bound[Any, FullT], *, run_id: str | None = None, **options: Unpack[FullOptions]
     ) -> FullT: ...
     async def arun(
-        self,
-        flow: Verbs[Any] | Bound[Any],
-        state: Any = None,
-        *,
-        run_id: str | None = None,
-        full: bool = False,
-        **options: Any,
+        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, full: bool = False, **options: Any
     ) -> Any:
         """Await the run: the async form of `run`."""
         job, given = self._start(flow, state, run_id, options)
-        return _answer(await job.ado(given, full=full), full)
+        return await job.ado(given, full=full)
 
     @overload
     def stream(
-        self, flow: Workflow[..., Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[Event]: ...  # fmt: skip
     @overload
@@ -184,21 +161,14 @@ class Engine:
     def stream(
         self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[RunOptions]
     ) -> Iterator[Event]: ...
-    def stream(
-        self,
-        flow: Verbs[Any] | Bound[Any],
-        state: Any = None,
-        *,
-        run_id: str | None = None,
-        **options: Any,
-    ) -> Iterator[Event]:
+    def stream(self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, **options: Any) -> Iterator[Event]:
         """Run a flow and iterate over its events. Breaking off leaves the run interrupted."""
         job, given = self._start(flow, state, run_id, options)
         return job.stream(given)
 
     @overload
     def astream(
-        self, flow: Workflow[..., Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncIterator[Event]: ...  # fmt: skip
     @overload
@@ -210,12 +180,7 @@ class Engine:
         self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[RunOptions]
     ) -> AsyncIterator[Event]: ...
     def astream(
-        self,
-        flow: Verbs[Any] | Bound[Any],
-        state: Any = None,
-        *,
-        run_id: str | None = None,
-        **options: Any,
+        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, **options: Any
     ) -> AsyncIterator[Event]:
         """Run a flow and iterate over its events with `async for`."""
         job, given = self._start(flow, state, run_id, options)
@@ -224,131 +189,106 @@ class Engine:
     # -- going on ------------------------------------------------------------------------------------
 
     @overload
-    def resume(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> T: ...
+    def resume(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
     @overload
     def resume(
-        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> FullT: ...  # fmt: skip
-    def resume(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, **options: Unpack[FullOptions]
+    ) -> FullT: ...
+    def resume(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Go on with a run where its records end; see `Verbs.resume`."""
-        return _answer(self._job(flow, run_id, options, ResumeRequest()).do(full=full), full)
+        return self._job(flow, run_id, options, ResumeRequest()).do(full=full)
 
     @overload
-    async def aresume(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> T: ...
+    async def aresume(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
     @overload
     async def aresume(
-        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> FullT: ...  # fmt: skip
-    async def aresume(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, **options: Unpack[FullOptions]
+    ) -> FullT: ...
+    async def aresume(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `resume`."""
-        return _answer(await self._job(flow, run_id, options, ResumeRequest()).ado(full=full), full)
+        return await self._job(flow, run_id, options, ResumeRequest()).ado(full=full)
 
     @overload
     def resume_from(
         self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
-        rerun: bool = False, full: Literal[False] = False, **options: Unpack[RunOptions],
+        rerun: bool = False, **options: Unpack[OutputOptions],
     ) -> T: ...  # fmt: skip
     @overload
     def resume_from(
         self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, node_id: str, *, visit: int | None = None,
-        rerun: bool = False, full: Literal[True], **options: Unpack[RunOptions],
+        rerun: bool = False, **options: Unpack[FullOptions],
     ) -> FullT: ...  # fmt: skip
     def resume_from(
         self,
-        flow: Verbs[T] | Bound[T],
+        flow: AnyFlow,
         run_id: str,
         node_id: str,
         *,
         visit: int | None = None,
         rerun: bool = False,
         full: bool = False,
-        **options: Unpack[RunOptions],
+        **options: Any,
     ) -> Any:
         """Go on after a node; see `Verbs.resume_from`."""
-        return _answer(
-            self._job(flow, run_id, options, ResumeRequest("resume_from", node_id, visit, rerun)).do(full=full), full
-        )
+        request = ResumeRequest("resume_from", node_id, visit, rerun)
+        return self._job(flow, run_id, options, request).do(full=full)
 
     @overload
     async def aresume_from(
         self, flow: Verbs[T] | Bound[T], run_id: str, node_id: str, *, visit: int | None = None,
-        rerun: bool = False, full: Literal[False] = False, **options: Unpack[RunOptions],
+        rerun: bool = False, **options: Unpack[OutputOptions],
     ) -> T: ...  # fmt: skip
     @overload
     async def aresume_from(
         self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, node_id: str, *, visit: int | None = None,
-        rerun: bool = False, full: Literal[True], **options: Unpack[RunOptions],
+        rerun: bool = False, **options: Unpack[FullOptions],
     ) -> FullT: ...  # fmt: skip
     async def aresume_from(
         self,
-        flow: Verbs[T] | Bound[T],
+        flow: AnyFlow,
         run_id: str,
         node_id: str,
         *,
         visit: int | None = None,
         rerun: bool = False,
         full: bool = False,
-        **options: Unpack[RunOptions],
+        **options: Any,
     ) -> Any:
         """Await the run: the async form of `resume_from`."""
-        return _answer(
-            await self._job(flow, run_id, options, ResumeRequest("resume_from", node_id, visit, rerun)).ado(full=full),
-            full,
-        )
+        request = ResumeRequest("resume_from", node_id, visit, rerun)
+        return await self._job(flow, run_id, options, request).ado(full=full)
 
     @overload
-    def retry(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> T: ...
+    def retry(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
     @overload
     def retry(
-        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> FullT: ...  # fmt: skip
-    def retry(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, **options: Unpack[FullOptions]
+    ) -> FullT: ...
+    def retry(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Run the failed part again; see `Verbs.retry`."""
-        return _answer(self._job(flow, run_id, options, ResumeRequest("retry")).do(full=full), full)
+        return self._job(flow, run_id, options, ResumeRequest("retry")).do(full=full)
 
     @overload
-    async def aretry(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: Literal[False] = False, **options: Unpack[RunOptions]
-    ) -> T: ...
+    async def aretry(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
     @overload
     async def aretry(
-        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, *, full: Literal[True],
-        **options: Unpack[RunOptions],
-    ) -> FullT: ...  # fmt: skip
-    async def aretry(
-        self, flow: Verbs[T] | Bound[T], run_id: str, *, full: bool = False, **options: Unpack[RunOptions]
-    ) -> Any:
+        self, flow: Verbs[Any, FullT] | Bound[Any, FullT], run_id: str, **options: Unpack[FullOptions]
+    ) -> FullT: ...
+    async def aretry(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `retry`."""
-        return _answer(await self._job(flow, run_id, options, ResumeRequest("retry")).ado(full=full), full)
+        return await self._job(flow, run_id, options, ResumeRequest("retry")).ado(full=full)
 
-    def resume_stream(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
+    def resume_stream(self, flow: AnyFlow, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """Resume a run and iterate over its events."""
         return self._job(flow, run_id, options, ResumeRequest()).stream()
 
-    def aresume_stream(
-        self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[RunOptions]
-    ) -> AsyncIterator[Event]:
+    def aresume_stream(self, flow: AnyFlow, run_id: str, **options: Unpack[RunOptions]) -> AsyncIterator[Event]:
         """Resume a run and iterate over its events with `async for`."""
         return self._job(flow, run_id, options, ResumeRequest()).astream()
 
     def plan_resume(
         self,
-        flow: Verbs[T] | Bound[T],
+        flow: AnyFlow,
         run_id: str,
         node_id: str | None = None,
         *,
@@ -361,7 +301,7 @@ class Engine:
 
     async def aplan_resume(
         self,
-        flow: Verbs[T] | Bound[T],
+        flow: AnyFlow,
         run_id: str,
         node_id: str | None = None,
         *,
@@ -374,7 +314,7 @@ class Engine:
 
     def fork_run(
         self,
-        flow: Verbs[Any] | Bound[Any],
+        flow: AnyFlow,
         run_id: str,
         node_id: str | None = None,
         visit: int | None = None,
@@ -387,11 +327,11 @@ class Engine:
     ) -> str:
         """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return self._fork(flow, run_id, amends).fork(node_id, visit, new_run_id, into)
+        return self._job(flow, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
 
     async def afork_run(
         self,
-        flow: Verbs[Any] | Bound[Any],
+        flow: AnyFlow,
         run_id: str,
         node_id: str | None = None,
         visit: int | None = None,
@@ -404,13 +344,13 @@ class Engine:
     ) -> str:
         """Await the copy: the async form of `fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return await self._fork(flow, run_id, amends).afork(node_id, visit, new_run_id, into)
+        return await self._job(flow, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
 
     # -- leaving it to a worker ------------------------------------------------------------------------
 
     @overload
     def start(
-        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         at: datetime | None = None, **options: Any,
     ) -> RunHandle[T]: ...  # fmt: skip
     @overload
@@ -423,13 +363,7 @@ class Engine:
         self, flow: Bound[T], *, run_id: str | None = None, at: datetime | None = None, **options: Unpack[RunOptions]
     ) -> RunHandle[T]: ...
     def start(
-        self,
-        flow: Verbs[Any] | Bound[Any],
-        state: Any = None,
-        *,
-        run_id: str | None = None,
-        at: datetime | None = None,
-        **options: Any,
+        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, at: datetime | None = None, **options: Any
     ) -> RunHandle[Any]:
         """Record a run for a worker to claim, at once or from `at` (aware) on, and return its handle.
 
@@ -439,12 +373,11 @@ class Engine:
         """
         job, given, seconds = self._queued(flow, state, run_id, at, options)
         job.enqueue(given, seconds)
-        wake(self.store)
         return self._handle(job.run.run_id, job.flow)
 
     @overload
     async def astart(
-        self, flow: Workflow[..., T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         at: datetime | None = None, **options: Any,
     ) -> RunHandle[T]: ...  # fmt: skip
     @overload
@@ -457,18 +390,11 @@ class Engine:
         self, flow: Bound[T], *, run_id: str | None = None, at: datetime | None = None, **options: Unpack[RunOptions]
     ) -> RunHandle[T]: ...
     async def astart(
-        self,
-        flow: Verbs[Any] | Bound[Any],
-        state: Any = None,
-        *,
-        run_id: str | None = None,
-        at: datetime | None = None,
-        **options: Any,
+        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, at: datetime | None = None, **options: Any
     ) -> RunHandle[Any]:
         """Await the record: the async form of `start`."""
         job, given, seconds = self._queued(flow, state, run_id, at, options)
         await job.aenqueue(given, seconds)
-        wake(self.store)
         return self._handle(job.run.run_id, job.flow)
 
     @overload
@@ -481,7 +407,7 @@ class Engine:
         `flow` None: it is looked up by its name in the engine's flows when something has to be decoded.
         """
         known = flow.flow if isinstance(flow, Bound) else flow
-        return self._handle(run_id, None if known is None else _flow(known))
+        return self._handle(run_id, None if known is None else _checked_flow(known))
 
     def worker(
         self,
@@ -506,21 +432,21 @@ class Engine:
 
     def signal(
         self, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
-    ) -> Literal["taken", "kept", "duplicate"]:
+    ) -> SignalOutcome:
         """Send a run a signal; see `Verbs.signal`."""
         return self._handle(run_id).signal(name, payload, signal_id=signal_id, to=to)
 
     async def asignal(
         self, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
-    ) -> Literal["taken", "kept", "duplicate"]:
+    ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
         return await self._handle(run_id).asignal(name, payload, signal_id=signal_id, to=to)
 
-    def cancel(self, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+    def cancel(self, run_id: str, reason: str = "") -> CancelOutcome:
         """Ask a run to end; see `Verbs.cancel`."""
         return self._handle(run_id).cancel(reason)
 
-    async def acancel(self, run_id: str, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+    async def acancel(self, run_id: str, reason: str = "") -> CancelOutcome:
         """Await the request: the async form of `cancel`."""
         return await self._handle(run_id).acancel(reason)
 
@@ -580,15 +506,11 @@ class Engine:
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         """Delete all data of a run. Raises `RunLockedError` while somebody executes it, unless `force`."""
-        with naming(run_id):
-            SyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
+        drive(self._deletion(run_id, force), run_id, self._bound["clock"])
 
     async def adelete_run(self, run_id: str, *, force: bool = False) -> None:
         """Await the deletion: the async form of `delete_run`."""
-        from milepost.drivers import AsyncDriver
-
-        with naming(run_id):
-            await AsyncDriver(self._bound["clock"]).run(self._deletion(run_id, force))
+        await adrive(self._deletion(run_id, force), run_id, self._bound["clock"])
 
     def close(self) -> None:
         """Close the store if the engine opened it, and the pool of `executor=` if no other engine binds that factory.
@@ -627,11 +549,11 @@ class Engine:
         """Give workflows `config` as `ctx.config`."""
         self._bound["config"] = config
 
-    def begun(self, flow: Verbs[Any] | Bound[Any], run_id: str | None, options: Mapping[str, Any]) -> tuple[Job, Any]:
+    def begun(self, flow: AnyFlow, run_id: str | None, options: Mapping[str, Any]) -> tuple[Job, Any]:
         """Return a call that begins a run, and its state or inputs. `options` may include a workflow's inputs."""
         return self._start(flow, None, run_id, options)
 
-    def resumed(self, flow: Verbs[Any] | Bound[Any], run_id: str, options: Mapping[str, Any]) -> Job:
+    def resumed(self, flow: AnyFlow, run_id: str, options: Mapping[str, Any]) -> Job:
         """Return a call that goes on with a run. `options` may include a workflow's inputs, to be compared."""
         return self._job(flow, run_id, options, ResumeRequest())
 
@@ -649,9 +571,7 @@ class Engine:
 
     def job(self, flow: Flow, run_id: str) -> Job:
         """Return a call that goes on with a run as a worker does: a checkpoint that cannot be saved always stops it."""
-        job = Job(flow, self.store, run_id, {"checkpoint_failure_fatal": True}, self._bound, ResumeRequest())
-        job.active = self._active
-        return job
+        return self._new_job(flow, run_id, {"checkpoint_failure_fatal": True}, ResumeRequest())
 
     # -- below ---------------------------------------------------------------------------------------
 
@@ -661,52 +581,45 @@ class Engine:
         return RunHandle(self.store, run_id, flow, find=self.known().get, gate=self._gate, bound=self._bound)
 
     def _queued(
-        self,
-        flow: Verbs[T] | Bound[T],
-        state: Any,
-        run_id: str | None,
-        at: datetime | None,
-        options: Mapping[str, Any],
+        self, flow: AnyFlow, state: Any, run_id: str | None, at: datetime | None, options: Mapping[str, Any]
     ) -> tuple[Job, Any, float]:
         if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
             raise OptionError(f"at must be a datetime with a zone, not {at!r}", option="at")
-        job, begin_with = self._start(flow, state, run_id, options)
-        job.active = None
-        return job, begin_with, 0.0 if at is None else as_posix(at)
+        return *self._start(flow, state, run_id, options), 0.0 if at is None else as_posix(at)
 
-    def _start(
-        self, flow: Verbs[T] | Bound[T], state: Any, run_id: str | None, options: Mapping[str, Any]
-    ) -> tuple[Job, Any]:
-        known, state, options = _begun(flow, state, options)
-        job = Job(known, self.store, run_id, options, self._bound, None)
-        job.active = self._active
+    def _start(self, flow: AnyFlow, state: Any, run_id: str | None, options: Mapping[str, Any]) -> tuple[Job, Any]:
+        """Return a call that begins a run, and the state or inputs that it begins with."""
+        known, state, options = _split_start(flow, state, options)
+        job = self._new_job(known, run_id, options, None)
         if job.options.if_exists in {"resume", "retry", "continue"} and run_id is not None:
             self._ask_to_resume(job, run_id)
         return job, state
 
     def _job(
         self,
-        flow: Verbs[Any] | Bound[Any],
+        flow: AnyFlow,
         run_id: str,
         options: Mapping[str, Any],
-        wish: ResumeRequest,
+        request: ResumeRequest,
         *,
         is_asked: bool = True,
     ) -> Job:
-        known = _flow(flow.flow if isinstance(flow, Bound) else flow)
-        given: Mapping[str, Any] | None = flow.state if isinstance(flow, Bound) else None
-        if known.front == "workflow":
-            given, options = _compared(known, given, options)
-        job = Job(known, self.store, run_id, options, self._bound, wish)
-        job.expect(given)
+        """Return a call about a recorded run. `is_asked`: `authorize` is asked about a resume."""
+        known = _checked_flow(flow.flow if isinstance(flow, Bound) else flow)
+        inputs: Mapping[str, Any] | None = flow.state if isinstance(flow, Bound) else None
+        if isinstance(known, InputVerbs):
+            inputs, options = known.split_of_resume(options, inputs)
+        job = self._new_job(known, run_id, options, request)
+        job.run.expect(inputs)
         if is_asked:
-            job.active = self._active
             self._ask_to_resume(job, run_id)
         return job
 
-    def _fork(self, flow: Verbs[Any] | Bound[Any], run_id: str, amends: Mapping[str, Any]) -> Job:
-        job = self._job(flow, run_id, amends, ResumeRequest(), is_asked=False)
-        self._ask_to_resume(job, run_id)
+    def _new_job(
+        self, flow: Flow, run_id: str | None, options: Mapping[str, Any], request: ResumeRequest | None
+    ) -> Job:
+        job = Job(flow, self.store, run_id, options, self._bound, request)
+        job.active = self._active
         return job
 
     def _ask_to_resume(self, job: Job, run_id: str) -> None:
@@ -733,28 +646,25 @@ class Engine:
         return await AsyncDriver(self._bound["clock"]).run(routine())
 
 
-def _flow(given: Any) -> Flow:
+def _checked_flow(given: Any) -> Flow:
     """Return the argument as a flow. Raises `OptionError` if it is none, such as a graph that was not compiled."""
     if not isinstance(given, Verbs):
         raise OptionError(f"{given!r} is no flow: give what compile() made, or flow.bind(state)", option="flow")
     return cast("Flow", given)
 
 
-def _begun(
-    flow: Verbs[Any] | Bound[Any], state: Any, options: Mapping[str, Any]
-) -> tuple[Flow, Any, Mapping[str, Any]]:
-    """Return the flow, its state or inputs, and the options of a verb's arguments."""
+def _split_start(flow: Any, state: Any, options: Mapping[str, Any]) -> tuple[Flow, Any, Mapping[str, Any]]:
+    """Split the arguments of a verb that begins a run: into the flow, its state or inputs, and options."""
     if isinstance(flow, Bound):
         if state is not None:
             raise OptionError("a bound flow has its input already: leave the state out", option="state")
-        return _flow(flow.flow), flow.state, options
-    known = _flow(flow)
-    if known.front == "workflow":
+        return _checked_flow(flow.flow), flow.state, options
+    known = _checked_flow(flow)
+    if isinstance(known, InputVerbs):
         if state is not None:
             raise TypeError(f"workflow {known.name!r} takes its inputs by name: run(wf, name=value), or inputs={{...}}")
         rest = dict(options)
-        inputs, rest = cast("Workflow[..., Any]", flow).split(rest, rest.pop("inputs", None))
-        return known, inputs, rest
+        return known, *known.split(rest, rest.pop("inputs", None))
     if state is None:
         raise OptionError(
             "run needs the state to begin with: run(flow, state) or run(flow.bind(state))", option="state"
@@ -762,24 +672,10 @@ def _begun(
     return known, state, options
 
 
-def _compared(
-    flow: Flow, bound: Mapping[str, Any] | None, options: Mapping[str, Any]
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
-    """Return the inputs that a resume compares, or None if it was given none, and the options."""
-    rest = dict(options)
-    inputs = rest.pop("inputs", None)
-    named = {name: rest.pop(name) for name in options if name not in option_names() and name in rest}
-    if bound is not None or not (named or inputs):
-        if named or inputs:
-            raise OptionError("a bound flow has its inputs already: leave them out", option="inputs")
-        return bound, rest
-    return cast("Workflow[..., Any]", flow).inputs_of((), {**named, **(inputs or {})}), rest
-
-
 def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
     named: dict[str, Verbs[Any]] = {}
     for flow in flows:
-        name = _flow(flow).name
+        name = _checked_flow(flow).name
         if not getattr(flow, "is_named", True):
             raise OptionError(
                 f"flow {name!r} was compiled without a name: compile('orders') names it for good", option="flows"
@@ -799,7 +695,3 @@ def _others_go_on(run_id: str) -> Iterator[None]:
         if isinstance(exc, StoreError) and not exc.is_of_one_run:
             raise
         logging.getLogger("milepost").warning("run %r is passed over: %s", run_id, exc, extra={"run_id": run_id})
-
-
-def _answer(result: Any, full: bool) -> Any:
-    return result if full else result.output

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from milepost.drivers import SyncDriver
-from milepost.drivers.wakeups import wake
 from milepost.engine.authorize import Gate
 from milepost.engine.watching import (
     WorkflowView,
@@ -23,20 +21,21 @@ from milepost.engine.watching import (
     step_results,
 )
 from milepost.errors import OptionError, RunTimeoutError, naming
-from milepost.executor import signals as signalling
+from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
+from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.model.info import RunInfo
 from milepost.model.record import FINISH, Record
 from milepost.model.results import StepResult
 from milepost.model.retry import as_seconds
 from milepost.options import UNAMENDED
 from milepost.store import RunRow, Store, check_run_id
-from milepost.verbs import Job
+from milepost.verbs import Job, adrive, drive
 from milepost.workflows.run import StepRun
 
 if TYPE_CHECKING:
@@ -159,43 +158,31 @@ class RunHandle(Generic[R]):
 
     def signal(
         self, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
-    ) -> Literal["taken", "kept", "duplicate"]:
+    ) -> SignalOutcome:
         """Send the run a signal; see `Verbs.signal`."""
-        told = self._run(self._signalled(name, payload, signal_id, to))
-        wake(self.store)
-        return told
+        return self._run(self._signalled(name, payload, signal_id, to), wakes=self.store)
 
     async def asignal(
         self, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
-    ) -> Literal["taken", "kept", "duplicate"]:
+    ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
-        told = await self._arun(self._signalled(name, payload, signal_id, to))
-        wake(self.store)
-        return told
+        return await self._arun(self._signalled(name, payload, signal_id, to), wakes=self.store)
 
-    def cancel(self, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+    def cancel(self, reason: str = "") -> CancelOutcome:
         """Ask the run to end; see `Verbs.cancel`."""
-        told = self._run(self._ended(reason))
-        wake(self.store)
-        return told
+        return self._run(self._ended(reason), wakes=self.store)
 
-    async def acancel(self, reason: str = "") -> Literal["cancelled", "requested", "ended"]:
+    async def acancel(self, reason: str = "") -> CancelOutcome:
         """Await the request: the async form of `cancel`."""
-        told = await self._arun(self._ended(reason))
-        wake(self.store)
-        return told
+        return await self._arun(self._ended(reason), wakes=self.store)
 
     # -- below ---------------------------------------------------------------------------------------
 
-    def _run(self, routine: Routine[T]) -> T:
-        with naming(self.run_id):
-            return SyncDriver(self._bound["clock"]).run(routine)
+    def _run(self, routine: Routine[T], wakes: Store | None = None) -> T:
+        return drive(routine, self.run_id, self._bound["clock"], wakes=wakes)
 
-    async def _arun(self, routine: Routine[T]) -> T:
-        from milepost.drivers import AsyncDriver
-
-        with naming(self.run_id):
-            return await AsyncDriver(self._bound["clock"]).run(routine)
+    async def _arun(self, routine: Routine[T], wakes: Store | None = None) -> T:
+        return await adrive(routine, self.run_id, self._bound["clock"], wakes=wakes)
 
     def _info(self) -> Routine[RunInfo]:
         row: RunRow = yield from ask(self.store, "get_run", self.run_id)
@@ -230,17 +217,15 @@ class RunHandle(Generic[R]):
                 f"run {self.run_id!r} had not come so far within {seconds:g} s: it goes on; wait again, or look at info()"
             ) from None
 
-    def _signalled(
-        self, name: str, payload: Any, signal_id: str | None, to: str | None
-    ) -> Routine[Literal["taken", "kept", "duplicate"]]:
+    def _signalled(self, name: str, payload: Any, signal_id: str | None, to: str | None) -> Routine[SignalOutcome]:
         if self._gate.is_guarded:
             self._gate.ask("signal", self.run_id, (yield from self._info()).flow)
-        return (yield from signalling.signal(self.store, self.run_id, name, payload, signal_id=signal_id, to=to))
+        return (yield from signals.signal(self.store, self.run_id, name, payload, signal_id=signal_id, to=to))
 
-    def _ended(self, reason: str) -> Routine[Literal["cancelled", "requested", "ended"]]:
+    def _ended(self, reason: str) -> Routine[CancelOutcome]:
         if self._gate.is_guarded:
             self._gate.ask("cancel", self.run_id, (yield from self._info()).flow)
-        return (yield from signalling.cancel(self.store, self.run_id, reason))
+        return (yield from signals.cancel(self.store, self.run_id, reason))
 
     def _chronicle(self, flow: Flow) -> Chronicle:
         if flow.front == "graph":

@@ -13,12 +13,15 @@ from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
 from milepost.store import RunRow, Store
 
-__all__ = ["cancel", "signal"]
+__all__ = ["CancelOutcome", "SignalOutcome", "cancel", "signal"]
+
+SignalOutcome = Literal["taken", "kept", "duplicate"]
+CancelOutcome = Literal["cancelled", "requested", "ended"]
 
 
 def signal(
     store: Store, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
-) -> Routine[Literal["taken", "kept", "duplicate"]]:
+) -> Routine[SignalOutcome]:
     """Deliver a signal, and return what happened to it.
 
     "taken": a visit waits for it. "kept": it is stored for a visit that will. "duplicate": its `signal_id` was sent
@@ -34,12 +37,11 @@ def signal(
             exc.run_id = run_id
             place(exc, f"signal {name!r} of run {run_id!r} cannot be sent", "send what the codec carries")
             raise
-    told: Literal["taken", "kept", "duplicate"]
-    told = yield from ask(store, "put_signal", run_id, name, data, signal_id=signal_id, to=to)
-    return told
+    outcome: SignalOutcome = yield from ask(store, "put_signal", run_id, name, data, signal_id=signal_id, to=to)
+    return outcome
 
 
-def cancel(store: Store, run_id: str, reason: str = "") -> Routine[Literal["cancelled", "requested", "ended"]]:
+def cancel(store: Store, run_id: str, reason: str = "") -> Routine[CancelOutcome]:
     """Ask a run to end, and return what happened.
 
     "cancelled": nobody executed it, and it has ended now. "requested": its owner has to end it. "ended": it had ended
@@ -51,9 +53,8 @@ def cancel(store: Store, run_id: str, reason: str = "") -> Routine[Literal["canc
     upto: int | None = row.info.sequence
     if (yield from _has_rollbacks(store, run_id, row.live)):
         upto = None
-    told: Literal["cancelled", "requested", "ended"]
-    told = yield from ask(store, "request_cancel", run_id, reason, upto)
-    return told
+    outcome: CancelOutcome = yield from ask(store, "request_cancel", run_id, reason, upto)
+    return outcome
 
 
 def _check_key(store: Store, run_id: str) -> Routine[None]:

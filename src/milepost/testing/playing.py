@@ -140,7 +140,7 @@ class Play:
 
     def _routine(self, job: Job) -> Routine[Any]:
         """Start the job's routine. The inputs are copied, so that the test's own are never changed."""
-        return job.routine(copy.deepcopy(self._inputs) if job.wish is None else None, full=False)
+        return job.routine(copy.deepcopy(self._inputs) if job.request is None else None, full=False)
 
     def _ended(self, result: WorkflowResult[Any]) -> WorkflowResult[Any]:
         unused = sorted(set(self._stubs) - self._asked)

@@ -194,7 +194,7 @@ class _GraphPlay:
         return Job(self.flow, self._store, before.run.run_id, given, self._bound, ResumeRequest())
 
     def _routine(self, job: Job) -> Routine[Any]:
-        return job.routine(self.flow.copy(self._input) if job.wish is None else None)
+        return job.routine(self.flow.copy(self._input) if job.request is None else None)
 
     @contextmanager
     def _watched(self, job: Job, live: Callable[[Event], None]) -> Iterator[None]:

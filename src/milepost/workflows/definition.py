@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -29,7 +29,6 @@ from typing import (
 
 import msgspec
 
-from milepost.adapters.protocols import AnyStore
 from milepost.codec import Codec
 from milepost.codec.functions import FunctionCodecs, classes, hints_of, lenient
 from milepost.errors import DeserializeStateError, MilepostError, OptionError, SerializeStateError, StateTypeError
@@ -43,15 +42,13 @@ from milepost.model.results import (
     SubWorkflowInvocationResult,
     WorkflowResult,
 )
-from milepost.options import option_names
 from milepost.store import check_id
-from milepost.verbs import Bound, Verbs
+from milepost.verbs import Bound, InputVerbs
 from milepost.workflows.context import WorkflowContext
 from milepost.workflows.matching import hash_of
 
 if TYPE_CHECKING:
     from milepost.executor.run import Run
-    from milepost.model.events import Event
     from milepost.options import Options
     from milepost.store import Store
 
@@ -79,7 +76,7 @@ class Parameter:
     kind: str
 
 
-class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
+class Workflow(InputVerbs[R], Generic[P, R]):
     """A workflow that can run. `@workflow` makes it; it never changes, and may have many runs at once.
 
     A call runs it without a store. Verbs take inputs by name, as `inputs={...}` if a name is also that of an option, or
@@ -205,7 +202,6 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
     # -- inputs --------------------------------------------------------------------------------------
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs by name, defaults included. Raises TypeError for missing and unknown inputs."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
@@ -224,20 +220,6 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         """Bind inputs to this workflow, for the verbs of an engine and for `.subworkflow`."""
         return Bound(self, self.inputs_of(args, kwargs))
 
-    def split(
-        self, given: Mapping[str, Any], inputs: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the keywords of a verb into inputs and options. Entries of `inputs` are inputs whatever their names.
-
-        Raises TypeError for an input that is given both by its name and in `inputs`.
-        """
-        options = {name: value for name, value in given.items() if name in option_names()}
-        named = {name: value for name, value in given.items() if name not in options}
-        twice = sorted(set(named) & set(inputs or ()))
-        if twice:
-            raise TypeError(f"workflow {self.name!r}: input {twice[0]!r} is given twice, by its name and in inputs=")
-        return self.inputs_of((), {**named, **(inputs or {})}), options
-
     # -- verbs ---------------------------------------------------------------------------------------
 
     @overload
@@ -248,84 +230,7 @@ class Workflow(Verbs[R, WorkflowResult[R]], Generic[P, R]):
         """Run the workflow without a store and return its output or, for an `async def`, a coroutine that gives it."""
         inputs = self.inputs_of(args, kwargs)
         job = self._job(None, None, {})
-        if self.is_async:
-            return self._acall(job, inputs)
-        return job.do(inputs).output
-
-    async def _acall(self, job: Any, inputs: dict[str, Any]) -> Any:
-        return (await job.ado(inputs)).output
-
-    @overload
-    def run(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
-        full: Literal[False] = ..., **options: Any,
-    ) -> R: ...  # fmt: skip
-    @overload
-    def run(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
-        full: Literal[True], **options: Any,
-    ) -> WorkflowResult[R]: ...  # fmt: skip
-    def run(
-        self,
-        *,
-        store: AnyStore | None = None,
-        run_id: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        full: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Run the workflow with inputs by name and return its output, or a `WorkflowResult` if `full`. See `Verbs`."""
-        values, rest = self.split(options, inputs)
-        result = self._job(store, run_id, rest).do(values, full=full)
-        return result if full else result.output
-
-    @overload
-    async def arun(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
-        full: Literal[False] = ..., **options: Any,
-    ) -> R: ...  # fmt: skip
-    @overload
-    async def arun(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
-        full: Literal[True], **options: Any,
-    ) -> WorkflowResult[R]: ...  # fmt: skip
-    async def arun(
-        self,
-        *,
-        store: AnyStore | None = None,
-        run_id: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        full: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Await the workflow's run: the async form of `run`."""
-        values, rest = self.split(options, inputs)
-        result = await self._job(store, run_id, rest).ado(values, full=full)
-        return result if full else result.output
-
-    def stream(
-        self,
-        *,
-        store: AnyStore | None = None,
-        run_id: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Iterator[Event]:
-        """Run the workflow and iterate over its events; see `StateVerbs.stream`."""
-        values, rest = self.split(options, inputs)
-        return self._job(store, run_id, rest).stream(values)
-
-    def astream(
-        self,
-        *,
-        store: AnyStore | None = None,
-        run_id: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> AsyncIterator[Event]:
-        """Run the workflow and iterate over its events with `async for`."""
-        values, rest = self.split(options, inputs)
-        return self._job(store, run_id, rest).astream(values)
+        return job.ado(inputs) if self.is_async else job.do(inputs)
 
 
 _RESULTS = (
