@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.flows import Page, page
-from milepost import END, CompiledGraph, Graph, RunStopped, Store
+from milepost import END, CompiledGraph, Graph, Store
+from milepost.errors import RunStopped
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, START, Record, format_time, make_record
 from milepost.store import Append, Claim, NewRun, Release
 from milepost.testing import FakeClock

@@ -20,7 +20,8 @@ from benchmarks.raw import connect
 from benchmarks.report import Figure, at_most, compare
 from benchmarks.rounds import interleave, seconds
 from benchmarks.setting import Setting
-from milepost import END, CompiledGraph, Graph, RunStopped, SQLiteStore, Store
+from milepost import END, CompiledGraph, Graph, SQLiteStore, Store
+from milepost.errors import RunStopped
 from milepost.model.record import CHECKPOINT, OWNER, format_time, make_record
 from milepost.store import Append, Claim, Release
 

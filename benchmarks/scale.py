@@ -41,7 +41,8 @@ from benchmarks.filling import (
 from benchmarks.flows import Counter, Page, chain, count_async
 from benchmarks.report import Figure, as_json, as_table, at_most, compare
 from benchmarks.rounds import Rounds, Side, interleave, seconds, spread_of
-from milepost import Engine, RunStopped, SQLiteStore, Store
+from milepost import Engine, SQLiteStore, Store
+from milepost.errors import RunStopped
 from milepost.model.record import CHECKPOINT, START, format_time, make_record
 from milepost.store import Append, NewRun, Release
 from milepost.testing import FakeClock

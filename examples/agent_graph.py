@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
-from milepost import END, Context, Emitted, Graph, Reply, RunNotFoundError, RunSuspended, SQLiteStore
+from milepost import END, Context, Graph, Reply, RunNotFoundError, RunSuspended, SQLiteStore
+from milepost.events import Emitted
 
 PAUSE = 0.0
 

@@ -12,7 +12,8 @@ import operator
 import sys
 from typing import Annotated, Any, TypedDict
 
-from milepost import END, Graph, RunStopped, SQLiteStore
+from milepost import END, Graph, SQLiteStore
+from milepost.errors import RunStopped
 
 
 class Chat(TypedDict):

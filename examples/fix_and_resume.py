@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 
-from milepost import END, Graph, NodeError, SQLiteStore, StateValidationError
+from milepost import END, Graph, NodeError, SQLiteStore
+from milepost.errors import StateValidationError
 
 
 @dataclass(frozen=True)

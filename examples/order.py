@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from milepost import END, Graph, NodeCompleted, Retry, SQLiteStore
+from milepost import END, Graph, Retry, SQLiteStore
+from milepost.events import NodeCompleted
 
 
 @dataclass(frozen=True)

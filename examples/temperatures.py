@@ -24,7 +24,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-from milepost import END, Graph, Progress, SQLiteStore
+from milepost import END, Graph, SQLiteStore
+from milepost.events import Progress
 from milepost.reducers import append
 
 DATA = Path(__file__).parent / "data" / "seattle-temps.csv"

@@ -20,8 +20,9 @@ from datetime import date
 from importlib import resources
 from pathlib import Path
 
-from milepost import END, AttemptFailed, Graph, NodeCompleted, Retry, RunStarted, SQLiteStore
+from milepost import END, Graph, Retry, SQLiteStore
 from milepost.demo.chart import rain_chart
+from milepost.events import AttemptFailed, NodeCompleted, RunStarted
 
 STORM = 50.0
 """Millimetres of rain in a day that make a storm."""

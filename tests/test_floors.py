@@ -18,7 +18,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "milepost"
 
 RULE = """
-errors < model, codec, reducers < store < options < executor < drivers < adapters < verbs < graph < workflows < engine
+errors < model, codec, reducers < events, store < options < executor < drivers < adapters < verbs < graph < workflows < engine
 < views < demo, testing < cli
 """
 """A package imports what stands before it, and itself. Those between commas do not import each other."""

@@ -22,19 +22,17 @@ from typing import Any, Self, TypeVar
 from benchmarks.torture.checking import path_of
 from milepost import (
     END,
-    CheckpointFailed,
-    CheckpointSaved,
     CompiledGraph,
     Context,
     Engine,
     Graph,
     LeaseLost,
-    RunCompleted,
     RunLockedError,
     Store,
     StoreError,
     open_store,
 )
+from milepost.events import CheckpointFailed, CheckpointSaved, RunCompleted
 
 __all__ = ["Task"]
 

@@ -8,103 +8,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from milepost.errors import (
-    AsyncNodeError,
     BranchError,
-    CheckpointCorruptError,
-    CheckpointIntegrityError,
-    CheckpointMigrationError,
     CheckpointNotFoundError,
-    CheckpointVersionError,
-    CheckpointWriteError,
-    DeserializeStateError,
-    DuplicateStepNameError,
     FlowChangedError,
     GraphError,
-    GraphProblem,
     InputMismatchError,
-    InvalidIDError,
-    InvalidResumeNodeError,
     LeaseLost,
-    MaxIterationsError,
-    MergeConflictError,
     MilepostError,
     MissingExtraError,
-    NoBranchMatchedError,
     NoCheckpointFoundError,
     NodeError,
-    NodeTimeoutError,
-    NonDeterminismError,
-    NotAuthorizedError,
-    OptionError,
-    PredicateTypeError,
-    ResultNotReadyError,
-    ResumeNodeCompletedError,
-    RouterError,
     RunCancelled,
     RunExistsError,
-    RunIDRequiredError,
     RunLockedError,
     RunNotFoundError,
     RunNotResumableError,
-    RunStopped,
     RunSuspended,
-    RunTimeoutError,
     SerializeStateError,
-    SignalRefusedError,
-    StateTooLargeError,
-    StateTypeError,
-    StateValidationError,
     StepError,
-    StoreClosedError,
     StoreError,
-    StoreVersionError,
     WorkflowError,
-    WrongFlowError,
 )
 
 if TYPE_CHECKING:
-    from milepost import codec, reducers
+    from milepost import codec as codec
+    from milepost import errors as errors
+    from milepost import events as events
+    from milepost import reducers as reducers
     from milepost.adapters.checkpoint_view import FileCheckpointStore, MemoryCheckpointStore
     from milepost.engine.engine import Bound, Engine
     from milepost.engine.handle import RunHandle
+    from milepost.engine.worker import Worker
     from milepost.engine.workflow_engine import WorkflowEngine
     from milepost.executor.context import Context, current
     from milepost.executor.flow import END, START
     from milepost.graph.builder import CompiledGraph, Graph
-    from milepost.model.checkpoint import CHECKPOINT_VERSION, Checkpoint
+    from milepost.model.checkpoint import Checkpoint
     from milepost.model.checkpoint_data import CheckpointData
-    from milepost.model.events import (
-        AttemptFailed,
-        CheckpointFailed,
-        CheckpointSaved,
-        Emitted,
-        Event,
-        NodeCompleted,
-        NodeOverdue,
-        NodeStarted,
-        Progress,
-        RollbackCompleted,
-        RunCompleted,
-        RunStarted,
-        RunWaiting,
-        StepCompleted,
-        StepStarted,
-        WorkflowCompleted,
-        WorkflowStarted,
-    )
-    from milepost.model.info import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
-    from milepost.model.reports import ResumeInfo, ResumePlan, RunResult
-    from milepost.model.results import (
-        BranchResult,
-        ParallelResult,
-        Reply,
-        RollbackError,
-        SkipMarker,
-        StepResult,
-        StepType,
-        SubWorkflowInvocationResult,
-        WorkflowResult,
-    )
+    from milepost.model.events import Event
+    from milepost.model.info import CheckpointInfo, Retention, RunInfo, Wait
+    from milepost.model.reports import ResumePlan, RunResult
+    from milepost.model.results import BranchResult, ParallelResult, Reply, SkipMarker, StepResult, WorkflowResult
     from milepost.model.retry import Retry
     from milepost.options import RunOptions
     from milepost.store import Store
@@ -120,30 +64,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CHECKPOINT_VERSION",
     "END",
     "START",
-    "AsyncNodeError",
-    "AttemptFailed",
     "Bound",
     "BranchError",
     "BranchResult",
     "Checkpoint",
-    "CheckpointCorruptError",
     "CheckpointData",
-    "CheckpointFailed",
     "CheckpointInfo",
-    "CheckpointIntegrityError",
-    "CheckpointMigrationError",
     "CheckpointNotFoundError",
-    "CheckpointSaved",
-    "CheckpointVersionError",
-    "CheckpointWriteError",
     "CompiledGraph",
     "Context",
-    "DeserializeStateError",
-    "DuplicateStepNameError",
-    "Emitted",
     "Engine",
     "Event",
     "FileCheckpointStore",
@@ -151,119 +82,68 @@ __all__ = [
     "FlowChangedError",
     "Graph",
     "GraphError",
-    "GraphProblem",
     "InputMismatchError",
-    "InvalidIDError",
-    "InvalidResumeNodeError",
     "LeaseLost",
-    "MaxIterationsError",
     "MemoryCheckpointStore",
     "MemoryStore",
-    "MergeConflictError",
     "MilepostError",
-    "MissingExtraError",
-    "NoBranchMatchedError",
     "NoCheckpointFoundError",
-    "NodeCompleted",
     "NodeError",
-    "NodeOverdue",
-    "NodeStarted",
-    "NodeTimeoutError",
-    "NonDeterminismError",
-    "NotAuthorizedError",
-    "OptionError",
     "ParallelResult",
     "PostgresStore",
-    "PredicateTypeError",
-    "Progress",
-    "Pruned",
     "Reply",
-    "ResultNotReadyError",
-    "ResumeInfo",
-    "ResumeNodeCompletedError",
     "ResumePlan",
     "Retention",
     "Retry",
-    "RollbackCompleted",
-    "RollbackError",
-    "RouterError",
     "RunCancelled",
-    "RunCompleted",
     "RunExistsError",
     "RunHandle",
-    "RunIDRequiredError",
     "RunInfo",
     "RunLockedError",
     "RunNotFoundError",
     "RunNotResumableError",
     "RunOptions",
     "RunResult",
-    "RunStarted",
-    "RunStopped",
     "RunSuspended",
-    "RunTimeoutError",
-    "RunWaiting",
     "SQLiteStore",
     "SerializeStateError",
-    "SignalRefusedError",
     "SkipMarker",
-    "StateTooLargeError",
-    "StateTypeError",
-    "StateValidationError",
-    "Stats",
     "Step",
-    "StepCompleted",
     "StepError",
     "StepResult",
-    "StepStarted",
-    "StepType",
     "Steps",
     "Store",
-    "StoreClosedError",
     "StoreError",
-    "StoreVersionError",
-    "SubWorkflowInvocationResult",
-    "VerifyReport",
     "Wait",
+    "Worker",
     "Workflow",
-    "WorkflowCompleted",
     "WorkflowContext",
     "WorkflowEngine",
     "WorkflowError",
     "WorkflowResult",
-    "WorkflowStarted",
-    "WrongFlowError",
     "branch",
-    "codec",
     "current",
     "open_store",
     "parallel",
-    "reducers",
     "step",
     "workflow",
 ]
 
 # Where each name is from. A program loads what it asks for, when it asks, and what that needs: nothing else.
-_MODULES = {"codec": "codec", "events": "model.events", "reducers": "reducers"}
 _HOMES = {
-    "model.checkpoint": "CHECKPOINT_VERSION Checkpoint",
+    "model.checkpoint": "Checkpoint",
     "model.checkpoint_data": "CheckpointData",
     "executor.context": "Context current",
     "engine.engine": "Bound Engine",
-    "model.events": (
-        "AttemptFailed CheckpointFailed CheckpointSaved Emitted Event NodeCompleted NodeOverdue NodeStarted Progress "
-        "RollbackCompleted RunCompleted RunStarted RunWaiting StepCompleted StepStarted WorkflowCompleted WorkflowStarted"
-    ),
+    "model.events": "Event",
     "executor.flow": "END START",
     "graph.builder": "CompiledGraph Graph",
     "engine.handle": "RunHandle",
-    "model.info": "CheckpointInfo Pruned Retention RunInfo Stats VerifyReport Wait",
+    "engine.worker": "Worker",
+    "model.info": "CheckpointInfo Retention RunInfo Wait",
     "options": "RunOptions",
-    "model.reports": "ResumeInfo ResumePlan RunResult",
-    "model.results": (
-        "BranchResult ParallelResult Reply RollbackError SkipMarker StepResult StepType SubWorkflowInvocationResult "
-        "WorkflowResult"
-    ),
+    "model.reports": "ResumePlan RunResult",
+    "model.results": "BranchResult ParallelResult Reply SkipMarker StepResult WorkflowResult",
     "model.retry": "Retry",
     "workflows.steps": "Step Steps branch parallel step",
     "store": "Store",
@@ -277,6 +157,13 @@ _HOMES = {
     "stores.postgres.store": "PostgresStore",
     "adapters.checkpoint_view": "FileCheckpointStore MemoryCheckpointStore",
 }
+# Public names that few programs need: the package does not have them, and says where they are.
+_ELSEWHERE = {
+    "model.checkpoint": "CHECKPOINT_VERSION",
+    "model.info": "Pruned Stats VerifyReport",
+    "model.results": "RollbackError StepType SubWorkflowInvocationResult",
+}
+_MODULES = frozenset({"codec", "errors", "events", "reducers", "testing"})
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
@@ -288,7 +175,7 @@ if not TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"milepost.{_MODULES[name]}")
+        return import_module(f"milepost.{name}")
     if name == "__all__":
         value = [name for name in _names if name != "PostgresStore" or hasattr(sys.modules[__name__], name)]
     elif name in _HOME_OF:
@@ -297,9 +184,29 @@ def __getattr__(name: str) -> Any:
         except MissingExtraError as exc:
             raise exc.as_attribute() from exc
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise _missing(name, is_import=sys._getframe(1).f_code.co_name == "_handle_fromlist")
     globals()[name] = value
     return value
+
+
+def _missing(name: str, *, is_import: bool) -> Exception:
+    """Return the error for a name that the package does not have. It says where a public name is.
+
+    Tools that inspect a module expect an AttributeError, whose text `from milepost import name` does not show.
+    """
+    text = f"module {__name__!r} has no attribute {name!r}"
+    place = _place_of(name) if name[:1].isupper() else None
+    if place is None:
+        return AttributeError(text)
+    text = f"{text}: from milepost.{place} import {name}"
+    return ImportError(text, name=__name__) if is_import else AttributeError(text)
+
+
+def _place_of(name: str) -> str | None:
+    for module in ("errors", "events"):
+        if name in import_module(f"milepost.{module}").__all__:
+            return module
+    return next((module for module, names in _ELSEWHERE.items() if name in names.split()), None)
 
 
 def __dir__() -> list[str]:

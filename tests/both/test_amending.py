@@ -15,21 +15,17 @@ from forking import Basket, few
 from milepost import (
     END,
     BranchError,
-    CheckpointMigrationError,
     Engine,
     FlowChangedError,
     Graph,
     NodeError,
-    OptionError,
     RunNotResumableError,
-    RunStopped,
     RunSuspended,
     SerializeStateError,
-    StateTypeError,
-    StateValidationError,
     step,
     workflow,
 )
+from milepost.errors import CheckpointMigrationError, OptionError, RunStopped, StateTypeError, StateValidationError
 from milepost.model.record import CHECKPOINT, FINISH, OWNER, START, WAIT
 from milepost.reducers import append, total
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from milepost import END, Checkpoint, Graph, MaxIterationsError, OptionError, Retry, RunStopped, RunTimeoutError
+from milepost import END, Checkpoint, Graph, Retry
+from milepost.errors import MaxIterationsError, OptionError, RunStopped, RunTimeoutError
 
 
 @dataclass

@@ -9,20 +9,18 @@ import pytest
 
 from milepost import (
     END,
-    DeserializeStateError,
     FlowChangedError,
     Graph,
     NodeError,
     Retry,
     RunNotResumableError,
-    RunStopped,
     RunSuspended,
     StepError,
     Steps,
-    WrongFlowError,
     step,
     workflow,
 )
+from milepost.errors import DeserializeStateError, RunStopped, WrongFlowError
 
 
 @dataclass

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from milepost import END, Emitted, Graph, OptionError, Progress, Retry, current
+from milepost import END, Graph, Retry, current
+from milepost.errors import OptionError
+from milepost.events import Emitted, Progress
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from milepost import CheckpointCorruptError, RunStopped
+from milepost.errors import CheckpointCorruptError, RunStopped
 
 
 @dataclass

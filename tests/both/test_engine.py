@@ -9,17 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from milepost import (
-    END,
-    Engine,
-    Graph,
-    NodeError,
-    NotAuthorizedError,
-    OptionError,
-    Retry,
-    RunStopped,
-    StoreClosedError,
-)
+from milepost import END, Engine, Graph, NodeError, Retry
+from milepost.errors import NotAuthorizedError, OptionError, RunStopped, StoreClosedError
 
 
 @dataclass

@@ -12,19 +12,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from milepost import (
-    END,
+from milepost import END, Graph, NodeError, Retry
+from milepost.errors import RunStopped
+from milepost.events import (
     AttemptFailed,
     CheckpointSaved,
-    Graph,
     NodeCompleted,
-    NodeError,
     NodeStarted,
     Progress,
-    Retry,
     RunCompleted,
     RunStarted,
-    RunStopped,
 )
 
 label: ContextVar[str] = ContextVar("label", default="none")

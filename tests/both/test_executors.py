@@ -31,9 +31,6 @@ from milepost import (
     Engine,
     Graph,
     NodeError,
-    NodeOverdue,
-    NodeTimeoutError,
-    OptionError,
     Retry,
     RunCancelled,
     SQLiteStore,
@@ -45,6 +42,8 @@ from milepost import (
 )
 from milepost.drivers.executors import ExecutorCall, Task
 from milepost.drivers.pools import Pools, pools
+from milepost.errors import NodeTimeoutError, OptionError
+from milepost.events import NodeOverdue
 from milepost.testing import FakeClock
 
 # What loky and Dask have opened they leave to the garbage collector.

@@ -21,13 +21,8 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from milepost import (
-    DeserializeStateError,
-    NodeError,
-    RunStopped,
-    SerializeStateError,
-    StateTypeError,
-)
+from milepost import NodeError, SerializeStateError
+from milepost.errors import DeserializeStateError, RunStopped, StateTypeError
 
 T = TypeVar("T")
 

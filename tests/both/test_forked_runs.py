@@ -13,33 +13,35 @@ import pytest
 
 from milepost import (
     END,
-    AsyncNodeError,
-    CheckpointIntegrityError,
     Engine,
     FileStore,
     Graph,
-    InvalidResumeNodeError,
     MemoryStore,
     NoCheckpointFoundError,
     NodeError,
-    NotAuthorizedError,
-    OptionError,
     Retry,
-    RouterError,
     RunExistsError,
     RunNotFoundError,
-    RunStopped,
     RunSuspended,
     SQLiteStore,
-    StateTypeError,
     Store,
     WorkflowContext,
-    WrongFlowError,
     current,
     step,
     workflow,
 )
-from milepost.model.events import RunStarted
+from milepost.errors import (
+    AsyncNodeError,
+    CheckpointIntegrityError,
+    InvalidResumeNodeError,
+    NotAuthorizedError,
+    OptionError,
+    RouterError,
+    RunStopped,
+    StateTypeError,
+    WrongFlowError,
+)
+from milepost.events import RunStarted
 from milepost.model.record import OWNER, START
 from milepost.stores.postgres.store import PostgresStore
 

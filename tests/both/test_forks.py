@@ -20,21 +20,23 @@ from forking import Basket, Once, builder, few, noting, visits
 from milepost import (
     END,
     BranchError,
-    CheckpointWriteError,
     Graph,
     LeaseLost,
-    MaxIterationsError,
     MemoryStore,
-    MergeConflictError,
     NodeError,
     Retry,
-    RouterError,
     RunCancelled,
     RunNotResumableError,
-    RunStopped,
     SerializeStateError,
-    StateTypeError,
     current,
+)
+from milepost.errors import (
+    CheckpointWriteError,
+    MaxIterationsError,
+    MergeConflictError,
+    RouterError,
+    RunStopped,
+    StateTypeError,
 )
 from milepost.model.record import CHECKPOINT, FAILURE
 from milepost.reducers import append, total

@@ -10,23 +10,9 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from forking import Basket, Once, builder, few, noting, visits
 
-from milepost import (
-    END,
-    BranchError,
-    CheckpointCorruptError,
-    CheckpointSaved,
-    FlowChangedError,
-    Graph,
-    MemoryStore,
-    NoCheckpointFoundError,
-    NodeCompleted,
-    NodeError,
-    NodeStarted,
-    OptionError,
-    Retry,
-    RunStopped,
-    StateTypeError,
-)
+from milepost import END, BranchError, FlowChangedError, Graph, MemoryStore, NoCheckpointFoundError, NodeError, Retry
+from milepost.errors import CheckpointCorruptError, OptionError, RunStopped, StateTypeError
+from milepost.events import CheckpointSaved, NodeCompleted, NodeStarted
 from milepost.model.record import CHECKPOINT, OWNER
 
 EDGES = "fa ax xj fb by yj"

@@ -20,24 +20,20 @@ from milepost import (
     Engine,
     Graph,
     GraphError,
-    MaxIterationsError,
     MemoryStore,
     NodeError,
-    OptionError,
     Reply,
     Retry,
     RunCancelled,
     RunNotResumableError,
-    RunStopped,
     RunSuspended,
     SerializeStateError,
-    SignalRefusedError,
-    StateTypeError,
     StoreError,
 )
 from milepost.drivers.heartbeat import heartbeat
+from milepost.errors import MaxIterationsError, OptionError, RunStopped, SignalRefusedError, StateTypeError
+from milepost.events import RunWaiting
 from milepost.executor.context import Context
-from milepost.model.events import RunWaiting
 from milepost.testing import FakeClock, arun_flow, run_flow
 
 

@@ -15,28 +15,28 @@ from milepost import (
     Engine,
     Graph,
     InputMismatchError,
-    InvalidIDError,
     MilepostError,
-    NodeCompleted,
     NodeError,
-    NotAuthorizedError,
-    OptionError,
     RunCancelled,
-    RunCompleted,
     RunExistsError,
     RunLockedError,
     RunNotFoundError,
     RunNotResumableError,
-    RunStarted,
-    RunStopped,
     SerializeStateError,
-    StoreClosedError,
     StoreError,
-    WrongFlowError,
     step,
     workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
+from milepost.errors import (
+    InvalidIDError,
+    NotAuthorizedError,
+    OptionError,
+    RunStopped,
+    StoreClosedError,
+    WrongFlowError,
+)
+from milepost.events import NodeCompleted, RunCompleted, RunStarted
 
 
 @dataclass

@@ -20,9 +20,8 @@ from milepost import (
     RunExistsError,
     RunLockedError,
     RunNotResumableError,
-    RunStopped,
-    WrongFlowError,
 )
+from milepost.errors import RunStopped, WrongFlowError
 
 THREADS = 16
 

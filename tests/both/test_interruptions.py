@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from milepost import END, Graph, LeaseLost, Retry, RunCancelled, RunStopped, RunSuspended, StoreError
+from milepost import END, Graph, LeaseLost, Retry, RunCancelled, RunSuspended, StoreError
 from milepost.drivers.heartbeat import heartbeat
+from milepost.errors import RunStopped
 
 
 @dataclass

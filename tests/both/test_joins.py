@@ -12,16 +12,8 @@ from typing import Any
 import pytest
 from forking import few
 
-from milepost import (
-    END,
-    AsyncNodeError,
-    Engine,
-    Graph,
-    MergeConflictError,
-    NodeError,
-    RunSuspended,
-    StateTypeError,
-)
+from milepost import END, Engine, Graph, NodeError, RunSuspended
+from milepost.errors import AsyncNodeError, MergeConflictError, StateTypeError
 from milepost.reducers import total
 
 

@@ -22,27 +22,29 @@ import pytest
 
 from milepost import (
     END,
+    Graph,
+    InputMismatchError,
+    MemoryStore,
+    NodeError,
+    Retry,
+    RunCancelled,
+    RunExistsError,
+    RunNotFoundError,
+    RunNotResumableError,
+    SerializeStateError,
+    SQLiteStore,
+    StoreError,
+)
+from milepost.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
     CheckpointWriteError,
     DeserializeStateError,
-    Graph,
-    InputMismatchError,
     InvalidIDError,
-    MemoryStore,
-    NodeError,
-    Retry,
     RouterError,
-    RunCancelled,
-    RunExistsError,
     RunIDRequiredError,
-    RunNotFoundError,
-    RunNotResumableError,
     RunStopped,
-    SerializeStateError,
-    SQLiteStore,
     StateTypeError,
-    StoreError,
 )
 from milepost.model.failure import type_name
 

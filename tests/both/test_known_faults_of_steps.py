@@ -12,10 +12,8 @@ import pytest
 
 from milepost import (
     InputMismatchError,
-    NonDeterminismError,
     Retry,
     RunExistsError,
-    RunStopped,
     RunSuspended,
     StepError,
     Steps,
@@ -25,6 +23,7 @@ from milepost import (
     step,
     workflow,
 )
+from milepost.errors import NonDeterminismError, RunStopped
 
 
 class Broken:

@@ -14,27 +14,29 @@ from dying import crash
 
 from milepost import (
     END,
-    AsyncNodeError,
     BranchError,
     Engine,
     Graph,
-    MaxIterationsError,
-    MergeConflictError,
     NodeError,
-    NodeTimeoutError,
-    OptionError,
     Reply,
     Retry,
     RunNotResumableError,
-    RunStopped,
     RunSuspended,
     SerializeStateError,
-    StateTypeError,
     current,
     reducers,
 )
+from milepost.errors import (
+    AsyncNodeError,
+    MaxIterationsError,
+    MergeConflictError,
+    NodeTimeoutError,
+    OptionError,
+    RunStopped,
+    StateTypeError,
+)
+from milepost.events import AttemptFailed, NodeOverdue, Progress
 from milepost.executor.context import Context
-from milepost.model.events import AttemptFailed, NodeOverdue, Progress
 
 
 @dataclass

@@ -15,28 +15,30 @@ import pytest
 
 from milepost import (
     END,
-    CheckpointCorruptError,
     CheckpointData,
-    CheckpointMigrationError,
     CheckpointNotFoundError,
-    CheckpointWriteError,
     Engine,
     FileCheckpointStore,
     Graph,
     InputMismatchError,
     MemoryCheckpointStore,
-    NonDeterminismError,
-    OptionError,
     RunExistsError,
     StepError,
     Steps,
     Workflow,
     WorkflowContext,
-    WrongFlowError,
     branch,
     parallel,
     step,
     workflow,
+)
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointMigrationError,
+    CheckpointWriteError,
+    NonDeterminismError,
+    OptionError,
+    WrongFlowError,
 )
 
 

@@ -10,17 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from milepost import (
-    END,
-    Checkpoint,
-    Graph,
-    LeaseLost,
-    RunLockedError,
-    RunStopped,
-    RunTimeoutError,
-    StateValidationError,
-)
+from milepost import END, Checkpoint, Graph, LeaseLost, RunLockedError
 from milepost.drivers.heartbeat import heartbeat
+from milepost.errors import RunStopped, RunTimeoutError, StateValidationError
 from milepost.model.process import describe_owner, this_process
 from milepost.model.record import make_record
 from milepost.store import NewRun

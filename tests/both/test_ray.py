@@ -12,8 +12,9 @@ import executed
 import pytest
 from executed import Job
 
-from milepost import END, Graph, MissingExtraError, NodeError, Retry, Steps, step, workflow
+from milepost import END, Graph, NodeError, Retry, Steps, step, workflow
 from milepost.drivers.ray import RayExecutor
+from milepost.errors import MissingExtraError
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

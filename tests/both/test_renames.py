@@ -7,21 +7,8 @@ from typing import Any
 
 import pytest
 
-from milepost import (
-    END,
-    Engine,
-    Graph,
-    MaxIterationsError,
-    NodeError,
-    OptionError,
-    Retry,
-    RunStopped,
-    RunSuspended,
-    Steps,
-    parallel,
-    step,
-    workflow,
-)
+from milepost import END, Engine, Graph, NodeError, Retry, RunSuspended, Steps, parallel, step, workflow
+from milepost.errors import MaxIterationsError, OptionError, RunStopped
 
 
 @dataclass

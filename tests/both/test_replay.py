@@ -14,25 +14,23 @@ from milepost import (
     FlowChangedError,
     LeaseLost,
     NoCheckpointFoundError,
-    NonDeterminismError,
     Retry,
     RunCancelled,
     RunLockedError,
     RunNotFoundError,
     RunNotResumableError,
-    RunStopped,
     RunSuspended,
     StepError,
     Steps,
     WorkflowContext,
     WorkflowError,
-    WrongFlowError,
     branch,
     current,
     parallel,
     step,
     workflow,
 )
+from milepost.errors import NonDeterminismError, RunStopped, WrongFlowError
 
 
 def plus(n: int) -> int:

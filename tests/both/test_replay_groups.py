@@ -7,22 +7,8 @@ from typing import Any
 
 import pytest
 
-from milepost import (
-    CheckpointCorruptError,
-    DuplicateStepNameError,
-    LeaseLost,
-    NonDeterminismError,
-    Retry,
-    RunStopped,
-    StepError,
-    Steps,
-    WorkflowError,
-    branch,
-    current,
-    parallel,
-    step,
-    workflow,
-)
+from milepost import LeaseLost, Retry, StepError, Steps, WorkflowError, branch, current, parallel, step, workflow
+from milepost.errors import CheckpointCorruptError, DuplicateStepNameError, NonDeterminismError, RunStopped
 
 
 class Work:

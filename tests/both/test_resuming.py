@@ -13,31 +13,33 @@ import pytest
 from milepost import (
     END,
     Checkpoint,
-    CheckpointCorruptError,
-    CheckpointIntegrityError,
-    CheckpointMigrationError,
     CheckpointNotFoundError,
-    CheckpointVersionError,
-    DeserializeStateError,
     FlowChangedError,
     Graph,
-    InvalidResumeNodeError,
-    MaxIterationsError,
     NoCheckpointFoundError,
     NodeError,
-    ResumeNodeCompletedError,
     Retry,
-    RouterError,
     RunCancelled,
     RunLockedError,
     RunNotFoundError,
     RunNotResumableError,
-    RunStarted,
+)
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    CheckpointMigrationError,
+    CheckpointVersionError,
+    DeserializeStateError,
+    InvalidResumeNodeError,
+    MaxIterationsError,
+    ResumeNodeCompletedError,
+    RouterError,
     RunStopped,
     StateTypeError,
     StateValidationError,
     WrongFlowError,
 )
+from milepost.events import RunStarted
 from milepost.model.record import START, make_record
 from milepost.store import NewRun
 

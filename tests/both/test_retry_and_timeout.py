@@ -10,18 +10,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from milepost import (
-    END,
-    AttemptFailed,
-    Checkpoint,
-    Graph,
-    NodeError,
-    NodeOverdue,
-    NodeTimeoutError,
-    Retry,
-    RouterError,
-    RunTimeoutError,
-)
+from milepost import END, Checkpoint, Graph, NodeError, Retry
+from milepost.errors import NodeTimeoutError, RouterError, RunTimeoutError
+from milepost.events import AttemptFailed, NodeOverdue
 from milepost.model.record import parse_time
 from milepost.testing import FakeClock
 

@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 
 from milepost import (
-    AsyncNodeError,
     Engine,
     Retry,
-    RollbackCompleted,
     RunCancelled,
-    RunStopped,
     RunSuspended,
-    StateTypeError,
     StepError,
     Steps,
     WorkflowEngine,
@@ -26,6 +22,8 @@ from milepost import (
     workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
+from milepost.errors import AsyncNodeError, RunStopped, StateTypeError
+from milepost.events import RollbackCompleted
 
 
 class Undoing:

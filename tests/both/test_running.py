@@ -10,19 +10,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from milepost import (
-    END,
+from milepost import END, Checkpoint, Graph, NodeError, RunNotFoundError, RunResult, SerializeStateError
+from milepost.errors import (
     AsyncNodeError,
-    Checkpoint,
-    Graph,
     MaxIterationsError,
-    NodeError,
     OptionError,
     RouterError,
     RunIDRequiredError,
-    RunNotFoundError,
-    RunResult,
-    SerializeStateError,
     StateTypeError,
 )
 

@@ -9,21 +9,10 @@ from typing import Any
 
 import pytest
 
-from milepost import (
-    END,
-    CheckpointFailed,
-    CheckpointWriteError,
-    Graph,
-    LeaseLost,
-    MemoryStore,
-    NodeError,
-    RouterError,
-    RunStopped,
-    SerializeStateError,
-    StateTooLargeError,
-    StoreError,
-)
+from milepost import END, Graph, LeaseLost, MemoryStore, NodeError, SerializeStateError, StoreError
 from milepost.drivers.heartbeat import heartbeat
+from milepost.errors import CheckpointWriteError, RouterError, RunStopped, StateTooLargeError
+from milepost.events import CheckpointFailed
 
 
 @dataclass

@@ -10,7 +10,8 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 import msgspec
 import pytest
 
-from milepost import END, Checkpoint, Graph, NodeError, Retry, RunStopped, StateTypeError
+from milepost import END, Checkpoint, Graph, NodeError, Retry
+from milepost.errors import RunStopped, StateTypeError
 
 
 @dataclass

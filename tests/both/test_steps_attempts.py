@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from milepost import (
-    AttemptFailed,
     BranchResult,
     Retry,
     RunNotResumableError,
-    RunTimeoutError,
-    StateTypeError,
     StepError,
     WorkflowContext,
     branch,
@@ -23,6 +20,8 @@ from milepost import (
     step,
     workflow,
 )
+from milepost.errors import RunTimeoutError, StateTypeError
+from milepost.events import AttemptFailed
 from milepost.testing import FakeClock
 
 

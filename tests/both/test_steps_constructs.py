@@ -11,21 +11,15 @@ import pytest
 
 from milepost import (
     END,
-    AsyncNodeError,
     BranchResult,
-    DuplicateStepNameError,
     Engine,
     Graph,
-    NoBranchMatchedError,
-    PredicateTypeError,
     Reply,
-    RunStopped,
     RunSuspended,
     SkipMarker,
     StepError,
     StepResult,
     Steps,
-    SubWorkflowInvocationResult,
     WorkflowContext,
     WorkflowError,
     WorkflowResult,
@@ -35,7 +29,14 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.model.results import StepType
+from milepost.errors import (
+    AsyncNodeError,
+    DuplicateStepNameError,
+    NoBranchMatchedError,
+    PredicateTypeError,
+    RunStopped,
+)
+from milepost.model.results import StepType, SubWorkflowInvocationResult
 
 
 def double(n: int) -> int:

@@ -7,18 +7,8 @@ from typing import Any
 
 import pytest
 
-from milepost import (
-    Context,
-    Emitted,
-    Progress,
-    SkipMarker,
-    StepError,
-    WorkflowContext,
-    WorkflowEngine,
-    current,
-    step,
-    workflow,
-)
+from milepost import Context, SkipMarker, StepError, WorkflowContext, WorkflowEngine, current, step, workflow
+from milepost.events import Emitted, Progress
 
 
 def fail() -> None:

@@ -12,20 +12,17 @@ from milepost import (
     MilepostError,
     Retry,
     RunNotResumableError,
-    StepCompleted,
     StepError,
     Steps,
-    StepStarted,
-    WorkflowCompleted,
     WorkflowContext,
     WorkflowEngine,
     WorkflowError,
-    WorkflowStarted,
     branch,
     parallel,
     step,
     workflow,
 )
+from milepost.events import StepCompleted, StepStarted, WorkflowCompleted, WorkflowStarted
 
 
 def fail(n: int = 1) -> None:

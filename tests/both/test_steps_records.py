@@ -15,12 +15,8 @@ import pytest
 
 from milepost import (
     END,
-    CheckpointFailed,
-    CheckpointWriteError,
-    DeserializeStateError,
     Graph,
     SerializeStateError,
-    StateTooLargeError,
     StepError,
     Steps,
     StoreError,
@@ -30,6 +26,8 @@ from milepost import (
     step,
     workflow,
 )
+from milepost.errors import CheckpointWriteError, DeserializeStateError, StateTooLargeError
+from milepost.events import CheckpointFailed
 
 
 class Colour(Enum):

@@ -13,20 +13,22 @@ from dying import crash
 
 from milepost import (
     END,
-    AsyncNodeError,
     BranchError,
     FlowChangedError,
     Graph,
     GraphError,
+    NodeError,
+    Retry,
+    RunNotResumableError,
+    SerializeStateError,
+)
+from milepost.errors import (
+    AsyncNodeError,
     InvalidResumeNodeError,
     MaxIterationsError,
-    NodeError,
     OptionError,
-    Retry,
     RouterError,
-    RunNotResumableError,
     RunStopped,
-    SerializeStateError,
     StateTypeError,
 )
 from milepost.executor.context import Context

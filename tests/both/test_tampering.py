@@ -9,16 +9,8 @@ from typing import Any
 import pytest
 from attacker import Attacker
 
-from milepost import (
-    Checkpoint,
-    CheckpointIntegrityError,
-    RunCancelled,
-    RunStopped,
-    RunSuspended,
-    Steps,
-    step,
-    workflow,
-)
+from milepost import Checkpoint, RunCancelled, RunSuspended, Steps, step, workflow
+from milepost.errors import CheckpointIntegrityError, RunStopped
 from milepost.model.record import ENCRYPTED, VERBATIM, Record, digest_of, make_record
 from milepost.model.seal import Seals
 from milepost.store import Signal

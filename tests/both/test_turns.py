@@ -11,27 +11,19 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-from milepost import (
-    END,
+from milepost import END, Engine, Graph, NodeError, Retry, RunLockedError, RunNotResumableError, step, workflow
+from milepost.errors import (
     CheckpointCorruptError,
-    Engine,
-    Graph,
     MaxIterationsError,
-    NodeError,
     NotAuthorizedError,
     OptionError,
     ResumeNodeCompletedError,
-    Retry,
-    RunLockedError,
-    RunNotResumableError,
     RunStopped,
     StateTypeError,
     StateValidationError,
     WrongFlowError,
-    step,
-    workflow,
 )
-from milepost.model.events import RunCompleted, RunStarted
+from milepost.events import RunCompleted, RunStarted
 from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, OWNER
 from milepost.store import Release

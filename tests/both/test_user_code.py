@@ -10,22 +10,16 @@ from dataclasses import dataclass
 import pytest
 
 import milepost
-from milepost import (
+from milepost import LeaseLost, NodeError, Retry, RunCancelled, RunSuspended, SerializeStateError, StoreError
+from milepost.errors import (
     CheckpointWriteError,
-    LeaseLost,
     MaxIterationsError,
-    NodeError,
     OptionError,
-    Retry,
-    RunCancelled,
     RunStopped,
-    RunSuspended,
     RunTimeoutError,
-    SerializeStateError,
     StateTooLargeError,
     StateValidationError,
     StoreClosedError,
-    StoreError,
 )
 
 

@@ -14,21 +14,20 @@ import pytest
 
 from milepost import (
     Engine,
-    OptionError,
     Reply,
     RunCancelled,
     RunNotFoundError,
     RunNotResumableError,
     RunSuspended,
     SerializeStateError,
-    SignalRefusedError,
     StoreError,
     parallel,
     step,
     workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
-from milepost.model.events import RunWaiting
+from milepost.errors import OptionError, SignalRefusedError
+from milepost.events import RunWaiting
 from milepost.testing import FakeClock
 
 

@@ -15,14 +15,11 @@ import pytest
 
 from milepost import (
     END,
-    CheckpointWriteError,
     Graph,
     LeaseLost,
     MemoryStore,
     NodeError,
-    OptionError,
     Retry,
-    RouterError,
     RunCancelled,
     SerializeStateError,
     StepError,
@@ -33,6 +30,7 @@ from milepost import (
     step,
     workflow,
 )
+from milepost.errors import CheckpointWriteError, OptionError, RouterError
 from milepost.store import Append, Token
 from milepost.testing.journals import take
 

@@ -12,20 +12,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from milepost import (
-    END,
-    Engine,
-    Graph,
-    InvalidIDError,
-    OptionError,
-    Retry,
-    RunExistsError,
-    RunStopped,
-    RunSuspended,
-    Store,
-    StoreClosedError,
-    StoreError,
-)
+from milepost import END, Engine, Graph, Retry, RunExistsError, RunSuspended, Store, StoreError
+from milepost.errors import InvalidIDError, OptionError, RunStopped, StoreClosedError
 
 
 @dataclass

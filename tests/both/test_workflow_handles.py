@@ -10,14 +10,10 @@ import pytest
 
 from milepost import (
     END,
-    AttemptFailed,
     CheckpointNotFoundError,
     Engine,
     Graph,
     InputMismatchError,
-    NodeCompleted,
-    NonDeterminismError,
-    OptionError,
     Reply,
     RunCancelled,
     RunExistsError,
@@ -31,7 +27,16 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.model.events import RollbackCompleted, RunWaiting, StepCompleted, WorkflowCompleted, WorkflowStarted
+from milepost.errors import NonDeterminismError, OptionError
+from milepost.events import (
+    AttemptFailed,
+    NodeCompleted,
+    RollbackCompleted,
+    RunWaiting,
+    StepCompleted,
+    WorkflowCompleted,
+    WorkflowStarted,
+)
 
 
 @dataclass

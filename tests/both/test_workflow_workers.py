@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from milepost import Engine, OptionError, RunCancelled, StoreError, parallel, step, workflow
+from milepost import Engine, RunCancelled, StoreError, parallel, step, workflow
 from milepost.drivers.heartbeat import heartbeat
 from milepost.engine import worker as workers
+from milepost.errors import OptionError
 
 
 @workflow("approve")

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from milepost import END, CompiledGraph, Graph, RunStopped, SQLiteStore, Store
+from milepost import END, CompiledGraph, Graph, SQLiteStore, Store
+from milepost.errors import RunStopped
 from milepost.stores.file.store import FileStore
 
 MEDIA: dict[str, Callable[..., Store]] = {

@@ -15,14 +15,8 @@ from typing import Any
 import pytest
 from media import MEDIA, Count, add_bystanders, line
 
-from milepost import (
-    MilepostError,
-    NodeError,
-    RunStopped,
-    SQLiteStore,
-    StateValidationError,
-    Store,
-)
+from milepost import MilepostError, NodeError, SQLiteStore, Store
+from milepost.errors import RunStopped, StateValidationError
 
 GRAPH = line([])
 OTHERS = {"done", "parked", "outside"}

@@ -22,16 +22,15 @@ from media import MEDIA, Count, add_bystanders, every_medium, in_process, line, 
 
 from milepost import (
     CheckpointNotFoundError,
-    CheckpointWriteError,
     Engine,
     LeaseLost,
     RunLockedError,
     RunNotFoundError,
-    RunStopped,
     SQLiteStore,
     Store,
     StoreError,
 )
+from milepost.errors import CheckpointWriteError, RunStopped
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.testing import FakeClock
 from milepost.testing.children import Child

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from media import MEDIA, Count, add_bystanders, call, every_medium, in_process, line, told
 
-from milepost import CheckpointFailed, CheckpointWriteError, StoreError
+from milepost import StoreError
+from milepost.errors import CheckpointWriteError
+from milepost.events import CheckpointFailed
 
 Deed = Callable[[], object]
 

@@ -25,7 +25,9 @@ from typing import Any
 import pytest
 from media import BESIDE, MEDIA, Count, every_medium, line
 
-from milepost import END, CheckpointSaved, CompiledGraph, Graph, RunStopped, Store
+from milepost import END, CompiledGraph, Graph, Store
+from milepost.errors import RunStopped
+from milepost.events import CheckpointSaved
 
 PADDING = 60_000
 """Bytes of a state: so the log of a database is moved into it every now and then."""

@@ -72,7 +72,8 @@ def test_a_process_killed_while_it_prunes_leaves_the_run_whole_or_nothing_of_it(
 
 FLOWS = """
 import sys, threading
-from milepost import END, Graph, RunStopped, SQLiteStore
+from milepost import END, Graph, SQLiteStore
+from milepost.errors import RunStopped
 
 store = SQLiteStore(sys.argv[1], durability="normal")
 graph = Graph(list).add_node("add", lambda trail: [*trail, len(trail)])

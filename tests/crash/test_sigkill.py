@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from processes import Forks, Log, calls_of, die_at, process, say
 
-from milepost import END, CheckpointSaved, CompiledGraph, Context, Graph, Retry, RunNotFoundError, Store
+from milepost import END, CompiledGraph, Context, Graph, Retry, RunNotFoundError, Store
+from milepost.events import CheckpointSaved
 from milepost.stores.url import open_store
 
 ROUNDS = 14

@@ -17,18 +17,9 @@ from typing import Any
 import pytest
 from processes import Log, calls_of, process, say
 
-from milepost import (
-    CheckpointSaved,
-    Retry,
-    Steps,
-    Store,
-    WorkflowError,
-    current,
-    parallel,
-    step,
-    workflow,
-)
+from milepost import Retry, Steps, Store, WorkflowError, current, parallel, step, workflow
 from milepost.errors import MilepostError
+from milepost.events import CheckpointSaved
 from milepost.stores.url import open_store
 
 ROUNDS = 6

@@ -23,7 +23,6 @@ from milepost import (
     SkipMarker,
     StepResult,
     Steps,
-    SubWorkflowInvocationResult,
     WorkflowContext,
     WorkflowEngine,
     WorkflowResult,
@@ -33,6 +32,7 @@ from milepost import (
     step,
     workflow,
 )
+from milepost.model.results import SubWorkflowInvocationResult
 from milepost.stores.memory import MemoryStore
 from milepost.verbs import Verbs
 from milepost.workflows.steps import Step

@@ -10,8 +10,8 @@ from milepost import CheckpointData, MemoryCheckpointStore
 from milepost.engine.engine import Engine
 from milepost.engine.handle import RunHandle
 from milepost.engine.worker import Worker
+from milepost.events import Event
 from milepost.graph.builder import CompiledGraph, Graph
-from milepost.model.events import Event
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.stores.memory import MemoryStore
 from milepost.verbs import Bound

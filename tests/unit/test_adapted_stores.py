@@ -18,11 +18,8 @@ from user_stores import IN_FILES, Line, Notes, NotesInFiles, Shelf, Work
 
 from milepost import (
     END,
-    CheckpointCorruptError,
     CheckpointData,
-    CheckpointFailed,
     CheckpointNotFoundError,
-    CheckpointWriteError,
     Context,
     Engine,
     FileCheckpointStore,
@@ -30,18 +27,23 @@ from milepost import (
     MemoryCheckpointStore,
     MemoryStore,
     NodeError,
-    OptionError,
     Retry,
     RunExistsError,
     RunLockedError,
     RunNotFoundError,
     SQLiteStore,
     Store,
-    StoreClosedError,
     StoreError,
-    WrongFlowError,
 )
 from milepost.adapters.user_stores import adapted
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointWriteError,
+    OptionError,
+    StoreClosedError,
+    WrongFlowError,
+)
+from milepost.events import CheckpointFailed
 from milepost.model.clock import Clock
 from milepost.testing import StoreContract
 from milepost.testing.children import Child, forked
@@ -280,7 +282,8 @@ def test_an_async_store_serves_an_async_run_while_its_event_loop_goes_on(line: L
 CHILD = """
 import asyncio, os, signal, sys
 sys.path.insert(0, here)
-from milepost import END, Graph, MaxIterationsError
+from milepost import END, Graph
+from milepost.errors import MaxIterationsError
 from milepost.adapters.user_stores import adapted
 from user_stores import IN_FILES, Line, Work
 

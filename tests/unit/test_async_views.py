@@ -19,21 +19,18 @@ import pytest
 from milepost import (
     END,
     Checkpoint,
-    CheckpointCorruptError,
     CheckpointData,
     FileCheckpointStore,
     Graph,
-    InvalidIDError,
     MemoryCheckpointStore,
-    RunIDRequiredError,
     RunLockedError,
     SerializeStateError,
-    StoreClosedError,
     StoreError,
 )
 from milepost.adapters.folder import FolderStore
 from milepost.adapters.point_files import PointFiles
 from milepost.adapters.user_stores import adapted
+from milepost.errors import CheckpointCorruptError, InvalidIDError, RunIDRequiredError, StoreClosedError
 from milepost.testing.children import Child
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "step_workflow.json"

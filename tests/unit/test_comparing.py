@@ -16,7 +16,8 @@ import msgspec
 import pydantic
 import pytest
 
-from milepost import NonDeterminismError, SerializeStateError
+from milepost import SerializeStateError
+from milepost.errors import NonDeterminismError
 from milepost.workflows.matching import (
     LONGEST,
     arguments_of,

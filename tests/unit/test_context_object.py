@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import pytest
 
 from milepost.errors import LeaseLost, MilepostInterrupt, OptionError
+from milepost.events import Emitted, Event, Progress
 from milepost.executor.context import Context, RunScope, current, current_context
-from milepost.model.events import Emitted, Event, Progress
 from milepost.testing import FakeClock
 
 STAMP = "2026-01-01T00:00:05.000000Z"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from milepost import END, Context, Graph, MemoryStore, NodeError, NodeTimeoutError, SQLiteStore
+from milepost import END, Context, Graph, MemoryStore, NodeError, SQLiteStore
 from milepost.drivers import SyncDriver
 from milepost.drivers.heartbeat import Heartbeat, heartbeat
 from milepost.drivers.threads import Threads
-from milepost.errors import StoreClosedError
+from milepost.errors import NodeTimeoutError, StoreClosedError
 from milepost.executor.effects import Write
 from milepost.executor.start import start
 from milepost.graph.run import NodeRun

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from milepost.model import events
-from milepost.model.events import (
+from milepost.events import (
     AttemptFailed,
     Event,
     NodeCompleted,
     RunCompleted,
     RunWaiting,
 )
+from milepost.model import events
 from milepost.model.info import Wait
 from milepost.model.reports import ResumeInfo, ResumePlan, RunResult
 

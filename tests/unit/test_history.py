@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from milepost import CheckpointCorruptError, NoBranchMatchedError, StepError, WorkflowError
+from milepost import StepError, WorkflowError
+from milepost.errors import CheckpointCorruptError, NoBranchMatchedError
 from milepost.executor.history import JournalHistory, StepRecord, parent_of
 from milepost.executor.renames import Renames
 from milepost.model.failure import recorded_step_error

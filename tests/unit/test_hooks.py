@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milepost.model.events import Emitted
+from milepost.events import Emitted
 from milepost.model.hooks import notify, surround
 
 EVENT = Emitted(run_id="r", timestamp=1.0, node_id="a", name="n")

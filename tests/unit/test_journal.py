@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from milepost import CheckpointWriteError, MemoryStore
+from milepost import MemoryStore
+from milepost.errors import CheckpointWriteError
 from milepost.executor.effects import Ask, Write
 from milepost.executor.journal import Journal
 from milepost.model.record import ROUTE

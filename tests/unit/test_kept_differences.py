@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from milepost import END, START, CheckpointCorruptError, CompiledGraph, Graph, NodeError
+from milepost import END, START, CompiledGraph, Graph, NodeError
+from milepost.errors import CheckpointCorruptError
 from milepost.model.record import Record
 from milepost.store import Release, Store
 from milepost.stores.base.decoding_transaction import DecodingTransaction

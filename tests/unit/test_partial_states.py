@@ -7,8 +7,9 @@ from typing import Annotated, TypedDict
 
 import pytest
 
-from milepost import END, Graph, MemoryStore, StateTypeError
+from milepost import END, Graph, MemoryStore
 from milepost.codec import Codec
+from milepost.errors import StateTypeError
 
 
 class Chat(TypedDict):

@@ -16,8 +16,9 @@ SOURCE = Path(milepost.__file__)
 TOLD = {
     alias.name: str(node.module)
     for node in ast.walk(ast.parse(SOURCE.read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "milepost"
+    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("milepost.")
     for alias in node.names
+    if alias.name != "MissingExtraError"
 }
 """Each name that type checkers see, and the module that it is from."""
 
@@ -35,16 +36,43 @@ def test_what_type_checkers_are_told_is_all_there_is():
 
 @pytest.mark.parametrize("name", milepost.__all__)
 def test_a_name_is_what_type_checkers_are_told(name: str):
-    if TOLD[name] == "milepost":
-        assert import_module(f"milepost.{name}") is getattr(milepost, name)
-    else:
-        assert getattr(import_module(TOLD[name]), name) is getattr(milepost, name)
+    assert getattr(import_module(TOLD[name]), name) is getattr(milepost, name)
     assert name in dir(milepost)
 
 
 def test_another_name_is_an_attribute_error_that_says_so():
     with pytest.raises(AttributeError, match="module 'milepost' has no attribute 'Grpah'"):
         milepost.Grpah  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("RunStopped", "milepost.errors"),
+        ("NodeCompleted", "milepost.events"),
+        ("ResumeInfo", "milepost.events"),
+        ("Stats", "milepost.model.info"),
+        ("StepType", "milepost.model.results"),
+    ],
+)
+def test_a_name_of_another_module_is_told_with_its_place(name: str, place: str):
+    advice = f"module 'milepost' has no attribute '{name}': from {place} import {name}"
+    with pytest.raises(AttributeError) as lookup:
+        getattr(milepost, name)
+    with pytest.raises(ImportError) as statement:
+        exec(f"from milepost import {name}")
+    assert [advice, advice] == [str(lookup.value), str(statement.value)]
+    assert hasattr(import_module(place), name)
+
+
+def test_a_public_name_has_one_place_and_errors_and_events_are_whole():
+    errors, events = set(milepost.errors.__all__), set(milepost.events.__all__)
+    assert 65 >= len(milepost.__all__)
+    assert not errors & events
+    model = import_module("milepost.model.events")
+    assert events == {
+        name for name, value in vars(model).items() if isinstance(value, type) and issubclass(value, model.Event)
+    } | {"ResumeInfo"}
 
 
 def test_the_modules_of_names_are_there_without_an_import_of_their_own():

@@ -304,7 +304,7 @@ def test_a_step_that_changes_its_arguments_changes_nothing_else():
 
 
 def test_code_that_does_something_else_when_it_is_played_again_is_found():
-    from milepost import NonDeterminismError
+    from milepost.errors import NonDeterminismError
 
     numbers = iter(range(9))
 
@@ -421,7 +421,7 @@ def test_a_crashed_workflow_goes_on_from_a_file(tmp_path):
 
 
 def test_a_workflow_whose_code_is_not_the_same_twice_is_found_by_crashing_it():
-    from milepost import NonDeterminismError
+    from milepost.errors import NonDeterminismError
 
     calls: list[int] = []
 

@@ -17,11 +17,11 @@ from milepost import (
     FileCheckpointStore,
     InputMismatchError,
     MemoryCheckpointStore,
-    StepCompleted,
     WorkflowEngine,
     step,
     workflow,
 )
+from milepost.events import StepCompleted
 
 ran: list[str] = []
 is_broken: list[bool] = []

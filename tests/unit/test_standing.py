@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from milepost import END, BranchError, Engine, Graph, MemoryStore, NodeError, RunStopped, RunSuspended, SQLiteStore
+from milepost import END, BranchError, Engine, Graph, MemoryStore, NodeError, RunSuspended, SQLiteStore
+from milepost.errors import RunStopped
 from milepost.graph.builder import CompiledGraph
 from milepost.graph.status import RunStatus, Visit, standing
 from milepost.reducers import append

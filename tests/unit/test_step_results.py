@@ -18,10 +18,9 @@ from milepost import (
     SkipMarker,
     StepError,
     StepResult,
-    SubWorkflowInvocationResult,
     WorkflowResult,
 )
-from milepost.model.results import RollbackError, StepType, step_result
+from milepost.model.results import RollbackError, StepType, SubWorkflowInvocationResult, step_result
 
 
 def result(name: str = "a", **fields) -> StepResult:

@@ -7,19 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from milepost import (
-    END,
-    DuplicateStepNameError,
-    Graph,
-    InvalidIDError,
-    OptionError,
-    Retry,
-    Steps,
-    branch,
-    parallel,
-    step,
-    workflow,
-)
+from milepost import END, Graph, Retry, Steps, branch, parallel, step, workflow
+from milepost.errors import DuplicateStepNameError, InvalidIDError, OptionError
 from milepost.model.results import StepType
 
 

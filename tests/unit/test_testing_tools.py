@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from milepost import END, Context, Graph, MemoryStore, NodeError, Progress, RunCancelled, current
+from milepost import END, Context, Graph, MemoryStore, NodeError, RunCancelled, current
 from milepost.errors import OptionError, RouterError
-from milepost.model.events import Event
+from milepost.events import Event, Progress
 from milepost.testing import FakeClock, arun_flow, context, crashtest, run_flow
 
 pytest_plugins = ["milepost.testing.plugin"]

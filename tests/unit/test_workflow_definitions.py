@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import milepost
-from milepost import MemoryStore, OptionError, Retry, Steps, WorkflowContext, step, workflow
+from milepost import MemoryStore, Retry, Steps, WorkflowContext, step, workflow
+from milepost.errors import OptionError
 
 
 @dataclass

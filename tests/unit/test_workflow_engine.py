@@ -18,24 +18,20 @@ from milepost import (
     LeaseLost,
     MemoryCheckpointStore,
     MemoryStore,
-    OptionError,
-    ResultNotReadyError,
     RunCancelled,
     RunExistsError,
     SQLiteStore,
-    StepCompleted,
     StepError,
     Steps,
-    StoreClosedError,
     Workflow,
-    WorkflowCompleted,
     WorkflowContext,
     WorkflowEngine,
-    WorkflowStarted,
     step,
     workflow,
 )
 from milepost.adapters.user_stores import adapted
+from milepost.errors import OptionError, ResultNotReadyError, StoreClosedError
+from milepost.events import StepCompleted, WorkflowCompleted, WorkflowStarted
 
 Log = list[str]
 

@@ -1,0 +1,45 @@
+"""The events of a run, for hooks, streams and handles. `Event` says what all of them have in common."""
+
+from __future__ import annotations
+
+from milepost.model.events import (
+    AttemptFailed,
+    CheckpointFailed,
+    CheckpointSaved,
+    Emitted,
+    Event,
+    NodeCompleted,
+    NodeOverdue,
+    NodeStarted,
+    Progress,
+    RollbackCompleted,
+    RunCompleted,
+    RunStarted,
+    RunWaiting,
+    StepCompleted,
+    StepStarted,
+    WorkflowCompleted,
+    WorkflowStarted,
+)
+from milepost.model.reports import ResumeInfo
+
+__all__ = [
+    "AttemptFailed",
+    "CheckpointFailed",
+    "CheckpointSaved",
+    "Emitted",
+    "Event",
+    "NodeCompleted",
+    "NodeOverdue",
+    "NodeStarted",
+    "Progress",
+    "ResumeInfo",
+    "RollbackCompleted",
+    "RunCompleted",
+    "RunStarted",
+    "RunWaiting",
+    "StepCompleted",
+    "StepStarted",
+    "WorkflowCompleted",
+    "WorkflowStarted",
+]
