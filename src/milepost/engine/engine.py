@@ -114,7 +114,7 @@ class Engine:
 
         Returns the final state or the workflow's output; with `full` the `RunResult` or `WorkflowResult`.
         """
-        job, given = self._start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, state, run_id, options)
         return job.do(given, full=full)
 
     @overload
@@ -145,7 +145,7 @@ class Engine:
         self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, full: bool = False, **options: Any
     ) -> Any:
         """Await the run: the async form of `run`."""
-        job, given = self._start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, state, run_id, options)
         return await job.ado(given, full=full)
 
     @overload
@@ -163,7 +163,7 @@ class Engine:
     ) -> Iterator[Event]: ...
     def stream(self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, **options: Any) -> Iterator[Event]:
         """Run a flow and iterate over its events. Breaking off leaves the run interrupted."""
-        job, given = self._start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, state, run_id, options)
         return job.stream(given)
 
     @overload
@@ -183,7 +183,7 @@ class Engine:
         self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, **options: Any
     ) -> AsyncIterator[Event]:
         """Run a flow and iterate over its events with `async for`."""
-        job, given = self._start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, state, run_id, options)
         return job.astream(given)
 
     # -- going on ------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Engine:
     ) -> FullT: ...
     def resume(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Go on with a run where its records end; see `Verbs.resume`."""
-        return self._job(flow, run_id, options, ResumeRequest()).do(full=full)
+        return self.job_to_resume(flow, run_id, options, ResumeRequest()).do(full=full)
 
     @overload
     async def aresume(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
@@ -206,7 +206,7 @@ class Engine:
     ) -> FullT: ...
     async def aresume(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `resume`."""
-        return await self._job(flow, run_id, options, ResumeRequest()).ado(full=full)
+        return await self.job_to_resume(flow, run_id, options, ResumeRequest()).ado(full=full)
 
     @overload
     def resume_from(
@@ -231,7 +231,7 @@ class Engine:
     ) -> Any:
         """Go on after a node; see `Verbs.resume_from`."""
         request = ResumeRequest("resume_from", node_id, visit, rerun)
-        return self._job(flow, run_id, options, request).do(full=full)
+        return self.job_to_resume(flow, run_id, options, request).do(full=full)
 
     @overload
     async def aresume_from(
@@ -256,7 +256,7 @@ class Engine:
     ) -> Any:
         """Await the run: the async form of `resume_from`."""
         request = ResumeRequest("resume_from", node_id, visit, rerun)
-        return await self._job(flow, run_id, options, request).ado(full=full)
+        return await self.job_to_resume(flow, run_id, options, request).ado(full=full)
 
     @overload
     def retry(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
@@ -266,7 +266,7 @@ class Engine:
     ) -> FullT: ...
     def retry(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Run the failed part again; see `Verbs.retry`."""
-        return self._job(flow, run_id, options, ResumeRequest("retry")).do(full=full)
+        return self.job_to_resume(flow, run_id, options, ResumeRequest("retry")).do(full=full)
 
     @overload
     async def aretry(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
@@ -276,15 +276,15 @@ class Engine:
     ) -> FullT: ...
     async def aretry(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `retry`."""
-        return await self._job(flow, run_id, options, ResumeRequest("retry")).ado(full=full)
+        return await self.job_to_resume(flow, run_id, options, ResumeRequest("retry")).ado(full=full)
 
     def resume_stream(self, flow: AnyFlow, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """Resume a run and iterate over its events."""
-        return self._job(flow, run_id, options, ResumeRequest()).stream()
+        return self.job_to_resume(flow, run_id, options, ResumeRequest()).stream()
 
     def aresume_stream(self, flow: AnyFlow, run_id: str, **options: Unpack[RunOptions]) -> AsyncIterator[Event]:
         """Resume a run and iterate over its events with `async for`."""
-        return self._job(flow, run_id, options, ResumeRequest()).astream()
+        return self.job_to_resume(flow, run_id, options, ResumeRequest()).astream()
 
     def plan_resume(
         self,
@@ -297,7 +297,7 @@ class Engine:
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Return what a resume would do; see `Verbs.plan_resume`."""
-        return self._job(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).plan()
+        return self.job_to_resume(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).plan()
 
     async def aplan_resume(
         self,
@@ -310,7 +310,9 @@ class Engine:
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Await the plan: the async form of `plan_resume`."""
-        return await self._job(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).aplan()
+        return await self.job_to_resume(
+            flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False
+        ).aplan()
 
     def fork_run(
         self,
@@ -327,7 +329,7 @@ class Engine:
     ) -> str:
         """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return self._job(flow, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
+        return self.job_to_resume(flow, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
 
     async def afork_run(
         self,
@@ -344,7 +346,7 @@ class Engine:
     ) -> str:
         """Await the copy: the async form of `fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return await self._job(flow, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
+        return await self.job_to_resume(flow, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
 
     # -- leaving it to a worker ------------------------------------------------------------------------
 
@@ -549,13 +551,38 @@ class Engine:
         """Give workflows `config` as `ctx.config`."""
         self._bound["config"] = config
 
-    def begun(self, flow: AnyFlow, run_id: str | None, options: Mapping[str, Any]) -> tuple[Job, Any]:
+    def job_to_start(
+        self, flow: AnyFlow, state: Any, run_id: str | None, options: Mapping[str, Any]
+    ) -> tuple[Job, Any]:
         """Return a call that begins a run, and its state or inputs. `options` may include a workflow's inputs."""
-        return self._start(flow, None, run_id, options)
+        known, state, options = _split_start(flow, state, options)
+        job = self._new_job(known, run_id, options, None)
+        if job.options.if_exists in {"resume", "retry", "continue"} and run_id is not None:
+            self._ask_to_resume(job, run_id)
+        return job, state
 
-    def resumed(self, flow: AnyFlow, run_id: str, options: Mapping[str, Any]) -> Job:
-        """Return a call that goes on with a run. `options` may include a workflow's inputs, to be compared."""
-        return self._job(flow, run_id, options, ResumeRequest())
+    def job_to_resume(
+        self,
+        flow: AnyFlow,
+        run_id: str,
+        options: Mapping[str, Any],
+        request: ResumeRequest,
+        *,
+        is_asked: bool = True,
+    ) -> Job:
+        """Return a call about a recorded run. `options` may include a workflow's inputs, to be compared.
+
+        `is_asked`: `authorize` is asked about a resume.
+        """
+        known = _checked_flow(flow.flow if isinstance(flow, Bound) else flow)
+        inputs: Mapping[str, Any] | None = flow.state if isinstance(flow, Bound) else None
+        if isinstance(known, InputVerbs):
+            inputs, options = known.split_of_resume(options, inputs)
+        job = self._new_job(known, run_id, options, request)
+        job.run.expect(inputs)
+        if is_asked:
+            self._ask_to_resume(job, run_id)
+        return job
 
     @property
     def options(self) -> Options:
@@ -585,35 +612,7 @@ class Engine:
     ) -> tuple[Job, Any, float]:
         if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
             raise OptionError(f"at must be a datetime with a zone, not {at!r}", option="at")
-        return *self._start(flow, state, run_id, options), 0.0 if at is None else as_posix(at)
-
-    def _start(self, flow: AnyFlow, state: Any, run_id: str | None, options: Mapping[str, Any]) -> tuple[Job, Any]:
-        """Return a call that begins a run, and the state or inputs that it begins with."""
-        known, state, options = _split_start(flow, state, options)
-        job = self._new_job(known, run_id, options, None)
-        if job.options.if_exists in {"resume", "retry", "continue"} and run_id is not None:
-            self._ask_to_resume(job, run_id)
-        return job, state
-
-    def _job(
-        self,
-        flow: AnyFlow,
-        run_id: str,
-        options: Mapping[str, Any],
-        request: ResumeRequest,
-        *,
-        is_asked: bool = True,
-    ) -> Job:
-        """Return a call about a recorded run. `is_asked`: `authorize` is asked about a resume."""
-        known = _checked_flow(flow.flow if isinstance(flow, Bound) else flow)
-        inputs: Mapping[str, Any] | None = flow.state if isinstance(flow, Bound) else None
-        if isinstance(known, InputVerbs):
-            inputs, options = known.split_of_resume(options, inputs)
-        job = self._new_job(known, run_id, options, request)
-        job.run.expect(inputs)
-        if is_asked:
-            self._ask_to_resume(job, run_id)
-        return job
+        return *self.job_to_start(flow, state, run_id, options), 0.0 if at is None else as_posix(at)
 
     def _new_job(
         self, flow: Flow, run_id: str | None, options: Mapping[str, Any], request: ResumeRequest | None

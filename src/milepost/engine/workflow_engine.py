@@ -19,6 +19,7 @@ from milepost.adapters.protocols import AnyStore
 from milepost.engine.authorize import Authorize
 from milepost.engine.engine import Engine
 from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended
+from milepost.executor.checks import ResumeRequest
 from milepost.model.clock import Clock
 from milepost.model.events import Event, WorkflowCompleted
 from milepost.model.hooks import Hook
@@ -107,7 +108,7 @@ class WorkflowEngine:
         The first event has the run's id. A workflow that fails ends with a `WorkflowCompleted` whose `success` is
         False.
         """
-        job, given = self.engine.begun(wf, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine.job_to_start(wf, None, _one(run_id, workflow_id), _with(inputs, options))
         return Execution(self, job, given)
 
     def resume(
@@ -132,7 +133,7 @@ class WorkflowEngine:
         if checkpoint_store is not None:
             engine = opened = Engine(checkpoint_store, **self._made_with)
             engine.bind_config(self.config)
-        return Execution(self, engine.resumed(wf, name, _with(inputs, options)), None, opened)
+        return Execution(self, engine.job_to_resume(wf, name, _with(inputs, options), ResumeRequest()), None, opened)
 
     def run(
         self,
@@ -144,7 +145,7 @@ class WorkflowEngine:
         **options: Any,
     ) -> WorkflowResult[R]:
         """Run a workflow here, to its end; the arguments are those of `execute`."""
-        job, given = self.engine.begun(wf, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine.job_to_start(wf, None, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = job.do(given, full=True)
         except MilepostError as exc:
@@ -161,7 +162,7 @@ class WorkflowEngine:
         **options: Any,
     ) -> WorkflowResult[R]:
         """Await the run: the async form of `run`."""
-        job, given = self.engine.begun(wf, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine.job_to_start(wf, None, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = await job.ado(given, full=True)
         except MilepostError as exc:
