@@ -173,7 +173,7 @@ def test_the_logic_touches_nothing_outside():
 def test_nothing_stored_can_be_executed():
     """No file has what turns data into code, but for the child processes of tests, which run the tests' own lines.
 
-    `drivers.executors` asks pickle whether a value can be sent back by an executor, and reads nothing.
+    `drivers.executors` sends calls to other processes and reads their results, and nothing of it is stored.
     """
     suspicious = {"pickle", "cPickle", "dill", "marshal", "shelve"}
     wrong = []
@@ -214,7 +214,7 @@ def adding(n: int):
 with SQLiteStore(":memory:") as store, Engine(store) as engine:
     assert engine.run(adding.bind(1)) == 2
 """
-RARE = ["pickle", "milepost.drivers.executors", "milepost.drivers.pools", "milepost.graph.fork_run", "milepost.testing"]
+RARE = ["pickle", "milepost.drivers.executors", "milepost.graph.fork_run", "milepost.testing"]
 UNHEARD = ["asyncio", "milepost.engine.handle", "milepost.engine.worker", "milepost.graph.drawing"]
 """What a sync run does without that nobody listens to or looks at from outside."""
 

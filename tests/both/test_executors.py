@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import gc
 import os
 import select
@@ -40,8 +39,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.drivers.executors import ExecutorCall, Task
-from milepost.drivers.pools import Pools, pools
+from milepost.drivers.executors import ExecutorCall, Pools, pools
 from milepost.errors import NodeTimeoutError, OptionError
 from milepost.events import NodeOverdue
 from milepost.testing import FakeClock
@@ -359,20 +357,6 @@ def test_in_this_process_everything_is_there(verbs, job, store):
     executed.colour.reset(token)
     assert ["Context", "clients", "near_0"] == told.ids
     assert {"colour": "red"} == store.get_run("r1").info.tags
-
-
-def test_a_task_that_comes_back_to_its_process_is_itself_again():
-    """Executors may pickle what they run in this very process."""
-    from multiprocessing.reduction import ForkingPickler
-
-    from milepost.testing import context
-
-    with context(run_id="r1", deps="clients"):
-        ctx = current()
-    task = Task(executed.needs_everything, (ctx, Job()), ctx, contextvars.copy_context())
-    assert ForkingPickler.loads(ForkingPickler.dumps(task)) is task
-    elsewhere = ForkingPickler.loads(ForkingPickler.dumps(ctx))
-    assert (ctx.run_id, ctx.idempotency_key) == (elsewhere.run_id, elsewhere.idempotency_key)
 
 
 @both

@@ -78,9 +78,9 @@ class Engine:
         self._is_owner = isinstance(store, str)
         self._executor = self.options.executor
         if self._executor is not None:
-            from milepost.drivers.pools import pools  # most programs never need it
+            from milepost.drivers.executors import pools  # most programs never need it
 
-            pools.keep(self._executor)
+            pools.bind(self._executor)
         self.store: Store = open_store(store) if isinstance(store, str) else store_of(store)
 
     # -- running -------------------------------------------------------------------------------------
@@ -521,9 +521,9 @@ class Engine:
         """
         executor, self._executor = self._executor, None
         if executor is not None:
-            from milepost.drivers.pools import pools
+            from milepost.drivers.executors import pools
 
-            pools.leave(executor)
+            pools.unbind(executor)
         if self._is_owner:
             self.store.close()
 
