@@ -13,7 +13,7 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -29,7 +29,6 @@ from milepost.errors import (
     MilepostError,
     OptionError,
     RunCancelled,
-    RunNotFoundError,
     RunSuspended,
     StoreClosedError,
     StoreError,
@@ -139,10 +138,10 @@ class Worker:
         """The number of calls of each run that wait for other runs, and need no slot meanwhile."""
         self._resting: dict[str, tuple[int, float]] = {}
         """Runs that could not be read or released: how often in a row, and until when they are left alone."""
-        self._suspect: str | None = None
-        """The suspect that runs here and that may take this process down. There is never a second one beside it."""
+        self._suspect: Job | None = None
+        """The run that goes on here and may take this process down. There is never a second one beside it."""
         self._put_off: dict[str, None] = {}
-        """Suspects whose turn comes after that one, in this order."""
+        """Other such runs, in the order in which they follow."""
         self._turn = 0
         self._failures = 0
         self._is_stopping = False
@@ -338,7 +337,10 @@ class Worker:
 
     async def _claim(self) -> int:
         """Claim runs that are due and that this worker may have, go on with them, and return their number."""
-        await self._judge_suspect()
+        if self._suspect is not None and self._suspect.run.journal.has_saved:
+            self._suspect = None  # it has not died this time
+        if self._suspect is None and self._put_off:
+            del self._put_off[next(iter(self._put_off))]
         # The first flow in the list changes from poll to poll, so that no flow starves another.
         names = [*self.flows]
         self._turn = (self._turn + 1) % max(1, len(names))
@@ -356,15 +358,7 @@ class Worker:
                 continue
             # Of suspects the one that died least often goes first: it is the least likely to be to blame.
             claimed = sorted(await self._ask_due(group, room), key=lambda one: one[1].info.crash_count)
-            if self._suspect is None:
-                self._suspect = next((token.run_id for token, row in claimed if self._is_suspect(row)), None)
-            try:
-                await self._put_off_suspects(claimed)
-            finally:
-                for token, row in claimed:
-                    if token.run_id not in self._put_off:
-                        taken += 1
-                        self._begin(token, row)
+            taken += await self._begin(claimed)
         return taken
 
     def _busy(self, flow: str | None = None) -> int:
@@ -387,46 +381,14 @@ class Worker:
                 if not self._lent[run_id]:
                     del self._lent[run_id]
 
-    async def _put_off_suspects(self, claimed: list[tuple[Token, RunRow]]) -> None:
-        """Give back all suspects but one, so that they don't count as crashed too if that one takes this process down.
-
-        A run whose node kills its process takes down all runs beside it, and nobody can tell which one it was. So the
-        runs that have died several times without progress go on one by one: the one to blame is blocked, the others
-        end.
-        """
-        returned = []
-        for token, row in claimed:
-            if self._is_suspect(row) and token.run_id != self._suspect:
-                self._put_off[token.run_id] = None
-                job = self.engine.job(self.flows[row.info.flow], token.run_id)
-                reason = (
-                    f"its owners died again and again: it goes on after run {self._suspect!r}, which may be to blame"
-                )
-                returned.append(self._track(row, job, job.agive_back(token, reason)))
-        if returned:
-            await asyncio.wait(returned)
-            for task in returned:
-                task.result()
-
     def _is_suspect(self, row: RunRow) -> bool:
+        """Return whether the run may be the one that killed its process each time, and not one that ran beside it.
+
+        Nobody can tell which run it was. So those that died several times without progress go on one by one: the one to
+        blame is blocked, the others end.
+        """
         most = self.engine.options.max_crashes or 2 * SUSPICIOUS
         return row.info.crash_count >= max(1, min(SUSPICIOUS, most // 2))
-
-    async def _judge_suspect(self) -> None:
-        """Let the next suspect come once the one that runs has made progress or has ended."""
-        if self._suspect is not None and self._put_off:
-            routine: Routine[RunRow] = ask(self.engine.store, "get_run", self._suspect)
-            try:
-                row = await AsyncDriver(self._clock).run(routine)
-                if not row.info.crash_count:
-                    self._suspect = None
-            except RunNotFoundError:
-                pass
-            except StoreError as exc:
-                if not exc.is_of_one_run:
-                    raise
-        if self._suspect is None and self._put_off:
-            del self._put_off[next(iter(self._put_off))]
 
     async def _ask_due(self, names: list[str], room: int) -> list[tuple[Token, RunRow]]:
         options = self.engine.options
@@ -456,29 +418,51 @@ class Worker:
 
     # -- going on ----------------------------------------------------------------------------------------
 
-    def _begin(self, token: Token, row: RunRow) -> None:
-        job = self.engine.job(self.flows[row.info.flow], token.run_id)
-        job.run.scope.lend = partial(self._lend, token.run_id)
-        self._track(row, job, self._go_on(job, token))
+    async def _begin(self, claimed: list[tuple[Token, RunRow]]) -> int:
+        """Go on with claimed runs, and return their number. Give back each suspect that another one goes on beside."""
+        begun, returned = [], []
+        for token, row in claimed:
+            job = self.engine.job(self.flows[row.info.flow], token.run_id)
+            if not self._is_suspect(row):
+                begun.append((token, row, job))
+            elif self._suspect is None:
+                self._suspect = job
+                begun.append((token, row, job))
+            else:
+                self._put_off[token.run_id] = None
+                reason = (
+                    f"its owners died again and again: it goes on after run {self._suspect.run.run_id!r}, which may be to "
+                    f"blame"
+                )
+                returned.append(self._track(row, job, partial(job.agive_back, token, reason)))
+        try:
+            if returned:
+                # First, so that they don't count as crashed too if that one takes this process down.
+                await asyncio.wait(returned)
+        finally:
+            for token, row, job in begun:
+                job.run.scope.lend = partial(self._lend, token.run_id)
+                self._track(row, job, partial(job.ago_on, token))
+        return len(begun)
 
-    def _track(self, row: RunRow, job: Job, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
+    def _track(self, row: RunRow, job: Job, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(self._go_on(job, work))
         self._running[task] = (row.info.flow, job)
         task.add_done_callback(self._has_ended)
         return task
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         _, job = self._running.pop(task)
-        if job.run.run_id == self._suspect:
+        if job is self._suspect:
             self._suspect = None
         if self._wake is not None:
             self._wake.set()
 
-    async def _go_on(self, job: Job, token: Token) -> None:
-        """Go on with one run. However it ends, the outcome is in the store, and only this task ends."""
-        run_id = token.run_id
+    async def _go_on(self, job: Job, work: Callable[[], Awaitable[Any]]) -> None:
+        """Do the work on one run. However it ends, the outcome is in the store, and only this task ends."""
+        run_id = job.run.run_id
         try:
-            await job.ago_on(token)
+            await work()
         except (Drained, RunCancelled, RunSuspended):
             return
         except LeaseLost as exc:
