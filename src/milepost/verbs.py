@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, overload
 
-from milepost.adapters.protocols import AnyStore
 from milepost.drivers import SyncDriver, is_logged
 from milepost.drivers.wakeups import wake
 from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming
@@ -50,6 +49,7 @@ OutputT = TypeVar("OutputT", covariant=True)
 if TYPE_CHECKING:
     import typing_extensions
 
+    from milepost.adapters.user_stores import AnyStore
     from milepost.drivers import AsyncDriver
     from milepost.model.events import Event
     from milepost.model.results import WorkflowResult

@@ -27,8 +27,7 @@ from milepost import (
     SerializeStateError,
     StoreError,
 )
-from milepost.adapters.folder import FolderStore
-from milepost.adapters.point_files import PointFiles
+from milepost.adapters.checkpoint_view import FolderStore, PointFiles
 from milepost.adapters.user_stores import adapted
 from milepost.errors import CheckpointCorruptError, InvalidIDError, RunIDRequiredError, StoreClosedError
 from milepost.testing.children import Child

@@ -8,24 +8,38 @@ that somebody executes the run.
 
 No call blocks an event loop: files are read and written in the store's own thread. If its task is cancelled, a save or
 a clear that has begun is awaited.
+
+In a folder marked points are JSON files for people, one for each point: `{base}/{run id}/{checkpoint id}.json`. The
+journal beside them is what counts; only a run without a journal is read from its files. Of a workflow that an engine
+runs there only the newest marked point has a file, so that a run takes no more room than its journal does. Files of
+direct saves stay. Another program may have left a run as files without a journal. When a verb of the store first reads
+such a run, its files become saves from outside, by their time, then name.
 """
 
 from __future__ import annotations
 
+import abc
+import builtins
+import functools
+import logging
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
-from milepost.adapters.points import Marked, marked_of, origin_of, point_of
+from msgspec.structs import replace
+
+from milepost.adapters.points import Marked, is_marked, marked_of, origin_of, point_of
 from milepost.drivers import AsyncDriver
 from milepost.errors import (
+    CheckpointCorruptError,
     CheckpointNotFoundError,
     DeserializeStateError,
+    MilepostError,
     RunNotFoundError,
     StoreClosedError,
     StoreError,
@@ -34,17 +48,291 @@ from milepost.executor.effects import Ask, Routine
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.clock import SYSTEM
 from milepost.model.record import CHECKPOINT, Record, parse_time
-from milepost.store import Store, check_id, check_run_id
+from milepost.store import Append, Claim, Claimed, NewRun, RunSnapshot, Store, Token, Verdict, check_id, check_run_id
+from milepost.stores.base.fence import Row, intruded
+from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.base.process_fork import watch
+from milepost.stores.base.store import Runs
+from milepost.stores.base.transaction import Transaction, note_of
+from milepost.stores.file.fs import Files
+from milepost.stores.file.paths import below, place_of
+from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 
-if TYPE_CHECKING:
-    from milepost.adapters.folder import FolderStore
+__all__ = ["AsyncView", "FileCheckpointStore", "LooksOutside", "MemoryCheckpointStore"]
 
-__all__ = ["AsyncView", "FileCheckpointStore", "MemoryCheckpointStore"]
+logger = logging.getLogger("milepost")
 
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+_SUFFIX = ".json"
 _TRIES = 20
 """Number of times that a point's file is written while others save that point at the same time."""
+
+
+def _after_a_look(verb: Verb) -> Verb:
+    """Wrap a verb so that it looks outside before it does its work."""
+
+    @functools.wraps(verb)
+    def looked(self: LooksOutside, run_id: str, *args: Any, **kwargs: Any) -> Any:
+        self._look(check_run_id(run_id))
+        # Call the method of the backend's own class, which may have overridden it.
+        return getattr(super(LooksOutside, self), verb.__name__)(run_id, *args, **kwargs)
+
+    return cast("Verb", looked)
+
+
+class LooksOutside(Runs):
+    """A mixin for stores whose journal is incomplete: something outside of it may know more about a run.
+
+    It looks there before each verb that begins something, and records what the journal lacks, as saves from outside.
+    The verbs of a run's owner do not look: the journal belongs to them. Put it before the backend's class.
+    """
+
+    @abc.abstractmethod
+    def _look(self, run_id: str) -> None:
+        """Record what is known outside about a run that nobody here executes. Raise what reading it raises."""
+
+    def create(self, new: NewRun) -> Token:
+        self._look(check_run_id(new.run_id))
+        return super().create(new)
+
+    def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> RunSnapshot:
+        if before is None:
+            self._look(check_run_id(run_id))
+        return super().latest(run_id, before=before, with_nodes=with_nodes)
+
+    get_run = _after_a_look(Runs.get_run)
+    put_signal = _after_a_look(Runs.put_signal)
+    request_cancel = _after_a_look(Runs.request_cancel)
+    save = _after_a_look(Runs.save)
+    load = _after_a_look(Runs.load)
+    history = _after_a_look(Runs.history)
+    delete = _after_a_look(Runs.delete)
+    delete_run = _after_a_look(Runs.delete_run)
+    export = _after_a_look(Runs.export)
+    verify = _after_a_look(Runs.verify)
+
+
+# -- a folder with files -----------------------------------------------------------------------------------
+
+
+class PointFiles:
+    """The files of all runs below `base`, written through `files`. Raises `StoreError` if the disk fails."""
+
+    def __init__(self, base: Path, files: Files) -> None:
+        self.base = base
+        self._files = files
+
+    def write(self, run_id: str, point: CheckpointData) -> bool:
+        """Write the file of `point`, in place of the old one. Return False if the run's folder was removed meanwhile."""
+        data = point.encode(indent=2)
+        folder = self._folder(run_id)
+        with self._failing_as("save"):
+            if make_folder(str(folder)):
+                sync_folder(str(self.base))
+            made = self._files.write(data)
+            try:
+                os.replace(made, self._file(run_id, point.checkpoint_id))
+            except BaseException as exc:
+                self._files.discard(made)
+                if isinstance(exc, FileNotFoundError):
+                    return False
+                raise
+            sync_folder(str(folder))
+        return True
+
+    def read(self, run_id: str, checkpoint_id: str) -> CheckpointData | None:
+        """Read the point from its file; None if it has none. Raise `CheckpointCorruptError` if
+        the file holds no such point."""
+        # Another program names its files by the ids themselves. The folder is listed because some file systems also
+        # find a file under other names.
+        for path in self._paths(run_id):
+            if path.name in _names(checkpoint_id):
+                return self._parsed(path)
+        return None
+
+    def read_all(self, run_id: str) -> list[CheckpointData]:
+        """Read all points of a run that have files, by `saved_at`, then name. Raise
+        `CheckpointCorruptError` as `read` does."""
+        points = [(path.name, self._parsed(path)) for path in self._paths(run_id)]
+        found = [(point.saved_at, name, point) for name, point in points if point is not None]
+        return [point for _, _, point in sorted(found, key=lambda entry: entry[:2])]
+
+    def has_any(self, run_id: str) -> bool:
+        """Return whether a run has files."""
+        return bool(self._paths(run_id))
+
+    def remove(self, run_id: str, checkpoint_ids: Collection[str] | None = None) -> None:
+        """Remove the files of these points, or of all, and the run's folder once it is empty. A missing one is no error."""
+        names = (
+            None if checkpoint_ids is None else {place_of(checkpoint_id) + _SUFFIX for checkpoint_id in checkpoint_ids}
+        )
+        with self._failing_as("clear" if names is None else "save"):
+            for path in self._paths(run_id):
+                if names is None or path.name in names:
+                    path.unlink(missing_ok=True)
+            # A journal, if there is one, is in the folder.
+            with suppress(OSError):
+                self._folder(run_id).rmdir()
+                sync_folder(str(self.base))
+
+    # -- below ---------------------------------------------------------------------------------------
+
+    def _folder(self, run_id: str) -> Path:
+        return below(self.base, place_of(run_id))
+
+    def _file(self, run_id: str, checkpoint_id: str) -> Path:
+        return below(self.base, place_of(run_id), place_of(checkpoint_id) + _SUFFIX)
+
+    def _paths(self, run_id: str) -> list[Path]:
+        with self._failing_as("list"):
+            try:
+                with os.scandir(self._folder(run_id)) as entries:
+                    return sorted(Path(e.path) for e in entries if e.name.endswith(_SUFFIX) and e.is_file())
+            except FileNotFoundError:
+                return []
+
+    def _parsed(self, path: Path) -> CheckpointData | None:
+        with self._failing_as("load"):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        try:
+            point = CheckpointData.decode(data)
+        except DeserializeStateError as exc:
+            raise CheckpointCorruptError(
+                f"{path} is no checkpoint: {exc}: mend the file, or move it out of the folder", found=str(path)
+            ) from exc
+        if path.name not in _names(point.checkpoint_id):
+            raise CheckpointCorruptError(
+                f"{path} holds checkpoint {point.checkpoint_id!r}: name the file as the checkpoint, or move it out of the "
+                f"folder",
+                found=point.checkpoint_id,
+            )
+        return point
+
+    @contextmanager
+    def _failing_as(self, op: str) -> Iterator[None]:
+        """Convert errors of the disk to `StoreError`."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except OSError as exc:
+            raise StoreError(
+                f"the folder {self.base} failed at {op}: {exc}: look at the disk and the folder's "
+                f"rights, then try again",
+                store=str(self.base),
+                op=op,
+            ) from exc
+
+
+def _names(checkpoint_id: str) -> set[str]:
+    return {place_of(checkpoint_id) + _SUFFIX, checkpoint_id + _SUFFIX}
+
+
+class FolderStore(LooksOutside, FileStore):
+    """The store below a `FileCheckpointStore`, in the folder `base`."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base)
+        self.points = PointFiles(base, self._files)
+
+    def has(self, run_id: str) -> bool:
+        """Return whether the run has a journal."""
+        with self._reading("get_run") as tx:
+            return tx.row(run_id) is not None
+
+    def journaled(self, run_id: str, node_id: str) -> bytes | None:
+        """Return what `load` returns, from the journal alone; None if there is no such checkpoint."""
+        try:
+            return FileStore.load(self, run_id, node_id)
+        except CheckpointNotFoundError:
+            return None
+
+    # -- the file of the newest marked point -----------------------------------------------------------
+
+    def append(self, batch: Sequence[Append]) -> builtins.list[Verdict]:
+        verdicts = super().append(batch)
+        for append, verdict in zip(batch, verdicts, strict=True):
+            if verdict.outcome == "written" and any(map(is_marked, append.records)):
+                self._show_newest(append.token.run_id)
+        return verdicts
+
+    def claim(self, claim: Claim) -> Claimed:
+        claimed = super().claim(claim)
+        if claimed.token is not None and claim.live is not None:
+            self._show_newest(claim.run_id)  # the point that has a file may be superseded now
+        return claimed
+
+    def _show_newest(self, run_id: str) -> None:
+        """Write a file for the newest point that the run itself marked, and remove those of its older ones.
+
+        The journal has the point, so a file that cannot be written stops nothing.
+        """
+        try:
+            marked = marked_of(self, run_id)
+            if marked is None:
+                return
+            own = [step_id for step_id, mark in marked.marks.items() if not mark.is_foreign]
+            if own:
+                self.points.write(run_id, marked.point(marked.marks[own[-1]]))
+            self.points.remove(run_id, marked.own - marked.saved - {*own[-1:]})
+        except MilepostError as exc:
+            logger.warning(
+                "the newest marked point of run %r has no file in %s: %s; the journal has it",
+                run_id,
+                self.place,
+                exc,
+                extra={"run_id": run_id},
+            )
+
+    def delete_run(self, run_id: str, *, force: bool = False) -> None:
+        with suppress(RunNotFoundError):
+            if force or self.get_run(run_id).lease not in {"live", "ours"}:
+                # Remove the files first: if the process died half-way, files without a journal would bring the run back.
+                self.points.remove(run_id)
+        super().delete_run(run_id, force=force)
+
+    def _forget(self, run_id: str, wish: Any) -> bool:
+        if not wish.is_dry:
+            self.points.remove(run_id)
+        return super()._forget(run_id, wish)
+
+    # -- what other programs left ----------------------------------------------------------------------
+
+    def _look(self, run_id: str) -> None:
+        if self.has(run_id):
+            return
+        points = self.points.read_all(run_id)
+        if not points:
+            return
+
+        def body(tx: Transaction) -> None:
+            if tx.row(run_id) is not None:
+                return  # somebody else was faster
+            flow = points[-1].workflow_name
+            moment = points[0].saved_at.timestamp()
+            row = Row(run_id, flow, "interrupted", created_at=moment, updated_at=moment, epoch=0)
+            tx.add_row(row)
+            sequence = 0
+            for point in points:
+                # One number for each of its results: a replay turns them into records.
+                sequence = max(sequence + 1, len(point.step_results))
+                data, moment = point.encode(), point.saved_at.timestamp()
+                visit = tx.last_visit(run_id, point.checkpoint_id) + 1
+                record = Record(sequence, CHECKPOINT, point.checkpoint_id, visit, len(data), None, data)
+                row = intruded(row, sequence, moment)
+                tx.insert(run_id, (record,), note_of(run_id, record, moment))
+            # Skipped numbers were never in this journal, nor was the start record of a flow that is known.
+            tx.put_row(replace(row, pruned=sequence - len(points) + 1))
+
+        self._change("save", body)
+
+
+# -- the views ---------------------------------------------------------------------------------------------
 
 
 class _Points:
@@ -146,13 +434,7 @@ class _FilePoints(_Points):
     is_blocking = True
 
     def __init__(self, base: Path) -> None:
-        def open_store() -> Store:
-            # This import costs time, so only stores with files pay for it.
-            from milepost.adapters.folder import FolderStore
-
-            return FolderStore(base)
-
-        super().__init__(open_store)
+        super().__init__(lambda: FolderStore(base))
 
     @property
     def _folder(self) -> FolderStore:
@@ -180,13 +462,8 @@ class _FilePoints(_Points):
 
     def clear(self, run_id: str) -> None:
         if not self._has_files_only(run_id):
-            with suppress(RunNotFoundError):
-                if self.store.get_run(run_id).lease not in {"live", "ours"}:
-                    # Remove the files first: if the process died half-way, files without a
-                    # journal would bring the run back.
-                    self._folder.points.clear(run_id)
             super().clear(run_id)
-        self._folder.points.clear(run_id)
+        self._folder.points.remove(run_id)
 
     def _has_files_only(self, run_id: str) -> bool:
         return not self._folder.has(check_run_id(run_id)) and self._folder.points.has_any(run_id)
@@ -197,7 +474,7 @@ class _FilePoints(_Points):
         for _ in range(_TRIES):
             told = folder.journaled(run_id, checkpoint_id)
             if told is None:
-                folder.points.remove(run_id, checkpoint_id)
+                folder.points.remove(run_id, {checkpoint_id})
             elif not folder.points.write(run_id, self._point(run_id, checkpoint_id, told)):
                 continue
             if folder.journaled(run_id, checkpoint_id) == told:

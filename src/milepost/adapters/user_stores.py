@@ -10,35 +10,333 @@ The user's methods are called one at a time. The journal lives as long as the us
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import replace as replaced
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from milepost.adapters.checkpoint_view import AsyncView
-from milepost.adapters.loop_thread import LoopThread
-from milepost.adapters.outside import LooksOutside
-from milepost.adapters.points import NO_ORIGIN, TOLD_BY, Marked, Origin, is_marked, origin_in
-from milepost.adapters.users import BY_NODE, BY_POINT, NodeStore, PointStore, StoredCheckpoint, UserStore
+from milepost.adapters.checkpoint_view import AsyncView, LooksOutside
+from milepost.adapters.points import (
+    NO_ORIGIN,
+    TOLD_BY,
+    Marked,
+    Origin,
+    envelope_of,
+    is_marked,
+    origin_in,
+    point_of,
+)
 from milepost.errors import OptionError, RunExistsError, StoreError
+from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.clock import SYSTEM, Clock
-from milepost.model.failure import shown
+from milepost.model.failure import describe, shown
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
-from milepost.store import Append, Claim, Claimed, NewRun, Renewal, Store, Token, Verdict, check_id, check_run_id
+from milepost.store import (
+    Append,
+    Claim,
+    Claimed,
+    NewRun,
+    Renewal,
+    Store,
+    Token,
+    Verdict,
+    check_id,
+    check_run_id,
+)
 from milepost.stores.base.fence import Row
+from milepost.stores.base.process_fork import watch
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, note_of
 from milepost.stores.memory import MemoryStore
 
-__all__ = ["Adapted", "adapted"]
+__all__ = ["Adapted", "AnyStore", "AsyncPoints", "BytesByNode", "adapted"]
 
 logger = logging.getLogger("milepost")
+
+T = TypeVar("T")
+
+# -- the protocols ------------------------------------------------------------------------------------------
+
+
+class BytesByNode(Protocol):
+    """A store of bytes by run and node. `load` raises if there is nothing. Methods are plain or coroutine functions."""
+
+    def save(self, run_id: str, node_id: str, data: bytes, /) -> Any:
+        """Keep `data` as the newest of that node."""
+
+    def load(self, run_id: str, node_id: str, /) -> Any:
+        """Return the newest bytes of that node."""
+
+    def list(self, run_id: str, /) -> Any:
+        """List what the store has of a run, oldest first: objects with a `node_id`."""
+
+    def delete(self, run_id: str, node_id: str, /) -> Any:
+        """Remove a node. A missing one is no error."""
+
+    def delete_run(self, run_id: str, /) -> Any:
+        """Remove a run. A missing one is no error."""
+
+    def close(self) -> Any:
+        """Release all that the store holds."""
+
+
+class AsyncPoints(Protocol):
+    """A store of `CheckpointData` by workflow. A missing point is None, missing points are an empty list."""
+
+    def save(self, workflow_id: str, data: Any, /) -> Any:
+        """Keep a point."""
+
+    def load(self, workflow_id: str, checkpoint_id: str, /) -> Any:
+        """Return a point, or None."""
+
+    def load_latest(self, workflow_id: str, /) -> Any:
+        """Return the newest point, or None."""
+
+    def clear(self, workflow_id: str, /) -> Any:
+        """Remove all of a workflow."""
+
+    def list_checkpoints(self, workflow_id: str, /) -> Any:
+        """List the ids of the points, oldest first."""
+
+
+AnyStore = Store | BytesByNode | AsyncPoints
+"""All types that are accepted as a store."""
+
+
+# -- calls of a user's store -------------------------------------------------------------------------------
+
+
+class LoopThread:
+    """An event loop in a daemon thread of its own, for coroutines whose results blocking code waits for.
+
+    It begins with the first call and ends with this object. A fork's child begins its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        watch(self)
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """Await `awaitable` in the loop and return its result."""
+
+        async def awaited() -> T:
+            return await awaitable
+
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=(self._loop,), name="milepost-loop", daemon=True).start()
+                # The thread ends by itself when the interpreter exits.
+                weakref.finalize(self, _stop, self._loop).atexit = False
+            loop = self._loop
+        return asyncio.run_coroutine_threadsafe(awaited(), loop).result()
+
+    def _before_fork(self) -> None:
+        self._lock.acquire()
+
+    def _after_fork(self, is_child: bool) -> None:
+        if is_child:
+            self._lock = threading.Lock()
+            # Its thread does not exist in this process, so the loop can be neither used nor closed.
+            _inherited.append(self._loop)
+            self._loop = None
+        else:
+            self._lock.release()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(loop.stop)
+
+
+_inherited: list[Any] = []
+
+
+BY_NODE = ("save", "load", "list", "delete", "delete_run", "close")
+BY_POINT = ("save", "load", "load_latest", "clear", "list_checkpoints")
+_FORGOTTEN = "forgotten"
+
+
+class StoredCheckpoint(NamedTuple):
+    """A node's newest checkpoint in the user's store: an envelope, whose numbers are those that it had in its run."""
+
+    node_id: str
+    data: bytes
+    sequence: int = 0
+    visit: int = 1
+    is_of_steps: bool = False
+    """True if it belongs to a workflow, not to a graph."""
+    point: CheckpointData | None = None
+    """The point that the store is to keep, if it is known already; `data` is empty then."""
+
+
+class _Caller:
+    """A caller of one user's store, which awaits what has to be awaited. All exceptions become `StoreError`."""
+
+    def __init__(self, given: Any, loop: LoopThread) -> None:
+        self.given = given
+        self.place = f"{type(given).__module__}.{type(given).__qualname__}"
+        self._loop = loop
+
+    def _call(self, op: str, *args: Any) -> Any:
+        try:
+            answer = getattr(self.given, op)(*args)
+            return self._loop.wait(answer) if inspect.isawaitable(answer) else answer
+        except StoreError:
+            raise
+        except Exception as exc:
+            raise StoreError(
+                f"the store {self.place} failed at {op}: {describe(exc)}: mend the store, then try again",
+                store=self.place,
+                op=op,
+            ) from exc
+
+    def _odd(self, op: str, answer: Any, wanted: str) -> StoreError:
+        return StoreError(
+            f"the store {self.place} gave {type(answer).__name__} at {op}, and not {wanted}: mend its {op}",
+            store=self.place,
+            op=op,
+        )
+
+
+class NodeStore(_Caller):
+    """A store of bytes by run and node: `save load list delete delete_run close`."""
+
+    by_point = False
+
+    def entries(self, run_id: str) -> tuple[list[StoredCheckpoint], Origin | None]:
+        found = []
+        for info in self._call("list", run_id) or ():
+            node_id = getattr(info, "node_id", None)
+            if not isinstance(node_id, str):
+                raise self._odd("list", info, "infos with a node_id")
+            data = self._call("load", run_id, node_id)
+            if not isinstance(data, bytes | bytearray | memoryview):
+                raise self._odd("load", data, "bytes")
+            found.append(_placed(node_id, bytes(data)))
+        return _in_order(found), None
+
+    def kept_as(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> bytes:
+        return kept.data
+
+    def keep(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> None:
+        self._call("save", run_id, kept.node_id, kept.data)
+
+    def forget(self, run_id: str, node_id: str) -> None:
+        self._call("delete", run_id, node_id)
+
+    def forget_run(self, run_id: str) -> None:
+        self._call("delete_run", run_id)
+
+    def close(self) -> None:
+        self._call("close")
+
+
+class PointStore(_Caller):
+    """A store of `CheckpointData` by run, awaited: `save load load_latest clear list_checkpoints`."""
+
+    by_point = True
+
+    def entries(self, run_id: str) -> tuple[list[StoredCheckpoint], Origin | None]:
+        points = []
+        for checkpoint_id in self._call("list_checkpoints", run_id) or ():
+            point = self._call("load", run_id, checkpoint_id)
+            if point is not None:  # else it was removed meanwhile
+                points.append(self._read(point))
+        points = [point for point in points if not _is_forgotten(point)]
+        points.sort(key=lambda point: point.saved_at)
+        found = [_placed(point.checkpoint_id, envelope_of(run_id, point)) for point in points]
+        origin = (points[-1].workflow_name, points[-1].inputs_hash) if points else None
+        return _in_order(found), origin
+
+    def _read(self, given: Any) -> CheckpointData:
+        if isinstance(given, CheckpointData):
+            return given
+        fields = given.to_dict() if hasattr(given, "to_dict") else given
+        if not isinstance(fields, Mapping):
+            raise self._odd("load", given, "CheckpointData")
+        return CheckpointData.from_dict(fields)
+
+    def kept_as(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> bytes:
+        return envelope_of(run_id, self._point(kept, origin))
+
+    def keep(self, run_id: str, kept: StoredCheckpoint, origin: Origin) -> None:
+        self._call("save", run_id, self._point(kept, origin))
+
+    def _point(self, kept: StoredCheckpoint, origin: Origin) -> CheckpointData:
+        point = point_of(kept.data, lambda: origin) if kept.point is None else kept.point
+        # A checkpoint that was saved from outside may name another place than the one it was saved under.
+        return point if point.checkpoint_id == kept.node_id else replaced(point, checkpoint_id=kept.node_id)
+
+    def forget(self, run_id: str, node_id: str) -> None:
+        # The protocol cannot delete one point. A note that says so overwrites it, which is never the newest.
+        note = {"name": node_id, "step_type": _FORGOTTEN, "success": False, "output": None, "error": "superseded"}
+        self._call("save", run_id, CheckpointData(node_id, *NO_ORIGIN, (note,), datetime.fromtimestamp(0, UTC)))
+
+    def forget_run(self, run_id: str) -> None:
+        self._call("clear", run_id)
+
+    def close(self) -> None:
+        if callable(getattr(self.given, "close", None)):
+            self._call("close")
+
+
+def _is_forgotten(point: CheckpointData) -> bool:
+    return [_FORGOTTEN] == [result.get("step_type") for result in point.step_results]
+
+
+class _Place(msgspec.Struct):
+    sequence: int = 0
+    visit: int = 1
+
+
+class _Envelope(_Place):
+    workflow_name: str | None = None
+    step_type: str | None = None
+    step_results: list[_Place] = []
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+
+
+def _placed(node_id: str, data: bytes) -> StoredCheckpoint:
+    """Build a checkpoint with the numbers that its envelope, or its point's last result,
+    names. Other bytes may name none."""
+    try:
+        told = _decode_envelope(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        told = _Envelope()
+    place = told.step_results[-1] if told.workflow_name is not None and told.step_results else told
+    is_of_steps = told.workflow_name is not None or told.step_type is not None
+    return StoredCheckpoint(node_id, data, max(0, place.sequence), max(1, place.visit), is_of_steps)
+
+
+def _in_order(found: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
+    """Sort checkpoints by their numbers in the run if all have one. Otherwise keep the store's order."""
+    places = [kept.sequence for kept in found]
+    is_told = 0 not in places and len(set(places)) == len(places)
+    return sorted(found, key=lambda kept: kept.sequence) if is_told else found
+
+
+# -- the adapter -------------------------------------------------------------------------------------------
+
 
 _PATIENCE = 0.5
 """Seconds that a renewal waits for its turn."""
@@ -164,7 +462,7 @@ class Adapted(LooksOutside):
     can_fork = False
     """A run that waits would be lost with this process."""
 
-    def __init__(self, user: UserStore, front: _Front, clock: Clock = SYSTEM) -> None:
+    def __init__(self, user: NodeStore | PointStore, front: _Front, clock: Clock = SYSTEM) -> None:
         super().__init__(clock=clock)
         self.place = front.place = user.place
         self._user = user
@@ -225,6 +523,10 @@ class Adapted(LooksOutside):
         """Return what the user's store should have of a run, from the records below `before`."""
         is_marked = self._user.by_point and run_id in self._front.of_steps
         return _Told(tx, run_id, live, self._origin(run_id), before, is_marked=is_marked)
+
+    def _told_now(self, run_id: str) -> _Told:
+        with self._front._read("look") as tx:
+            return self._told(tx, run_id, self._ranges(tx, run_id))
 
     def _is_same(self, run_id: str, told: _Told | None, entries: Sequence[StoredCheckpoint]) -> bool:
         """Return whether the newest checkpoint is the same on both sides, or all are: then the
@@ -314,14 +616,8 @@ class Adapted(LooksOutside):
                 self._keep(run_id, told.kept(record))
         elif record.kind == ROLLBACK:
             live = self._ranges(tx, run_id)
-            still = self._told(tx, run_id, live, record.sequence + 1).records
-            gone = [
-                kept
-                for kept in self._told(tx, run_id, live, record.sequence).records.values()
-                if kept.node_id not in still
-            ]
-            for kept in sorted(gone, key=lambda kept: -kept.sequence):
-                self._user.forget(run_id, kept.node_id)
+            before = self._told(tx, run_id, live, record.sequence)
+            self._update(run_id, before, self._told(tx, run_id, live, record.sequence + 1))
 
     def _ranges(self, tx: Transaction, run_id: str) -> Ranges:
         row = tx.row(run_id)
@@ -342,23 +638,23 @@ class Adapted(LooksOutside):
     def _claim(self, tx: Transaction, row: Row, wish: Claim, **how: Any) -> Claimed:
         claimed = super()._claim(tx, row, wish, **how)
         if claimed.token is not None and wish.live is not None:
-            self._tell_live(tx, row, wish.live)
+            run_id = row.run_id
+            self._update(run_id, self._told(tx, run_id, row.live), self._told(tx, run_id, wish.live))
         return claimed
 
-    def _tell_live(self, tx: Transaction, row: Row, live: Ranges) -> None:
+    def _update(self, run_id: str, old: _Told, new: _Told) -> None:
         """Let the user's store keep the checkpoints that count from now on, and remove those that do not."""
-        told = self._told(tx, row.run_id, live)
-        before, now = self._told(tx, row.run_id, row.live).records, told.records
+        before, now = old.records, new.records
         changed = [node_id for node_id, record in before.items() if now.get(node_id) != record]
         # The newest first: in this order the newest one in the store is valid at any time.
         for node_id in sorted(changed, key=lambda node_id: -before[node_id].sequence):
             counting = now.get(node_id)
             if counting is None:
-                self._user.forget(row.run_id, node_id)
+                self._user.forget(run_id, node_id)
             else:
-                self._keep(row.run_id, told.kept(counting))
+                self._keep(run_id, new.kept(counting))
         for node_id in sorted(now.keys() - before.keys(), key=lambda node_id: now[node_id].sequence):
-            self._keep(row.run_id, told.kept(now[node_id]))
+            self._keep(run_id, new.kept(now[node_id]))
 
     def save(self, run_id: str, node_id: str, data: bytes) -> None:
         kept = StoredCheckpoint(check_id(node_id), bytes(memoryview(data)))
@@ -371,23 +667,15 @@ class Adapted(LooksOutside):
     def delete(self, run_id: str, node_id: str, *, force: bool = False) -> None:
         with self._turn:
             if run_id in self._front.of_steps:
-                self._delete_step(run_id, node_id, force)
+                # All that no longer counts without the step goes with it.
+                before = self._told_now(run_id)
+                Runs.delete(self, run_id, node_id, force=force)
+                self._update(run_id, before, self._told_now(run_id))
                 return
             if any(info.node_id == node_id for info in self.history(run_id)):
                 self._check_free(run_id, "deleted from", force)
                 self._user.forget(run_id, node_id)
             Runs.delete(self, run_id, node_id, force=force)
-
-    def _delete_step(self, run_id: str, step_id: str, force: bool) -> None:
-        """Delete the records of a step, and all that no longer counts without them."""
-        with self._front._read("delete") as tx:
-            before = self._told(tx, run_id, self._ranges(tx, run_id)).records
-        Runs.delete(self, run_id, step_id, force=force)
-        with self._front._read("delete") as tx:
-            now = self._told(tx, run_id, self._ranges(tx, run_id)).records
-        for record in sorted(before.values(), key=lambda record: -record.sequence):
-            if record.node_id not in now:
-                self._user.forget(run_id, record.node_id)
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         with self._turn:
@@ -421,11 +709,9 @@ class Adapted(LooksOutside):
             )
         for begun in self.read(run_id, kinds=(START,), limit=1):
             self._front.know(run_id, begun)
-        with self._front._read("import") as tx:
-            told = self._told(tx, run_id, self._ranges(tx, run_id))
-            points = sorted(told.records.values(), key=lambda record: record.sequence)
-        for point in points:
-            self._keep(run_id, told.kept(point))
+        told = self._told_now(run_id)
+        for record in sorted(told.records.values(), key=lambda record: record.sequence):
+            self._keep(run_id, told.kept(record))
 
     def _check_free(self, run_id: str, deed: str, force: bool = False) -> None:
         """Raise `RunLockedError` if somebody executes the run, unless `force` is set."""

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
-from milepost.adapters.protocols import AnyStore
 from milepost.engine.authorize import Authorize, Gate
 from milepost.errors import OptionError, RunNotFoundError, StoreError
 from milepost.executor.checks import ResumeRequest
@@ -29,6 +28,7 @@ from milepost.stores.url import open_store
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, store_of
 
 if TYPE_CHECKING:
+    from milepost.adapters.user_stores import AnyStore
     from milepost.engine.handle import RunHandle
     from milepost.engine.worker import Worker
     from milepost.model.events import Event

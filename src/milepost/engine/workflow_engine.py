@@ -15,7 +15,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
-from milepost.adapters.protocols import AnyStore
 from milepost.engine.authorize import Authorize
 from milepost.engine.engine import Engine
 from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended
@@ -32,6 +31,7 @@ from milepost.workflows.run import StepRun
 
 if TYPE_CHECKING:
     from milepost.adapters.checkpoint_view import FileCheckpointStore
+    from milepost.adapters.user_stores import AnyStore
 
 __all__ = ["Execution", "WorkflowEngine"]
 
