@@ -118,4 +118,5 @@ def test_the_work_grows_with_the_size_and_not_with_its_square(kind: str) -> None
         assert [] == topology.problems()
         assert (0 if kind == "chain" else length) == len(topology.warnings())
 
-    assert calls_of(lambda: check(1000)) < 11 * calls_of(lambda: check(100))
+    check(100)  # what is made at the first call counts for neither
+    assert calls_of(lambda: check(1000)) < 15 * calls_of(lambda: check(100))
