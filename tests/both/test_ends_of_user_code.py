@@ -1,4 +1,4 @@
-"""What user code raises by itself and is no `Exception`: it fails an attempt or counts as a crash, and interrupts nobody."""
+"""What user code raises by itself and ends more than a call: it fails an attempt or counts as a crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from milepost import (
     workflow,
 )
 
-ENDS = [asyncio.CancelledError, GeneratorExit]
+ENDS = [asyncio.CancelledError, GeneratorExit, StopIteration]
 """What nobody has asked for is an error of the code that raises it."""
 
 
@@ -55,7 +55,8 @@ def test_an_end_that_nobody_asked_for_fails_an_attempt_and_is_tried_again(verbs,
     graph = Graph(dict).add_node("a", plain(ending, verbs), retry=Retry(3, backoff=0), **options)
     assert {"n": 1} == verbs.run(graph.add_edge("a", END).set_entry("a").compile("g"), {}, store=store, run_id="r1")
     assert (3, 3) == (ending.calls, store.list("r1")[0].attempt)
-    assert ["failure"] * 2 == [record.kind for record in store.read("r1") if record.kind == "failure"]
+    failures = [record.fields() for record in store.read("r1") if record.kind == "failure"]
+    assert ["RuntimeError"] * 2 == [failure["error_type"].rpartition(".")[2] for failure in failures]
 
 
 def graph_that_ends_in(place: str, ending: Ending, verbs: Any) -> Any:

@@ -278,11 +278,8 @@ class AsyncDriver(Driver):
                 return
             try:
                 future.set_result(promise.get())
-            except StopIteration as exc:
-                # A future does not take StopIteration.
-                future.set_exception(RuntimeError(f"the node raised {exc!r}"))
             except BaseException as exc:
-                future.set_exception(exc)
+                future.set_exception(error_of(exc) or exc)
 
         def then(promise: Pending) -> None:
             try:

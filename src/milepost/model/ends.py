@@ -1,8 +1,8 @@
-"""Exceptions of user code that are no `Exception`, and the rule which of them are errors of that code.
+"""Exceptions of user code with a meaning for Python, and the rule which of them are errors of that code.
 
-A `CancelledError` is an error like any other if nobody cancels the task, and so is a `GeneratorExit` where no generator
-is closed: retries, handlers and logs treat both as one. Ctrl-C, `SystemExit` and all else that is no `Exception` keep
-their meaning.
+A `CancelledError` is an error like any other if nobody cancels the task, and so are a `GeneratorExit` where no
+generator is closed and a `StopIteration`: retries, handlers and logs see a `RuntimeError`. Ctrl-C, `SystemExit` and all
+else that is no `Exception` keep their meaning.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ def error_of(end: BaseException) -> RuntimeError | None:
     """Make the error that stands for an `end` that user code raised by itself; None if `end` keeps its own meaning."""
     if isinstance(end, GeneratorExit):
         error = RuntimeError("user code raised GeneratorExit outside a generator")
+    elif isinstance(end, StopIteration):
+        # Python itself turns one that leaves a coroutine or a generator into a RuntimeError, so every driver does.
+        error = RuntimeError("user code raised StopIteration outside an iterator")
     elif is_cancellation(end):
         told = f": {end}" if str(end) else ""
         error = RuntimeError(f"user code raised CancelledError, and nobody has cancelled its run{told}")
