@@ -9,10 +9,23 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from milepost import END, Engine, Graph, Retry, RunExistsError, RunSuspended, Store, StoreError
+from milepost import (
+    END,
+    Engine,
+    Graph,
+    MemoryStore,
+    Retry,
+    RunExistsError,
+    RunSuspended,
+    Store,
+    StoreError,
+    step,
+    workflow,
+)
 from milepost.errors import InvalidIDError, OptionError, RunStopped, StoreClosedError
 
 
@@ -779,3 +792,32 @@ def test_a_worker_that_runs_cannot_be_run_again(store):
     with worker, pytest.raises(OptionError, match="already"):
         until(lambda: worker._loop is not None)
         worker.run()
+
+
+@pytest.mark.parametrize("kind", ["graph", "workflow"])
+def test_a_run_that_its_run_timeout_stops_without_progress_is_taken_with_growing_pauses(clock, kind):
+    log: list[str] = []
+
+    async def node(state: Any) -> Any:
+        log.append("a")
+        if len(log) < 4:
+            await asyncio.sleep(0)  # the timer of its time begins
+            clock.advance(1)
+            await asyncio.Event().wait()
+        return {}
+
+    @workflow("w")
+    def wf() -> Any:
+        yield step("a").python(node, args=(1,))
+
+    graph = Graph(dict).add_node("a", node).add_edge("a", END).set_entry("a").compile("g")
+    flow = graph.bind({}) if kind == "graph" else wf.bind()
+    engine = Engine(MemoryStore(clock=clock), flows=[flow.flow], clock=clock, run_timeout=0.5)
+    handle = engine.start(flow)
+    for taken, pause in enumerate([2, 4, 8], 1):
+        engine.worker().run(until_idle=True)
+        assert ("ready", taken) == (handle.info().status, len(log))
+        assert "run_timeout" in handle.info().reason
+        clock.advance(pause)
+    engine.worker().run(until_idle=True)
+    assert "finished" == handle.info().status

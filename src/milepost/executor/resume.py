@@ -35,7 +35,7 @@ from milepost.executor.continuation import CONTINUE, open_turn
 from milepost.executor.effects import Call, Hold, Routine, Sleep
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
-from milepost.executor.run import LONGEST_PAUSE, Run
+from milepost.executor.run import Run, pause_after
 from milepost.model.failure import describe, first_line, message_of
 from milepost.model.record import OWNER, Record
 from milepost.model.reports import ResumeInfo, ResumePlan
@@ -109,7 +109,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
     except StoreError as exc:
         if not run.journal.is_dropped:
             # The store, not the run, is at fault: a worker tries again, a little later each time.
-            wake_at = run.options.clock.time() + min(2.0**run.claims, LONGEST_PAUSE)
+            wake_at = run.options.clock.time() + pause_after(run.claims)
             yield from run.journal.let_go(run.journal.give_up(Release("ready", first_line(exc), wake_at)))
         raise exc
     except GeneratorExit:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from milepost.model.events import Event
     from milepost.model.info import Wait
 
-__all__ = ["LONGEST_PAUSE", "Run", "complete"]
+__all__ = ["Run", "complete", "pause_after"]
 
 logger = logging.getLogger("milepost")
 
@@ -297,6 +297,10 @@ class Run:
             self.status, reason, wake_at, crash_count = crash.status, crash.reason, crash.wake_at, crash.crash_count
         elif isinstance(exc, RunSuspended):
             self.status, reason = "waiting", ""
+        elif isinstance(exc, RunTimeoutError) and self.claims and not journal.has_saved:
+            # Taken again at once, it would most likely come no further: workers would do the same work in a loop.
+            self.status, reason = "ready", str(exc)
+            wake_at = self.options.clock.time() + pause_after(self.claims)
         elif isinstance(exc, (RunStopped, RunTimeoutError, AsyncNodeError)):
             self.status, reason = "interrupted", str(exc)
         elif not isinstance(exc, Exception):
@@ -336,7 +340,7 @@ class Run:
             )
             return Release("blocked", reason, crash_count=count)
         pauses = count - OUTAGES
-        wake_at = self.options.clock.time() + min(2.0**pauses, LONGEST_PAUSE) if pauses > 0 else None
+        wake_at = self.options.clock.time() + pause_after(pauses) if pauses > 0 else None
         return Release("ready", f"it crashed: its code raised {told}", wake_at, crash_count=count)
 
     # -- the call's own time -------------------------------------------------------------------------
@@ -360,6 +364,11 @@ class Run:
             timeout=self.options.run_timeout,
             state=self.last_good(),
         )
+
+
+def pause_after(count: int) -> float:
+    """Return the seconds that workers leave a run alone that came no further so many times."""
+    return min(2.0 ** min(count, 10), LONGEST_PAUSE)
 
 
 def complete(error: MilepostError, **facts: Any) -> None:
