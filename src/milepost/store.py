@@ -625,9 +625,8 @@ class Store(abc.ABC):
     def verify(self, run_id: str) -> VerifyReport:
         """Check every digest, seal, number and gap of a run without a change. Raises `RunNotFoundError`.
 
-        Each state must be compact JSON, because an export can hold nothing else. Saves from outside are checked against
-        the saved bytes, whatever these are. As many numbers may be missing as the row counts as pruned and the records
-        of deletions report.
+        Saves from outside are checked against the saved bytes, whatever these are. As many numbers may be missing as
+        the row counts as pruned and the records of deletions report.
         """
 
     @abc.abstractmethod

@@ -38,7 +38,7 @@ from milepost.errors import (
 from milepost.model.record import CHECKPOINT, CHECKPOINT_VERSION, decompress, digest_of, make_record, parse_time
 from milepost.model.seal import KEYED, Seals
 
-__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "flaw_of_state", "migrate", "read_envelope"]
+__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "is_exact_in_envelope", "migrate", "read_envelope"]
 
 Fields = dict[str, Any]
 
@@ -329,13 +329,12 @@ def _compact(text: bytes | bytearray, what: str) -> bytes:
         raise CheckpointCorruptError(f"{what} is no JSON text: {type(exc).__name__}: {exc}"[:300]) from exc
 
 
-def flaw_of_state(state: bytes) -> str:
-    """Say why no envelope can hold a state, in words that follow its name; "" if one can."""
+def is_exact_in_envelope(state: bytes) -> bool:
+    """Return whether a reader of an envelope gets exactly these bytes: only for compact JSON without doubled keys."""
     try:
-        is_compact = _compact(state, "it") == state
-    except CheckpointCorruptError as exc:
-        return f"is no JSON that an export can hold: {exc}"
-    return "" if is_compact else "has white space between its parts, which no export can hold"
+        return _compact(state, "state") == state
+    except CheckpointCorruptError:
+        return False
 
 
 def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:

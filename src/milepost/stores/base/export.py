@@ -1,7 +1,8 @@
 """The format of an exported run, lines of JSON: `export` writes it and `import_run` reads it. No I/O.
 
-The first line is the run's row. Its records follow in order: each as its envelope, or as its place and its
-bytes if it was saved from outside. The signals come last. `read_run` trusts nothing: it checks each line,
+The first line is the run's row. Its records follow in order: each as its envelope; as its header and the bytes
+of its state, if an envelope would change these; or as its place and its bytes, if it was saved from outside.
+The signals come last. `read_run` trusts nothing: it checks each line,
 and then that none is missing.
 """
 
@@ -23,10 +24,10 @@ from milepost.errors import (
     InvalidIDError,
     OptionError,
 )
-from milepost.model.checkpoint import read_envelope
+from milepost.model.checkpoint import is_exact_in_envelope, read_envelope
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges
-from milepost.model.record import CHECKPOINT, Record, format_time, parse_time
+from milepost.model.record import CHECKPOINT, Record, compress, digest_of, format_time, parse_time
 from milepost.model.seal import KEYED, Seals
 from milepost.store import MOST, Count, Signal, check_id, check_run_id, check_tag
 from milepost.stores.base.fence import Row
@@ -79,6 +80,16 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
     pruned: Count = 0
 
 
+class _Place(msgspec.Struct):
+    """The place of a record as its header holds it."""
+
+    run_id: str
+    sequence: Count
+    node_id: str = ""
+    visit: _Number = 1
+    kind: str = CHECKPOINT
+
+
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     """A record from outside as a line holds it. `seal`, if the line has one, proves its place and bytes."""
 
@@ -116,9 +127,24 @@ def lines_of(
     lines = [_encode({"run": {name: value for name, value in asdict(row).items() if name != "nonce"}})]
     for record, note in records:
         envelope = envelope_of(record)
-        lines.append(_encode({"saved": _saved(row.run_id, record, note, envelope)}) if record.is_foreign else envelope)
+        if record.is_foreign:
+            lines.append(_encode({"saved": _saved(row.run_id, record, note, envelope)}))
+        elif _is_exact(record):
+            lines.append(envelope)
+        else:
+            header, state = msgspec.Raw((record.header or b"") + b"}"), record.state() or b""
+            lines.append(_encode({"header": header, "data": base64.b64encode(state).decode()}))
     lines += [_encode({"signal": _sent(signal)}) for signal in signals]
     return lines
+
+
+def _is_exact(record: Record) -> bool:
+    """Return whether the record's envelope gives back the same state. One that is damaged can't come back anyway."""
+    try:
+        state = record.state()
+    except DeserializeStateError:
+        return True
+    return state is None or is_exact_in_envelope(state)
 
 
 def _saved(run_id: str, record: Record, note: Note | None, data: bytes) -> dict[str, Any]:
@@ -206,6 +232,8 @@ class _Reader:
             raise CheckpointCorruptError("a record can't follow a signal: give the lines in the order of the export")
         elif members.keys() == {"saved"}:
             self._take_saved(self._run, _as(members["saved"], _Saved))
+        elif members.keys() == {"header", "data"}:
+            self._take_header(self._run, bytes(members["header"]), _base64(_as(members["data"], str)))
         else:
             self._take_envelope(self._run, line, members)
 
@@ -270,14 +298,37 @@ class _Reader:
         payload, packing = (state, "") if "state" in members else (None, "")
         if fields.get("compressed") is True:
             payload, packing = _base64(msgspec.json.decode(members["state"], type=str)), "zstd"
+        size = 0 if payload is None else len(state)
+        self._take_own(run, fields, members, Record(*place, size, None, payload, packing))
+
+    def _take_header(self, run: _Run, header: bytes, state: bytes) -> None:
+        place, members = _as(msgspec.Raw(header), _Place), _decode_members(header)
+        fields = msgspec.json.decode(header, type=dict[str, Any])
+        seal, content = str(fields.get("seal")), header.rpartition(b',"seal":')[0]
+        for what, expected, found in (
+            ("digest does not fit its state", digest_of(state), str(fields.get("digest"))),
+            ("seal does not fit its header", Seals().seal_of(content).decode(), seal),
+        ):
+            if expected != found and not found.startswith(KEYED):
+                raise CheckpointIntegrityError(
+                    f"the record was changed after it was written (its {what}): take a copy that was not",
+                    expected=expected,
+                    found=found,
+                )
+        packed = (compress(state), "zstd") if fields.get("compressed") is True else (state, "")
+        record = Record(place.sequence, place.kind, place.node_id, place.visit, len(state), None, *packed)
+        self._take_own(run, fields, members, record)
+
+    def _take_own(
+        self, run: _Run, fields: Mapping[str, Any], members: Mapping[str, msgspec.Raw], record: Record
+    ) -> None:
+        """Take a record that a journal of ours wrote, with the header that its `members` make."""
         texts = {name: bytes(raw) for name, raw in members.items() if name not in {"seal", "state"}}
         self._check_seal(_header(texts), str(fields.get("seal")))
         if self._run_id is not None:
             texts["run_id"] = _encode(self._run_id)
-        header = _header(texts)
-        size = 0 if payload is None else len(state)
-        self._take_record(run, fields.get("run_id"), Record(*place, size, header, payload, packing), None)
-        self._gaps.note_deletion(kind, fields)
+        self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), None)
+        self._gaps.note_deletion(record.kind, fields)
 
     def _check_seal(self, header: bytes, seal: str) -> None:
         """Raise if a seal that was made with a known key does not fit. Seals without a key were checked earlier."""

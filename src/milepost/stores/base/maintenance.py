@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from milepost.errors import DeserializeStateError, RunExistsError
-from milepost.model.checkpoint import flaw_of_state
 from milepost.model.process import is_gone
 from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record
 from milepost.store import check_run_id
@@ -86,9 +85,6 @@ class Keeping(Pruning):
                 problems.append(str(exc))
                 continue
             gaps.note_deletion(record.kind, fields)
-            flaw = "" if state is None or record.is_foreign else flaw_of_state(state)
-            if flaw:
-                problems.append(f"the state of record {record.sequence} at node {record.node_id!r} {flaw}")
             note = self._note(run_id, record.sequence) if record.is_foreign else None
             if len(state or b"") != record.size:
                 problems.append(f"record {record.sequence} had {record.size} bytes and has {len(state or b'')} now")

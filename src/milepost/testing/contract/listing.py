@@ -15,12 +15,10 @@ import pytest
 from milepost.errors import (
     CheckpointIntegrityError,
     CheckpointNotFoundError,
-    DeserializeStateError,
     OptionError,
     RunNotFoundError,
     StatementError,
 )
-from milepost.model.record import CHECKPOINT, format_time, make_record
 from milepost.store import Append, Release, Statement, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.processes import at_once
@@ -384,16 +382,6 @@ class ListingContract(StoreUnderTest):
         assert not report.ok
         assert 1 <= len(report.problems)
         assert store.verify("sound").ok
-
-    def test_verify_tells_of_a_state_that_no_export_can_hold(self, store: Store) -> None:
-        """Each state must be compact JSON, which is all that an export holds; such a one fits its digest all the same."""
-        for run_id, state in {"spaced": b'{"n": 6}', "doubled": b'{"n":6,"n":6}', "no json": b"no json"}.items():
-            token, at = begin(store, run_id), format_time(store.clock.time())
-            assert "written" == write(store, token, make_record(run_id, 1, at, CHECKPOINT, "a", state=state)).outcome
-            (problem,) = store.verify(run_id).problems
-            assert "the state of record 1 at node 'a'" in problem
-            with pytest.raises(DeserializeStateError):
-                store.import_run(store.export(run_id), run_id="copy")
 
 
 # -- Users' statements: they count with the records of their append, or not at all; other stores refuse them

@@ -97,6 +97,14 @@ def _thinned(store: Store) -> None:
     assert 14 == store.prune(keep_last=3).records
 
 
+def _no_compact_json(store: Store) -> None:
+    token, at = begin(store, "r"), format_time(store.clock.time())
+    states = (b'{"n": 6}\n', b'{"n":6,"n":6}', b"no json", b"\xff\n", b"", b'{"text": "%s"}' % (b"ab" * 600_000))
+    for n, state in enumerate(states, 1):
+        write(store, token, make_record("r", n, at, CHECKPOINT, "a", n, state, {"next_node": "a"}))
+    write(store, token, release=Release("interrupted"))
+
+
 def _large(store: Store) -> None:
     token, at = begin(store, "r"), format_time(store.clock.time())
     for n, size in enumerate((900, 20_000, 1_100_000)):
@@ -117,6 +125,7 @@ RUNS: dict[str, Callable[[Store], None]] = {
     "mixed": _mixed,
     "thinned": _thinned,
     "large": _large,
+    "no compact JSON": _no_compact_json,
 }
 
 
@@ -124,7 +133,7 @@ def content(export: bytes) -> list[dict[str, Any]]:
     """Return the lines of an export without seals and without what they say of its owners."""
     lines = [json.loads(line) for line in export.splitlines()]
     for line in lines:
-        line.pop("seal", None)
+        line.get("header", line).pop("seal", None)
     del lines[0]["run"]["epoch"]
     return lines
 
@@ -282,7 +291,7 @@ class MovingContract(StoreUnderTest):
         assert ("r", "finished") == (caught.value.run_id, caught.value.status)
         assert before == whole(store, "r")
 
-    @pytest.mark.parametrize("make", [_mixed, _from_outside, _signalled, _large])
+    @pytest.mark.parametrize("make", [_mixed, _from_outside, _signalled, _large, _no_compact_json])
     def test_a_copy_under_another_id_stands_beside_its_original(
         self, store: Store, make: Callable[[Store], None]
     ) -> None:
@@ -330,6 +339,15 @@ class MovingContract(StoreUnderTest):
         with pytest.raises(RunNotFoundError):
             store.get_run("r")
         assert "r" == store.import_run(whole_export)
+
+    def test_a_damaged_line_of_a_state_that_is_no_compact_json_is_refused(self, store: Store) -> None:
+        """`CheckpointIntegrityError` if header or state was changed."""
+        _no_compact_json(store)
+        data = store.export("r")
+        state = base64.b64encode(b"no json")
+        for old, new in ((state, base64.b64encode(b"no more")), (b'"next_node":"a"', b'"next_node":"b"')):
+            with pytest.raises(CheckpointIntegrityError):
+                store.import_run(data.replace(old, new), run_id="copy")
 
     def test_a_checkpoint_of_an_older_form_comes_in_as_it_is(self, store: Store, clock: FakeClock) -> None:
         """Everything is checked first; what no journal has is kept as what it is, a save from outside."""
