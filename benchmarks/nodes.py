@@ -14,7 +14,7 @@ from benchmarks.rounds import busy_seconds, interleave
 from benchmarks.setting import Setting
 from milepost import MemoryStore, NodeError
 from milepost.executor.context import Context, RunScope
-from milepost.model.clock import SYSTEM
+from milepost.model.ids import SYSTEM
 
 __all__ = ["everyday", "nodes", "parts"]
 

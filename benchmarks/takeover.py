@@ -21,7 +21,7 @@ from benchmarks.report import Figure, at_most, compare
 from benchmarks.rounds import interleave
 from benchmarks.setting import Setting
 from milepost import END, CompiledGraph, Engine, Graph
-from milepost.model.process import this_process
+from milepost.model.ids import this_process
 
 __all__ = ["takeover", "work"]
 

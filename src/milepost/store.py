@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
 import msgspec
 
 from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
-from milepost.model.clock import SYSTEM, Clock
-from milepost.model.process import this_process
+from milepost.model.ids import SYSTEM, Clock, this_process
 from milepost.model.ranges import MOST, Count, Ranges
 from milepost.model.record import Record
 from milepost.model.seal import Seals

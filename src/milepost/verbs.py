@@ -24,8 +24,7 @@ from milepost.executor.resume import await_due, give_back, plan, resume, resume_
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.start import enqueue, start
-from milepost.model.clock import SYSTEM, Clock
-from milepost.model.ids import new_nonce, new_run_id
+from milepost.model.ids import SYSTEM, Clock, new_nonce, new_run_id
 from milepost.model.record import format_time
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import (

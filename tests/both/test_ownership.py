@@ -13,7 +13,7 @@ import pytest
 from milepost import END, Checkpoint, Graph, LeaseLost, RunLockedError
 from milepost.drivers.heartbeat import heartbeat
 from milepost.errors import RunStopped, RunTimeoutError, StateValidationError
-from milepost.model.process import describe_owner, this_process
+from milepost.model.ids import describe_owner, this_process
 from milepost.model.record import make_record
 from milepost.store import NewRun
 from milepost.stores.base.fence import TokenState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.store import Store
 from milepost.stores.file.store import FileStore
 from milepost.testing import StoreContract

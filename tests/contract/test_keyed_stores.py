@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.store import Store
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from milepost.errors import StoreError
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.store import Store
 from milepost.stores.postgres.connection import Session
 from milepost.stores.postgres.store import PostgresStore

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.store import Store
 from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import StoreContract

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore

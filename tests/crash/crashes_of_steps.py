@@ -19,7 +19,7 @@ from milepost.errors import MilepostError
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect, Gather, Outcome, Routine, Write
 from milepost.executor.resume import resume_claimed
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.model.record import CHECKPOINT, FAILURE, ROLLBACK, ROUTE
 from milepost.store import ENDED
 from milepost.testing import FakeClock, Stepper

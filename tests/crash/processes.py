@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from milepost import END, CompiledGraph, Context, Engine, Graph, MilepostError
-from milepost.model.process import this_process
+from milepost.model.ids import this_process
 from milepost.stores.url import open_store
 
 __all__ = ["Call", "Ended", "Forks", "Log", "Process", "calls_of", "die", "die_at", "process", "row", "say"]

@@ -25,7 +25,7 @@ from milepost import (
 from milepost.errors import OptionError
 from milepost.executor.effects import Ask, Call, Drop, Hold, Write
 from milepost.graph.fork_run import fork
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.model.record import CHECKPOINT, FAILURE
 from milepost.store import Store, Token
 from milepost.testing import Crash, FakeClock, Stepper, crashtest

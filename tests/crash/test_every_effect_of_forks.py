@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, Reply, Retention, Retry, SQLiteStore
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.reducers import append, largest, total
 from milepost.store import Store
 from milepost.testing import crashtest

@@ -24,7 +24,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 
 
 class Bodies:

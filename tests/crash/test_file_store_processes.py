@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from milepost.errors import RunExistsError, StoreError
-from milepost.model.process import this_process
+from milepost.model.ids import this_process
 from milepost.store import Append, Release, Store, Token
 from milepost.stores.file import turns as file_turns
 from milepost.stores.file.store import FileStore

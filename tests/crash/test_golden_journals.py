@@ -24,7 +24,7 @@ import test_every_effect_of_steps
 from crashes_of_steps import play
 
 from milepost import FileStore, MemoryStore, PostgresStore, SQLiteStore, Store
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.testing import Crash, FakeClock, crashtest
 
 FOLDER = Path(__file__).parents[1] / "golden" / "journals"

@@ -32,7 +32,7 @@ from milepost import (
 from milepost.errors import StatementError
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Write
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.stores.postgres.store import PostgresStore
 from milepost.stores.url import open_store
 from milepost.testing import FakeClock, Stepper, crashtest

@@ -44,7 +44,7 @@ from milepost.errors import (
     WrongFlowError,
 )
 from milepost.events import CheckpointFailed
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.testing import StoreContract
 from milepost.testing.children import Child, forked
 from milepost.testing.contract.views import SeedContract

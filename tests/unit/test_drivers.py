@@ -17,8 +17,7 @@ from milepost.errors import NodeTimeoutError, StoreClosedError
 from milepost.executor.effects import Write
 from milepost.executor.start import start
 from milepost.graph.run import NodeRun
-from milepost.model.clock import SYSTEM
-from milepost.model.ids import new_nonce
+from milepost.model.ids import SYSTEM, new_nonce
 from milepost.options import Options
 from milepost.store import Release, Renewal, Token
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.testing import FakeClock
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from milepost.model.ids import this_process
 from milepost.model.info import Wait
-from milepost.model.process import this_process
 from milepost.model.ranges import is_live
 from milepost.model.record import Record
 from milepost.store import Append, Claim, Release, Token

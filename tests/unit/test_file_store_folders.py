@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from milepost.errors import CheckpointNotFoundError, RunExistsError, RunNotFoundError, StoreError, StoreVersionError
-from milepost.model.clock import SystemClock
+from milepost.model.ids import SystemClock, this_process
 from milepost.model.info import Wait
-from milepost.model.process import this_process
 from milepost.store import Append, Release, Store, Token
 from milepost.stores.base.fence import Row
 from milepost.stores.file.commit import RowText

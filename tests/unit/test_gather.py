@@ -15,7 +15,7 @@ from milepost.drivers.branches import Branches, merged
 from milepost.events import Emitted, Event
 from milepost.executor.context import Context, RunScope
 from milepost.executor.effects import Call, Emit, Gather, HoldOver, Outcome, Routine, Sleep, Write
-from milepost.model.clock import SYSTEM
+from milepost.model.ids import SYSTEM
 from milepost.model.record import make_record
 from milepost.store import Append, NewRun
 from milepost.stores.memory import MemoryStore

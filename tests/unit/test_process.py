@@ -9,8 +9,7 @@ import uuid
 
 import pytest
 
-from milepost.model.ids import new_nonce, new_run_id
-from milepost.model.process import is_gone, this_process
+from milepost.model.ids import is_gone, new_nonce, new_run_id, this_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of other processes")
 
@@ -30,7 +29,7 @@ def test_another_start_time_is_another_process() -> None:
 
 
 def test_a_process_that_has_ended_is_gone() -> None:
-    code = "import milepost.model.process as p; print(p.this_process().name, flush=True); input()"
+    code = "import milepost.model.ids as p; print(p.this_process().name, flush=True); input()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -70,7 +69,7 @@ def test_a_pid_that_never_was_is_gone() -> None:
 
 def test_a_forked_child_is_another_process() -> None:
     code = (
-        "import os, milepost.model.process as p\n"
+        "import os, milepost.model.ids as p\n"
         "before = p.this_process()\n"
         "if os.fork() == 0:\n"
         "    now = p.this_process()\n"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from milepost.model.process import this_process
+from milepost.model.ids import this_process
 from milepost.store import Append
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Transaction, WriteConflict

@@ -46,7 +46,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Ask, Routine
 from milepost.model.checkpoint_data import CheckpointData
-from milepost.model.clock import SYSTEM
+from milepost.model.ids import SYSTEM
 from milepost.model.record import CHECKPOINT, Record, parse_time
 from milepost.store import Append, Claim, Claimed, NewRun, RunSnapshot, Store, Token, Verdict, check_id, check_run_id
 from milepost.stores.base.fence import Row, intruded

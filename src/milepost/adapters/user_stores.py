@@ -38,8 +38,8 @@ from milepost.adapters.points import (
 )
 from milepost.errors import OptionError, RunExistsError, StoreError
 from milepost.model.checkpoint_data import CheckpointData
-from milepost.model.clock import SYSTEM, Clock
 from milepost.model.failure import describe, shown
+from milepost.model.ids import SYSTEM, Clock
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
 from milepost.store import (

@@ -22,8 +22,7 @@ from milepost.cli.text import to_json
 from milepost.drivers import SyncDriver
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
 from milepost.graph.fork_run import fork as forked
-from milepost.model.clock import SYSTEM
-from milepost.model.ids import new_run_id
+from milepost.model.ids import SYSTEM, new_run_id
 from milepost.model.info import Pruned, VerifyReport
 from milepost.store import Store
 from milepost.stores.url import open_store

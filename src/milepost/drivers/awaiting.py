@@ -30,9 +30,9 @@ from milepost.executor.effects import (
     Sleep,
     Write,
 )
-from milepost.model.clock import Clock
 from milepost.model.ends import error_of
 from milepost.model.hooks import Hook, surround
+from milepost.model.ids import Clock
 
 if TYPE_CHECKING:
     from milepost.model.events import Event

@@ -22,7 +22,6 @@ from milepost.executor.effects import (
     Hold,
     LeaseView,
 )
-from milepost.model.clock import Clock
 from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
@@ -35,6 +34,7 @@ from milepost.model.events import (
     WorkflowStarted,
 )
 from milepost.model.hooks import Hook, notify
+from milepost.model.ids import Clock
 from milepost.model.messages import sentence
 
 __all__ = [

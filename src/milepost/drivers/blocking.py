@@ -32,9 +32,9 @@ from milepost.executor.effects import (
     Sleep,
     Write,
 )
-from milepost.model.clock import Clock
 from milepost.model.events import Event
 from milepost.model.hooks import Hook
+from milepost.model.ids import Clock
 
 __all__ = ["SyncDriver"]
 

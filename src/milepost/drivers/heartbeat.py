@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from milepost.errors import StoreClosedError
-from milepost.model.clock import SYSTEM, Clock
+from milepost.model.ids import SYSTEM, Clock
 from milepost.store import Release, Store, Token
 
 __all__ = ["Heartbeat", "HeldLease", "heartbeat"]

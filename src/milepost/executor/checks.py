@@ -27,7 +27,7 @@ from milepost.executor.continuation import CONTINUE, refused
 from milepost.executor.flow import Flow, GraphWork, MapWork, StepFlow, Unit
 from milepost.executor.run import Run
 from milepost.model.checkpoint import read_envelope
-from milepost.model.process import describe_owner
+from milepost.model.ids import describe_owner
 from milepost.model.record import (
     Record,
     parse_time,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from milepost.executor.effects import LeaseView
-    from milepost.model.clock import Clock
+    from milepost.model.ids import Clock
     from milepost.store import Store
 
 __all__ = ["Context", "ContextElsewhere", "RunScope", "current", "current_context", "run_within"]

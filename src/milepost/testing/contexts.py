@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from milepost.executor.context import RunScope, current_context
-from milepost.model.clock import Clock
 from milepost.model.events import Event
+from milepost.model.ids import Clock
 from milepost.model.record import format_time
 from milepost.model.results import Outcome, SkipMarker, StepResult, StepType
 from milepost.store import Statement, Store

@@ -23,7 +23,7 @@ from milepost.executor.checks import ResumeRequest
 from milepost.executor.context import Context
 from milepost.executor.effects import Ask, Call, Effect, Write
 from milepost.executor.flow import Flow, StepFlow
-from milepost.model.clock import Clock
+from milepost.model.ids import Clock
 from milepost.model.record import CHECKPOINT, ROLLBACK, ROUTE
 from milepost.options import RunOptions, merge_options
 from milepost.store import Store, Token

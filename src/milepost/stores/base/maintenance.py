@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from milepost.errors import DeserializeStateError, RunExistsError
-from milepost.model.process import is_gone
+from milepost.model.ids import is_gone
 from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record
 from milepost.store import check_run_id
 from milepost.stores.base import fence

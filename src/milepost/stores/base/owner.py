@@ -28,8 +28,8 @@ from milepost.errors import (
     StoreClosedError,
     StoreError,
 )
+from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.info import RunFailure
-from milepost.model.process import describe_owner, is_gone, this_process
 from milepost.model.ranges import is_live
 from milepost.model.record import FAILURE, START, Record, format_time, make_record, new_record, packed
 from milepost.store import (

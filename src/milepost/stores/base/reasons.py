@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from milepost.model.process import describe_owner
+from milepost.model.ids import describe_owner
 from milepost.store import LeaseState
 from milepost.stores.base.fence import Row
 

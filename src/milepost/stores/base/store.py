@@ -22,7 +22,7 @@ from milepost.errors import (
     RunNotResumableError,
     SignalRefusedError,
 )
-from milepost.model.process import is_gone
+from milepost.model.ids import is_gone
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import Record, format_time, make_record
 from milepost.store import ENDED, MOST, Signal, StoreOptions, check_id, check_moment, check_number, check_run_id

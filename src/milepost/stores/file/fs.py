@@ -18,7 +18,7 @@ from contextlib import suppress
 from urllib.parse import quote, unquote
 
 from milepost.errors import StoreError
-from milepost.model.process import Process, is_gone, this_process
+from milepost.model.ids import Process, is_gone, this_process
 
 if sys.platform != "win32":
     import fcntl

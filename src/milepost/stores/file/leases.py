@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import suppress
 
-from milepost.model.clock import Clock, SystemClock
+from milepost.model.ids import Clock, SystemClock
 
 __all__ = ["Leases"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 import msgspec
 
 from milepost.errors import MilepostError, RunNotFoundError, StoreClosedError, StoreError, StoreVersionError
-from milepost.model.process import is_gone
+from milepost.model.ids import is_gone
 from milepost.model.record import Record
 from milepost.store import Append, Claimed, LeaseState, Renewal, RunRow, Signal, StoreOptions, Token, Verdict
 from milepost.stores.base import fence

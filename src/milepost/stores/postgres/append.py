@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from milepost.model.process import this_process
+from milepost.model.ids import this_process
 from milepost.model.record import Record
 from milepost.store import Append, Release, Renewal, Token
 from milepost.stores.base import fence

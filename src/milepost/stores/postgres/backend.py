@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import Any, TypeVar, Unpack
 
 from milepost.errors import StoreError
-from milepost.model.clock import SYSTEM
+from milepost.model.ids import SYSTEM
 from milepost.store import StoreOptions
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, WriteConflict

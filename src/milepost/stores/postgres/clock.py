@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from milepost.model.clock import SYSTEM
+from milepost.model.ids import SYSTEM
 from milepost.stores.postgres.connection import Link
 
 __all__ = ["ServerClock"]

@@ -19,8 +19,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from milepost.errors import StoreError
-from milepost.model.clock import SYSTEM
-from milepost.model.process import this_process
+from milepost.model.ids import SYSTEM, this_process
 from milepost.model.record import ZSTD, Record, compress, unpacked_limit
 from milepost.store import Append, Claim, Claimed, NewRun, Renewal, RunRow, StoreOptions, Token, Verdict
 from milepost.stores.base.fence import Row, TokenState

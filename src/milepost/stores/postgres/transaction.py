@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, get_args
 
-from milepost.model.process import is_gone, this_process
+from milepost.model.ids import is_gone, this_process
 from milepost.model.record import CHECKPOINT, Record, format_time
 from milepost.store import Signal, Statement, Status
 from milepost.stores.base.columns import entry_of, json_text, record_of, record_values, row_of, row_to_show

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from milepost.errors import InvalidIDError, OptionError, StoreError
-from milepost.model.process import this_process
+from milepost.model.ids import this_process
 from milepost.model.record import Record
 from milepost.store import Append, Renewal, StoreOptions, Token, Verdict, check_id, check_run_id
 from milepost.stores.base.deltas import SMALLEST

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from milepost.errors import RunNotFoundError
-from milepost.model.process import this_process
+from milepost.model.ids import this_process
 from milepost.model.record import FINISH, OWNER
 from milepost.store import Append, Release, Store, Token
 from milepost.testing.clock import FakeClock

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from milepost.errors import CheckpointNotFoundError, RunExistsError, RunNotFoundError
+from milepost.model.ids import this_process
 from milepost.model.info import Wait
-from milepost.model.process import this_process
 from milepost.model.ranges import Ranges
 from milepost.model.record import (
     CHECKPOINT,

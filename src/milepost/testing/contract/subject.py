@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from milepost.model.clock import SYSTEM, Clock
+from milepost.model.ids import SYSTEM, Clock
 from milepost.store import Store
 from milepost.testing.children import Child
 from milepost.testing.clock import FakeClock
@@ -47,7 +47,7 @@ class StoreUnderTest:
     """True if this system forks processes and freezes them."""
 
     sees_dead_processes: ClassVar[bool] = sys.platform == "linux"
-    """True if the end of an owner's process is noticed before its lease ends; see `milepost.model.process`."""
+    """True if the end of an owner's process is noticed before its lease ends; see `milepost.model.ids`."""
 
     runs_statements: ClassVar[bool] = False
     """True if an append may have statements. Then `query` reads what they wrote."""
