@@ -30,7 +30,7 @@ from milepost.executor.effects import (
     Sleep,
     Write,
 )
-from milepost.model.ends import error_of
+from milepost.model.failure import error_of
 from milepost.model.hooks import Hook, surround
 from milepost.model.ids import Clock
 

@@ -37,8 +37,7 @@ from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, ask
 from milepost.executor.resume import REFUSED
-from milepost.model.ends import is_cancellation
-from milepost.model.failure import describe, failure_fields
+from milepost.model.failure import describe, failure_fields, is_cancellation
 from milepost.model.ids import Clock
 from milepost.model.info import RunInfo
 from milepost.model.retry import as_seconds

@@ -16,7 +16,7 @@ from milepost.errors import AttemptTimedOut, StatementError
 from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Call, Routine, Sleep
 from milepost.executor.run import Run
-from milepost.model.ends import contained
+from milepost.model.failure import contained
 from milepost.model.retry import Retry
 from milepost.store import Statement
 

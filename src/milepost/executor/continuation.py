@@ -23,8 +23,7 @@ from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
-from milepost.model.ends import contained
-from milepost.model.failure import place
+from milepost.model.failure import contained, place
 from milepost.model.record import OWNER, Record
 from milepost.options import Options
 from milepost.store import RunRow

@@ -28,8 +28,7 @@ from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome
 from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.executor.renames import Renames
-from milepost.model.ends import is_cancellation
-from milepost.model.failure import describe, failure_fields, first_line
+from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
 from milepost.model.origin import Origin
 from milepost.model.record import FINISH, Record, format_time
 from milepost.model.reports import ResumeInfo

@@ -30,9 +30,8 @@ from milepost.executor.effects import Emit, Routine, Sleep, Write
 from milepost.executor.flow import Flow, WaitWork
 from milepost.executor.history import JournalHistory, PendingRecord, parent_of
 from milepost.executor.journal import NullJournal, ask
-from milepost.model.ends import contained
 from milepost.model.events import RunWaiting
-from milepost.model.failure import describe
+from milepost.model.failure import contained, describe
 from milepost.model.failure import place as say_where
 from milepost.model.record import REPLY, WAIT, as_posix, format_time, parse_time
 from milepost.options import Options

@@ -34,8 +34,7 @@ from milepost.executor.run import complete
 from milepost.executor.waits import Parked
 from milepost.graph.visits import updates_of
 from milepost.model.branch_path import way_to
-from milepost.model.ends import contained
-from milepost.model.failure import describe
+from milepost.model.failure import contained, describe
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from milepost.model.ends import contained, error_of
+from milepost.model.failure import contained, error_of
 
 if TYPE_CHECKING:
     from milepost.model.events import Event

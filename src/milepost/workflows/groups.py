@@ -33,8 +33,7 @@ from milepost.executor.run import bounded_gather
 from milepost.executor.waits import Waits
 from milepost.graph.nesting import decode_inside
 from milepost.graph.walker import Walker
-from milepost.model.ends import contained
-from milepost.model.failure import describe, place, shown
+from milepost.model.failure import contained, describe, place, shown
 from milepost.model.record import ITEMS, ROUTE
 from milepost.model.reports import RunResult
 from milepost.model.results import (

@@ -43,9 +43,17 @@ from milepost.executor.history import JournalHistory, PendingRecord
 from milepost.executor.journal import ask
 from milepost.executor.recording import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.run import Run, complete
-from milepost.model.ends import contained, error_of
 from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
-from milepost.model.failure import describe, failure_fields, first_line, place, recorded_step_error, shown
+from milepost.model.failure import (
+    contained,
+    describe,
+    error_of,
+    failure_fields,
+    first_line,
+    place,
+    recorded_step_error,
+    shown,
+)
 from milepost.model.origin import origins_of, source_of
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
