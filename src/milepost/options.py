@@ -11,8 +11,8 @@ import msgspec
 from msgspec.structs import force_setattr, replace
 
 from milepost.errors import OptionError
+from milepost.model.events import Hook
 from milepost.model.executors import ExecutorLike, checked_executor
-from milepost.model.hooks import Hook
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_tag

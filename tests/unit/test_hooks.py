@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from milepost.events import Emitted
-from milepost.model.hooks import notify, surround
+from milepost.model.events import notify, surround
 
 EVENT = Emitted(run_id="r", timestamp=1.0, node_id="a", name="n")
 

@@ -29,9 +29,9 @@ from milepost.model.events import (
     StepCompleted,
     StepStarted,
     WorkflowCompleted,
+    status_of,
 )
 from milepost.model.info import RunInfo
-from milepost.model.messages import status_of
 from milepost.model.record import CHECKPOINT, Record
 from milepost.views.events import line_of, progress_text, step_of, visit_of
 from milepost.views.status import RunView

@@ -30,8 +30,8 @@ from milepost.executor.effects import (
     Sleep,
     Write,
 )
+from milepost.model.events import Hook, surround
 from milepost.model.failure import error_of
-from milepost.model.hooks import Hook, surround
 from milepost.model.ids import Clock
 
 if TYPE_CHECKING:

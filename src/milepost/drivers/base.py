@@ -26,16 +26,17 @@ from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
     Event,
+    Hook,
     NodeOverdue,
     RunCompleted,
     RunStarted,
     RunWaiting,
     WorkflowCompleted,
     WorkflowStarted,
+    notify,
+    sentence,
 )
-from milepost.model.hooks import Hook, notify
 from milepost.model.ids import Clock
-from milepost.model.messages import sentence
 
 __all__ = [
     "GLANCE",

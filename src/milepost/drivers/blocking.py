@@ -32,8 +32,7 @@ from milepost.executor.effects import (
     Sleep,
     Write,
 )
-from milepost.model.events import Event
-from milepost.model.hooks import Hook
+from milepost.model.events import Event, Hook
 from milepost.model.ids import Clock
 
 __all__ = ["SyncDriver"]

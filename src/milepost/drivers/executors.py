@@ -35,9 +35,9 @@ from milepost.drivers.threads import Pending, Threads, threads
 from milepost.errors import MilepostError
 from milepost.executor.context import Context, current_context, run_within
 from milepost.executor.effects import Call
+from milepost.model.events import surround
 from milepost.model.executors import ExecutorLike
 from milepost.model.failure import describe, message_of, type_name
-from milepost.model.hooks import surround
 
 __all__ = ["ExecutorCall", "Pools", "Task", "pools"]
 

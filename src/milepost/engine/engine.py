@@ -18,7 +18,7 @@ from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
 from milepost.executor.signals import CancelOutcome, SignalOutcome
-from milepost.model.hooks import Hook
+from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.record import as_posix
 from milepost.model.reports import ResumePlan, RunResult

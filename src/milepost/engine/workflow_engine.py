@@ -19,8 +19,7 @@ from milepost.engine.authorize import Authorize
 from milepost.engine.engine import Engine
 from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended
 from milepost.executor.checks import ResumeRequest
-from milepost.model.events import Event, WorkflowCompleted
-from milepost.model.hooks import Hook
+from milepost.model.events import Event, Hook, WorkflowCompleted
 from milepost.model.ids import Clock
 from milepost.model.results import WorkflowResult
 from milepost.options import EngineOptions

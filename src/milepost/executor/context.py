@@ -17,9 +17,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 from milepost.errors import OptionError, RunCancelled, interruption
-from milepost.model.events import Emitted, Event, Progress
+from milepost.model.events import Emitted, Event, Progress, surround
 from milepost.model.failure import contained
-from milepost.model.hooks import surround
 from milepost.model.record import parse_time
 from milepost.store import Statement, check_tag
 

@@ -1,16 +1,14 @@
-"""The events of a run, as values that hooks and streams receive.
-
-An event reaches its consumer after the change that it reports is durable; only `Progress` and `Emitted` are live
-and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
-are decoded on access, so that an event whose state nobody reads costs no decoding.
-"""
+"""The events of a run, the hooks that receive them, and their sentences for the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from milepost.model.failure import contained, describe, error_of
 from milepost.model.reports import ResumeInfo, RunResult, plain_fields
 
 __all__ = [
@@ -19,6 +17,7 @@ __all__ = [
     "CheckpointSaved",
     "Emitted",
     "Event",
+    "Hook",
     "NodeCompleted",
     "NodeOverdue",
     "NodeStarted",
@@ -31,7 +30,18 @@ __all__ = [
     "StepStarted",
     "WorkflowCompleted",
     "WorkflowStarted",
+    "notify",
+    "sentence",
+    "status_of",
+    "surround",
 ]
+
+
+# -- The events of a run, as values that hooks and streams receive ---------------------------------
+#
+# An event reaches its consumer after the change that it reports is durable; only `Progress` and `Emitted` are live
+# and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
+# are decoded on access, so that an event whose state nobody reads costs no decoding.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +235,135 @@ class Emitted(Event):
     node_id: str
     name: str
     data: Any = None
+
+
+# -- Hooks: plain callables that get each event of a run -------------------------------------------
+#
+# A hook is called with one event, in the order of the journal. For `NodeStarted` it may return a context manager,
+# which then surrounds the call of the node. A hook that raises is logged and never changes the run.
+
+
+Hook = Callable[[Any], Any]
+
+logger = logging.getLogger("milepost")
+# A program that configures no logging hears nothing from a library; without this, warnings would go to stderr.
+logger.addHandler(logging.NullHandler())
+
+
+def notify(hooks: Sequence[Hook], event: Event) -> list[AbstractContextManager[Any]]:
+    """Call every hook with `event`, and return the context managers that they gave."""
+    around: list[AbstractContextManager[Any]] = []
+    for hook in hooks:
+        try:
+            answer = contained(hook, event)
+        except Exception:
+            logger.exception("hook %r failed at %s", hook, type(event).__name__, extra={"run_id": event.run_id})
+            continue
+        if isinstance(answer, AbstractContextManager):
+            around.append(answer)
+    return around
+
+
+@contextmanager
+def surround(around: Sequence[AbstractContextManager[Any]], run_id: str) -> Iterator[None]:
+    """Enter the context managers for the time of a call; log one that fails, and never let it change the call."""
+    with ExitStack() as stack:
+        for manager in around:
+            try:
+                contained(manager.__enter__)
+            except Exception:
+                logger.exception("context manager %r of a hook failed", manager, extra={"run_id": run_id})
+                continue
+            stack.push(_harmless_exit(manager, run_id))
+        yield
+
+
+def _harmless_exit(manager: AbstractContextManager[Any], run_id: str) -> Callable[..., bool]:
+    def leave(*exc_info: Any) -> bool:
+        try:
+            manager.__exit__(*exc_info)
+        except BaseException as exc:
+            # A generator-based manager raises the call's own exception again, which is being raised already.
+            if exc is not exc_info[1]:
+                if not isinstance(exc, Exception) and error_of(exc) is None:
+                    raise
+                logger.exception("context manager %r of a hook failed", manager, extra={"run_id": run_id})
+        return False
+
+    return leave
+
+
+# -- Events as sentences, for the log --------------------------------------------------------------
+
+
+def sentence(event: Event) -> str:
+    """Describe an event in one line."""
+    match event:
+        case RunStarted():
+            how = "starts"
+            if event.resumed is not None:
+                info = event.resumed
+                skipped = f" (skipped: {', '.join(info.skipped)})" if info.skipped else ""
+                how = f"goes on at {info.next_node!r} after record {info.sequence}{skipped}"
+            told = f"run {event.run_id!r} of flow {event.flow!r} {how}"
+        case WorkflowStarted():
+            told = f"run {event.run_id!r} of flow {event.workflow_name!r} {_workflow_begins(event)}"
+        case NodeStarted():
+            told = f"node {event.node_id!r} starts: visit {event.visit}, attempt {event.attempt}"
+        case NodeCompleted():
+            told = f"node {event.node_id!r} completed in {event.duration_ms:.1f} ms, next {event.next_node!r}"
+        case StepStarted():
+            told = f"{event.step_type} step {event.step_name!r} starts: visit {event.visit}, attempt {event.attempt}"
+        case StepCompleted():
+            told = f"{event.step_type} step {event.step_name!r} {event.outcome} in {event.duration_ms:.1f} ms"
+        case AttemptFailed():
+            then = "no further attempt" if event.retry_in is None else f"again in {event.retry_in:.1f} s"
+            told = f"attempt {event.attempt} of node {event.node_id!r} failed: {describe(event.error)}; {then}"
+        case CheckpointSaved():
+            told = f"checkpoint {event.sequence} of node {event.node_id!r} saved: {event.size} bytes"
+        case CheckpointFailed():
+            told = f"checkpoint of node {event.node_id!r} not saved ({event.op}): {describe(event.error)}"
+        case NodeOverdue():
+            told = f"node {event.node_id!r} goes on after its timeout; its result will be discarded"
+        case Progress():
+            total = f" of {event.total:g}" if event.total is not None else ""
+            told = f"node {event.node_id!r}: {event.done:g}{total} {event.message}".rstrip()
+        case Emitted():
+            told = f"node {event.node_id!r} tells {event.name!r}"
+        case RunWaiting():
+            what = "a time" if event.wait.signal is None else f"signal {event.wait.signal!r}"
+            until = "" if event.wait.wake_at is None else f" until {event.wait.wake_at.isoformat()}"
+            # The reason of a refusal quotes the payload, which belongs in the store and not in a log.
+            refused = "; the newest answer was refused" if event.reason else ""
+            told = f"waits at {event.wait.wait_id!r} for {what}{until}{refused}"
+        case RollbackCompleted():
+            failed = "" if event.error is None else f", and that failed: {describe(event.error)}"
+            told = f"step {event.step_name!r} is rolled back{failed}"
+        case RunCompleted() | WorkflowCompleted():
+            flow = event.flow if isinstance(event, RunCompleted) else event.workflow_name
+            why = f": {describe(event.error)}" if event.error is not None and status_of(event) != "waiting" else ""
+            told = f"run {event.run_id!r} of flow {flow!r} is {status_of(event)} after {event.total_duration_ms:.1f} ms{why}"
+        case _:
+            told = str(event)
+    names_run = isinstance(event, (RunStarted, RunCompleted, WorkflowStarted, WorkflowCompleted))
+    return told if names_run else f"run {event.run_id!r}: {told}"
+
+
+def status_of(event: RunCompleted | WorkflowCompleted) -> str:
+    """Return the status of the run at the end of a verb."""
+    if isinstance(event, RunCompleted):
+        return event.status
+    if event.result is not None:
+        return str(event.result.status)
+    return "finished" if event.success else "failed"
+
+
+def _workflow_begins(event: WorkflowStarted) -> str:
+    info = event.resumed
+    if info is None:
+        return "starts"
+    if info.already_completed:
+        return "has finished before"
+    where = "with its code" if info.next_node is None else f"at step {info.next_node!r}"
+    kept = f" (skipped: {len(info.skipped)})" if info.skipped else ""
+    return f"goes on {where} after record {info.sequence}{kept}"

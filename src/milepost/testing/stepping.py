@@ -31,7 +31,7 @@ from milepost.executor.effects import (
     Sleep,
     Write,
 )
-from milepost.model.hooks import Hook, surround
+from milepost.model.events import Hook, surround
 from milepost.store import Claimed, Token
 from milepost.testing.clock import FakeClock
 

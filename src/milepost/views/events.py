@@ -26,8 +26,8 @@ from milepost.model.events import (
     StepStarted,
     WorkflowCompleted,
     WorkflowStarted,
+    status_of,
 )
-from milepost.model.messages import status_of
 from milepost.model.record import FAILURE, FINISH, ROLLBACK, Record
 from milepost.model.reports import ResumeInfo
 from milepost.model.results import SkipMarker, StepResult
