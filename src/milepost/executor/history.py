@@ -18,7 +18,6 @@ from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import COUNTED_FAILURES, left_of_pause
 from milepost.executor.flow import END, REPLACED
 from milepost.executor.renames import Renames
-from milepost.model.branch_path import Segment, turnings, way_to
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
@@ -32,7 +31,10 @@ from milepost.model.record import (
     START,
     WAIT,
     Record,
+    Segment,
     StepHead,
+    turnings,
+    way_to,
 )
 
 if TYPE_CHECKING:

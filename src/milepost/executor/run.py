@@ -29,8 +29,7 @@ from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.executor.renames import Renames
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
-from milepost.model.origin import Origin
-from milepost.model.record import FINISH, Record, format_time
+from milepost.model.record import FINISH, Origin, Record, format_time
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
 from milepost.store import ENDED, Release, RunRow, RunSnapshot, Store

@@ -33,8 +33,8 @@ from milepost.executor.recording import perform
 from milepost.executor.run import complete
 from milepost.executor.waits import Parked
 from milepost.graph.visits import updates_of
-from milepost.model.branch_path import way_to
 from milepost.model.failure import contained, describe
+from milepost.model.record import way_to
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker

@@ -24,10 +24,8 @@ from milepost.executor.renames import Renames
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.graph.nesting import decode_inside
-from milepost.model.branch_path import turnings
-from milepost.model.origin import origins_of
 from milepost.model.ranges import Ranges, is_live, ranges_upto
-from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record
+from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record, origins_of, turnings
 from milepost.store import RunSnapshot, Store
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from typing import Any
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
 from milepost.executor.history import parent_of
-from milepost.model.branch_path import Segment, turnings, way_to
 from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges, is_live
@@ -36,7 +35,10 @@ from milepost.model.record import (
     START,
     WAIT,
     Record,
+    Segment,
     parse_time,
+    turnings,
+    way_to,
 )
 from milepost.store import ENDED
 

@@ -32,8 +32,7 @@ from milepost.graph.parallel import split
 from milepost.graph.visits import NodeVisit, ask_router
 from milepost.model.digests import Digests
 from milepost.model.failure import place, recorded_error
-from milepost.model.origin import source_of
-from milepost.model.record import CHECKPOINT, FAILURE, OWNER, Record, format_time, make_checkpoint
+from milepost.model.record import CHECKPOINT, FAILURE, OWNER, Record, format_time, make_checkpoint, source_of
 from milepost.store import Statement
 
 if TYPE_CHECKING:

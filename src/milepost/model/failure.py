@@ -23,7 +23,7 @@ from milepost.errors import (
     StepError,
     WorkflowError,
 )
-from milepost.model.branch_path import Segment, turnings
+from milepost.model.record import Segment, turnings
 
 if TYPE_CHECKING:
     from milepost.model.record import Record

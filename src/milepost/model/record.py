@@ -1,19 +1,11 @@
-"""One entry of a journal, as the core makes it and as stores keep it.
-
-An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`. A `Record` holds it in two
-parts: the header as JSON text, and the encoded state as bytes. Stores that can keep bytes keep the two apart;
-`envelope()` puts them together again, and gives the same text each time.
-
-A record from outside (`Store.save`) has no header of ours: a store keeps its bytes and gives them back unchanged.
-
-Nothing here reads a clock, a file or a network.
-"""
+"""One entry of a journal, as the core makes it and as stores keep it."""
 
 from __future__ import annotations
 
 import base64
 import functools
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -39,6 +31,7 @@ __all__ = [
     "END",
     "FAILURE",
     "FINISH",
+    "FORKED_FROM",
     "ITEMS",
     "OWNER",
     "REPLY",
@@ -49,7 +42,9 @@ __all__ = [
     "UNPACKED",
     "VERBATIM",
     "WAIT",
+    "Origin",
     "Record",
+    "Segment",
     "StepHead",
     "as_posix",
     "compress",
@@ -60,11 +55,57 @@ __all__ = [
     "make_record",
     "make_step",
     "new_record",
+    "origins_of",
     "packed",
     "parse_time",
+    "source_of",
     "step_head",
+    "turnings",
     "unpacked_limit",
+    "way_to",
 ]
+
+
+# The path to a branch of a fork, or to an item of a map, as records have it in their field `branch`.
+#
+# A path is a row of segments `fork#visit/branch`, the outermost first, so an inner path begins with the path that is
+# around it. Ids have no whitespace. They may have `#`, but a slash follows the number of a visit, and no branch id has
+# one.
+
+
+_TURNING = re.compile(r"/?(.+?)#(\d+)/([^/]*)")
+
+
+class Segment(NamedTuple):
+    """One segment of a path: a branch of a fork, or an item of a map. `outer` is the path before it."""
+
+    fork: str
+    visit: int
+    branch: str
+    outer: str
+
+
+def way_to(outer: str, fork: str, visit: int, branch: str) -> str:
+    """Give the path to `branch` of `fork` (its whole id), which is at the end of `outer` ("": it is in no branch)."""
+    turning = f"{fork}#{visit}/{branch}"
+    return f"{outer}/{turning}" if outer else turning
+
+
+def turnings(way: str) -> list[Segment]:
+    """Split a path into its segments, the outermost first; [] for a text that is no path."""
+    return [Segment(found[1], int(found[2]), found[3], way[: found.start()]) for found in _TURNING.finditer(way)]
+
+
+# -- One entry of a journal, as the core makes it and as stores keep it ----------------------------
+#
+# An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`. A `Record` holds it in two
+# parts: the header as JSON text, and the encoded state as bytes. Stores that can keep bytes keep the two apart;
+# `envelope()` puts them together again, and gives the same text each time.
+#
+# A record from outside (`Store.save`) has no header of ours: a store keeps its bytes and gives them back unchanged.
+#
+# Nothing here reads a clock, a file or a network.
+
 
 CHECKPOINT_VERSION: Literal[1] = 1
 
@@ -570,3 +611,40 @@ def parse_time(text: str) -> datetime:
         return moment.astimezone(UTC)
     except OverflowError as exc:
         raise ValueError(f"time {text!r} is outside the years 1 to 9999 in UTC") from exc
+
+
+# The origin of a forked run, from its start record: the run that it is a copy of, and the last record that was
+# copied.
+#
+# Copied visits keep the random numbers, UUIDs and keys that they drew in the run that made them. Later visits draw the
+# fork's own.
+
+
+FORKED_FROM = "milepost.forked_from"
+"""The tag of a fork: `<run id>#<sequence>` of its origin."""
+
+
+class Origin(NamedTuple):
+    """The run that a fork was made from, and the last of its records that was copied."""
+
+    run_id: str
+    sequence: int
+
+
+def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
+    """List the runs that a run was forked from, by its start record's fields: the nearest first, () for no fork."""
+    found = []
+    told = begun.get("origin")
+    while isinstance(told, Mapping):
+        found.append(Origin(str(told.get("run_id")), int(told.get("sequence") or 0)))
+        told = told.get("origin")
+    return tuple(found)
+
+
+def source_of(origins: tuple[Origin, ...], sequence: int) -> str | None:
+    """Return the id of the run that made the record numbered `sequence`; None: the run that has it made it itself."""
+    source = None
+    for origin in origins:
+        if sequence <= origin.sequence:
+            source = origin.run_id
+    return source

@@ -11,7 +11,6 @@ from typing import Any
 from milepost.errors import DeserializeStateError
 from milepost.executor.continuation import CONTINUE
 from milepost.model.checkpoint import read_envelope
-from milepost.model.origin import origins_of
 from milepost.model.ranges import is_live
 from milepost.model.record import (
     CHECKPOINT,
@@ -25,6 +24,7 @@ from milepost.model.record import (
     START,
     WAIT,
     Record,
+    origins_of,
     parse_time,
 )
 from milepost.store import Store

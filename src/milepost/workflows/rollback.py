@@ -21,8 +21,7 @@ from milepost.executor.history import PendingRecord
 from milepost.executor.recording import perform
 from milepost.model.events import RollbackCompleted
 from milepost.model.failure import describe, failure_fields
-from milepost.model.origin import source_of
-from milepost.model.record import ROLLBACK
+from milepost.model.record import ROLLBACK, source_of
 from milepost.model.results import RollbackError
 from milepost.model.retry import Retry
 from milepost.workflows.steps import Step, is_async

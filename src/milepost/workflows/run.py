@@ -54,8 +54,7 @@ from milepost.model.failure import (
     recorded_step_error,
     shown,
 )
-from milepost.model.origin import origins_of, source_of
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time, origins_of, source_of
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
 from milepost.options import Options
 from milepost.store import Release, RunRow, RunSnapshot, Statement, Store

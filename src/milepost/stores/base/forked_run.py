@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from milepost.model.origin import FORKED_FROM
 from milepost.model.ranges import ranges_of
-from milepost.model.record import OWNER, REPLY, START, Record, format_time, make_record
+from milepost.model.record import FORKED_FROM, OWNER, REPLY, START, Record, format_time, make_record
 from milepost.model.seal import Seals
 from milepost.store import RunRow, Signal
 from milepost.stores.base.export import lines_of

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from milepost.errors import CheckpointCorruptError
-from milepost.model.branch_path import turnings
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ITEMS, OWNER, ROLLBACK, ROUTE, WAIT, Record
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ITEMS, OWNER, ROLLBACK, ROUTE, WAIT, Record, turnings
 
 __all__ = ["CONSIDERED", "Trace", "surplus", "trace_of"]
 
