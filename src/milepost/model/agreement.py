@@ -9,7 +9,7 @@ __all__ = ["agreeing", "agreeing_back"]
 _FIRST = 64
 _FINEST = 1024
 """Size of the largest block in bytes in which the place of a difference is computed and not searched for."""
-_MOST = 256 * 1024
+_LARGEST_BLOCK = 256 * 1024
 """Bytes that are compared at once, at most."""
 
 
@@ -49,7 +49,7 @@ def _extent(most: int, agrees: Callable[[int, int], bool], differing: Callable[[
         step = min(step, most - same)
         if agrees(same, step):
             same += step
-            step = min(4 * step, _MOST)
+            step = min(4 * step, _LARGEST_BLOCK)
         elif step > _FINEST:
             step //= 4
         else:
