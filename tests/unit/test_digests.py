@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from milepost import END, Graph, MemoryStore, NodeError
 from milepost.codec.succession import Succession
-from milepost.model.agreement import agreeing, agreeing_back
-from milepost.model.digests import Digests
+from milepost.model.digests import Digests, agreeing, agreeing_back
 from milepost.model.record import CHECKPOINT, digest_of
 
 LARGE = bytes(random.Random(7).randrange(32, 127) for _ in range(200_000))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from milepost.errors import DeserializeStateError
-from milepost.model.agreement import agreeing, agreeing_back
+from milepost.model.digests import agreeing, agreeing_back
 from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record
 from milepost.store import Token
 from milepost.stores.base.fence import Row
