@@ -13,8 +13,8 @@ from milepost.model.info import Wait
 from milepost.model.record import Record
 from milepost.model.seal import Seals
 from milepost.store import Signal
+from milepost.stores.base.encryption import RecordCipher, keeper_of
 from milepost.stores.base.fence import Row
-from milepost.stores.base.record_cipher import RecordCipher, keeper_of
 
 GOLDEN = json.loads((Path(__file__).parent / "keyed" / "release_2.json").read_text(encoding="utf-8"))
 KEYS = {

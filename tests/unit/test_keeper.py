@@ -15,8 +15,8 @@ from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, ENCRYPTED, FAILURE, VERBATIM, Record, make_record
 from milepost.model.seal import Seals
 from milepost.store import Signal
+from milepost.stores.base.encryption import RecordCipher, keeper_of
 from milepost.stores.base.fence import Row
-from milepost.stores.base.record_cipher import RecordCipher, keeper_of
 from milepost.stores.base.transaction import note_of
 
 STAMP = "2026-01-01T00:00:00.000000Z"

@@ -15,7 +15,7 @@ from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, Mi
 from milepost.model.record import CHECKPOINT, START, VERBATIM, Record, make_record, packed
 from milepost.model.seal import Code, Seals
 from milepost.store import Store
-from milepost.stores.base.key_ring import KeyRing
+from milepost.stores.base.encryption import KeyRing
 from milepost.stores.memory import MemoryStore
 
 STAMP = "2026-01-01T00:00:00.000000Z"

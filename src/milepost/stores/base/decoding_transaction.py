@@ -15,8 +15,8 @@ from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
 from milepost.store import Signal, Statement
 from milepost.stores.base.deltas import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
+from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
-from milepost.stores.base.record_cipher import RecordCipher
 from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
 __all__ = ["DecodingTransaction"]
