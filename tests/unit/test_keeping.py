@@ -33,8 +33,7 @@ from milepost.model.record import (
 )
 from milepost.model.seal import Seals
 from milepost.store import Release, Store
-from milepost.stores.base.prune import PruneRequest
-from milepost.stores.base.retention import Trace, surplus, trace_of
+from milepost.stores.base.prune import PruneRequest, Trace, surplus, trace_of
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
 
