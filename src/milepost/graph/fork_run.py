@@ -30,7 +30,7 @@ from milepost.model.info import VerifyReport
 from milepost.model.ranges import ranges_of
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
 from milepost.store import RunSnapshot, Signal, Store, check_id, check_run_id
-from milepost.stores.base.forked_run import Prefix, lines_of_fork, unexplained_gaps
+from milepost.stores.base.export import Prefix, lines_of_fork, unexplained_gaps
 
 __all__ = ["fork"]
 

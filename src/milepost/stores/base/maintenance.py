@@ -19,8 +19,8 @@ from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record
 from milepost.store import check_run_id
 from milepost.stores.base import fence
 from milepost.stores.base.deltas import Base, chained
+from milepost.stores.base.export import Gaps
 from milepost.stores.base.fence import Row
-from milepost.stores.base.gaps import Gaps
 from milepost.stores.base.prune import Pruning
 from milepost.stores.base.transaction import DamagedRow, Note, Transaction, seal_of
 
