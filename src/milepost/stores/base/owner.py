@@ -55,9 +55,8 @@ from milepost.stores.base import fence
 from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.deltas import SMALLEST, Base, Bases
 from milepost.stores.base.encryption import keeper_of
-from milepost.stores.base.fence import Row, TokenState
+from milepost.stores.base.fence import Row, TokenState, why
 from milepost.stores.base.process_fork import watch
-from milepost.stores.base.reasons import why
 from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict, seal_of
 
 __all__ = ["OwnerStore", "has_statements"]
