@@ -19,8 +19,8 @@ from milepost.model.ids import this_process
 from milepost.model.record import Record
 from milepost.store import Append, Release, Renewal, Token
 from milepost.stores.base import fence
-from milepost.stores.base.columns import record_values
 from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import record_values
 from milepost.stores.postgres.connection import Frequent, Link, pack_int
 from milepost.stores.postgres.statements import ROW_NAMES, Tables, columns_of_row
 

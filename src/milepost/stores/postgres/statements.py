@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from milepost.stores.base.columns import row_values
 from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import row_values
 from milepost.stores.postgres.driver import sql
 
 __all__ = [

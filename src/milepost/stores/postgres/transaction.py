@@ -14,9 +14,21 @@ from typing import Any, get_args
 from milepost.model.ids import is_gone, this_process
 from milepost.model.record import CHECKPOINT, Record, format_time
 from milepost.store import Signal, Statement, Status
-from milepost.stores.base.columns import entry_of, json_text, record_of, record_values, row_of, row_to_show
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction, WriteConflict
+from milepost.stores.base.transaction import (
+    DamagedRow,
+    Note,
+    RecordEntry,
+    StatusCount,
+    Transaction,
+    WriteConflict,
+    entry_of,
+    json_text,
+    record_of,
+    record_values,
+    row_of,
+    row_to_show,
+)
 from milepost.stores.postgres import user_statements as postgres_user_statements
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
 from milepost.stores.postgres.driver import psycopg

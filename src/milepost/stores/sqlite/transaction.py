@@ -13,7 +13,13 @@ from typing import Any, get_args
 
 from milepost.model.record import Record, format_time
 from milepost.store import Signal, Statement, Status, Token
-from milepost.stores.base.columns import (
+from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import (
+    DamagedRow,
+    Note,
+    RecordEntry,
+    StatusCount,
+    Transaction,
     damaged_row,
     entry_of,
     json_text,
@@ -23,8 +29,6 @@ from milepost.stores.base.columns import (
     row_to_show,
     row_values,
 )
-from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction
 
 __all__ = ["SQLTransaction"]
 
