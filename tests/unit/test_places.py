@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from milepost.errors import StoreError
-from milepost.stores.file.paths import below, place_of
+from milepost.stores.file.fs import below, place_of
 
 PLAIN = ["r", "o-17", "2025-12-20_a.b", "0", "a" * 100, "a..b", "conx", "com", "nul-1", "parse.json"]
 RESERVED = ["con", "nul", "aux.json", "com1", "lpt9.a.b", "prn."]

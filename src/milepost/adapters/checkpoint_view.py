@@ -54,8 +54,7 @@ from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, note_of
-from milepost.stores.file.fs import Files
-from milepost.stores.file.paths import below, place_of
+from milepost.stores.file.fs import Files, below, place_of
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 

@@ -17,9 +17,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from milepost.stores.base.transaction import DamagedRow
-from milepost.stores.file.fs import lock
+from milepost.stores.file.fs import lock, place_of
 from milepost.stores.file.log import JOURNAL, damaged_pointer, read_pointer
-from milepost.stores.file.paths import place_of
 
 __all__ = ["Catalogue", "Listed"]
 

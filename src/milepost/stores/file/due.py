@@ -19,8 +19,8 @@ from typing import NamedTuple
 from milepost.stores.base.fence import Row
 from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.file.commit import ONE_FILE
+from milepost.stores.file.fs import below, place_of
 from milepost.stores.file.log import read_pointer
-from milepost.stores.file.paths import below, place_of
 
 __all__ = ["Due", "Marker", "may_be_due"]
 

@@ -1,29 +1,85 @@
-"""File system operations of a file store: new files that are durable before anybody sees them, and put if absent.
-
-A file is written under a name of its process in a folder for such files, and synced to the disk. Only then `os.link`
-gives it its place, which fails if the place is taken. Files that a dead process left behind are swept later; a file
-that a living process is writing never is.
-"""
+"""Files and folders: names, writes that survive a power loss, and locks."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import os
 import re
+import secrets
 import shutil
 import sys
+import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 from milepost.errors import StoreError
-from milepost.model.ids import Process, is_gone, this_process
+from milepost.model.ids import Clock, Process, SystemClock, is_gone, this_process
+from milepost.stores.base.transaction import WriteConflict
+
+__all__ = ["Attempts", "Files", "Leases", "Locks", "below", "exists", "lock", "open_to_read", "place_of", "take_away"]
+
+
+# -- File names for ids, and paths that stay below their root --------------------------------------
+#
+# An ordinary id is its own file name, so that people can read a folder. Any other is replaced by its percent form and a
+# part of its digest. Two ids never share a name, even on file systems that fold case, and the exact id is in the file's
+# content. Nothing here touches a file.
+
+
+_LONGEST = 100
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_RESERVED = frozenset(
+    {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789")}
+)
+"""Names that Windows takes for a device, whatever extension follows.
+
+Source: https://learn.microsoft.com/windows/win32/fileio/naming-a-file
+"""
+
+
+def place_of(id: str) -> str:
+    """Return the file name, without extension, that stands for `id`. Equal ids have the same
+    name, different ids never do."""
+    if _PLAIN.fullmatch(id) and len(id) <= _LONGEST and not id.endswith(".") and not _is_reserved(id):
+        return id
+    form = quote(id, safe="")
+    if form.startswith(".") or _is_reserved(form):
+        form = f"%{ord(form[0]):02X}{form[1:]}"
+    return f"{form[:_LONGEST]}~{hashlib.sha256(id.encode()).hexdigest()[:16]}"
+
+
+def below(root: Path, *names: str) -> Path:
+    """Return the path of `names`, one component each, below `root`. Raise `StoreError` if one
+    of them leads anywhere else."""
+    for name in names:
+        if name in {"", ".", ".."} or any(letter in name for letter in "/\\:\0"):
+            raise StoreError(
+                f"{name!r} names no file below {root}: what names it was changed; restore it from a copy",
+                store=str(root),
+                op="open",
+            )
+    return root.joinpath(*names)
+
+
+def _is_reserved(name: str) -> bool:
+    return name.partition(".")[0].lower() in _RESERVED
+
+
+# File system operations of a file store: new files that are durable before anybody sees them, and put if
+# absent.
+#
+# A file is written under a name of its process in a folder for such files, and synced to the disk. Only then `os.link`
+# gives it its place, which fails if the place is taken. Files that a dead process left behind are swept later; a file
+# that a living process is writing never is.
+
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Files", "exists", "lock", "open_to_read", "take_away"]
 
 _STALE = 3600.0
 """Seconds after which a file counts as left behind if its process is unknown."""
@@ -185,3 +241,134 @@ def lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# -- Leases as the times of small files: one for each token, touched at each renewal ---------------
+#
+# A renewal is no commit, and takes one call. If the store uses the machine's clock, the times are the file system's own,
+# so that machines whose clocks differ agree on them.
+
+
+_MEASURED = 10.0
+"""Seconds for which a measured difference between the two clocks is used."""
+_SAME = 0.1
+"""Seconds within which the two clocks count as one: a file system's time goes by ticks, and its answer takes a while."""
+
+
+class Leases:
+    """The lease files of a store. `probe` is a file that is touched to read the file system's time."""
+
+    def __init__(self, clock: Clock, probe: str) -> None:
+        self._clock = clock
+        self._has_machine_time = isinstance(clock, SystemClock)
+        self._probe = probe
+        self._ahead = 0.0
+        self._measured_at = float("-inf")
+
+    @property
+    def slack(self) -> float:
+        """Seconds by which a renewal may seem to lie ahead and still count as now: times are read one after another."""
+        return 1.0 if self._has_machine_time else 1e-5
+
+    def path(self, folder: str, epoch: int) -> str:
+        """Return the file of a token. A run has one token per epoch."""
+        return f"{folder}/lease-{epoch}"
+
+    def renew(self, path: str) -> None:
+        """Begin a lease, or renew it."""
+        try:
+            self._touch(path)
+        except FileNotFoundError:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            self._touch(path)
+
+    def renewed_at(self, path: str) -> float | None:
+        """Return when a lease was last renewed, in POSIX seconds of the store's clock; None if there is no such file."""
+        try:
+            moment = os.stat(path).st_mtime_ns
+        except FileNotFoundError:
+            return None
+        return round(moment / 1000) / 1e6 - self._difference()
+
+    def _touch(self, path: str) -> None:
+        if self._has_machine_time:
+            os.utime(path)
+        else:
+            moment = round(self._clock.time() * 1e6) * 1000
+            os.utime(path, ns=(moment, moment))
+
+    def _difference(self) -> float:
+        """Return the seconds by which the file system's time is ahead of this machine's."""
+        if not self._has_machine_time:
+            return 0.0
+        now = time.monotonic()
+        if now - self._measured_at > _MEASURED:
+            self._measured_at = now
+            with suppress(OSError):
+                self.renew(self._probe)
+                ahead = os.stat(self._probe).st_mtime_ns / 1e9 - self._clock.time()
+                self._ahead = 0.0 if abs(ahead) < _SAME else ahead
+        return self._ahead
+
+
+# -- The order of writers to a run: threads of a process go one after another, processes try again -
+
+
+_PATIENCE = 10.0
+"""Seconds for which a change is tried again while others are faster."""
+_PAUSE = 0.004
+"""Longest pause in seconds before another try. Pauses make writers that collide fall out of step."""
+
+
+class Locks:
+    """A lock for each run that a thread of this process writes to."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    def acquire(self, run_id: str) -> None:
+        """Wait until no other thread has the run's lock, and take it."""
+        with self._guard:
+            lock, users = self._locks.get(run_id) or (threading.Lock(), 0)
+            self._locks[run_id] = (lock, users + 1)
+        try:
+            lock.acquire()
+        except BaseException:
+            self._leave(run_id)
+            raise
+
+    def release(self, run_id: str) -> None:
+        """Release the run's lock."""
+        self._locks[run_id][0].release()
+        self._leave(run_id)
+
+    def _leave(self, run_id: str) -> None:
+        with self._guard:
+            lock, users = self._locks.pop(run_id)
+            if users > 1:
+                self._locks[run_id] = (lock, users - 1)
+
+
+class Attempts:
+    """The tries of a change that others keep overtaking."""
+
+    def __init__(self, place: str, op: str) -> None:
+        self._place = place
+        self._op = op
+        self._number = 0
+        self._deadline = 0.0
+
+    def wait(self, overtaken: WriteConflict) -> None:
+        """Pause before the next try. Raise StoreError if there were enough."""
+        self._number += 1
+        now = time.monotonic()
+        self._deadline = self._deadline or now + _PATIENCE
+        if now > self._deadline:
+            raise StoreError(
+                f"the store {self._place} could not {self._op.replace('_', ' ')}: others were faster {self._number} times "
+                f"in a row: try again",
+                store=self._place,
+                op=self._op,
+            ) from overtaken
+        time.sleep(secrets.randbelow(1000) / 1000 * _PAUSE)

@@ -17,9 +17,8 @@ import msgspec
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import DamagedRow, NewerRow
 from milepost.stores.file.commit import ONE_FILE, VERSION, Commit, Damaged, Depth, Header, RowText, load, row_of
-from milepost.stores.file.fs import exists, open_to_read
+from milepost.stores.file.fs import below, exists, open_to_read, place_of
 from milepost.stores.file.index import Index
-from milepost.stores.file.paths import below, place_of
 
 __all__ = ["FOLDER", "JOURNAL", "Log", "Logs", "Pointer", "Tail", "damaged_pointer", "read_pointer"]
 

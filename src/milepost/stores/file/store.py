@@ -32,11 +32,9 @@ from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConfl
 from milepost.stores.file.catalogue import Catalogue
 from milepost.stores.file.commit import ONE_FILE, VERSION
 from milepost.stores.file.due import Due
-from milepost.stores.file.fs import Files
-from milepost.stores.file.leases import Leases
+from milepost.stores.file.fs import Attempts, Files, Leases, Locks
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction
-from milepost.stores.file.turns import Attempts, Locks
 from milepost.stores.file.write import Change, StoreParts, write
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from milepost.stores.base.transaction import Note
 from milepost.stores.file.catalogue import Catalogue
 from milepost.stores.file.commit import VERSION, Damaged, Header, Lines, encode, text_of
 from milepost.stores.file.due import Due, may_be_due
-from milepost.stores.file.fs import Files, take_away
-from milepost.stores.file.leases import Leases
+from milepost.stores.file.fs import Files, Leases, take_away
 from milepost.stores.file.log import FOLDER, JOURNAL, Log, Logs, Pointer, Tail
 
 __all__ = ["Change", "Removal", "StoreParts", "bury", "joined", "raze", "write"]
