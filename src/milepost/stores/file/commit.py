@@ -1,16 +1,11 @@
-"""The format of a commit of a run, a file that people can read: a line of JSON for the whole,
-then a line for each record.
-
-The first line has the run's row after this commit, the place of each record in the lines below, and where to look for
-earlier records. A record's line is its envelope. Readers go by lengths and search for nothing: content that is no line
-of JSON (packed or encrypted states, bytes saved from outside) is base64, and is read back byte for byte.
-"""
+"""One commit: the bytes of a write, and the proof that they are whole."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import errno
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -25,7 +20,6 @@ from milepost.store import MOST, Count, Signal, Status
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import NewerRow, Note, RecordEntry
 from milepost.stores.file.fs import open_to_read
-from milepost.stores.file.sums import is_whole, summed
 
 __all__ = [
     "VERSION",
@@ -38,10 +32,39 @@ __all__ = [
     "PlacedSignal",
     "RowText",
     "encode",
+    "is_whole",
     "load",
     "row_of",
+    "summed",
     "text_of",
 ]
+
+
+# A checksum as the last field of a line of JSON, so that a changed bit is noticed. It is no protection against
+# malice.
+
+
+_DIGITS = 16
+_LENGTH = len(b',"sum":""}') + _DIGITS
+
+
+def summed(text: bytes) -> bytes:
+    """Add a checksum to `text`, a JSON object."""
+    body = text[:-1]
+    return b'%s,"sum":"%s"}' % (body, hashlib.sha256(body).hexdigest()[:_DIGITS].encode())
+
+
+def is_whole(line: bytes) -> bool:
+    """Return whether `line` is unchanged since `summed` returned it."""
+    return line == summed(line[:-_LENGTH] + b"}")
+
+
+# -- The format of a commit of a run, a file that people can read: a line of JSON for the whole, ---
+#
+# The first line has the run's row after this commit, the place of each record in the lines below, and where to look for
+# earlier records. A record's line is its envelope. Readers go by lengths and search for nothing: content that is no line
+# of JSON (packed or encrypted states, bytes saved from outside) is base64, and is read back byte for byte.
+
 
 VERSION = 1
 """The version of the files. Readers refuse a higher one."""

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from milepost.stores.file.commit import Commit, Damaged, Header
-from milepost.stores.file.sums import is_whole, summed
+from milepost.stores.file.commit import Commit, Damaged, Header, is_whole, summed
 
 __all__ = ["Index", "Sought"]
 
