@@ -14,8 +14,7 @@ from milepost.model.record import CHECKPOINT, Record
 from milepost.store import Signal
 from milepost.stores.base.transaction import RecordEntry
 from milepost.stores.file.commit import Commit, Damaged, Depth, Header, Placed, RowText
-from milepost.stores.file.index import Sought
-from milepost.stores.file.log import Log, Tail
+from milepost.stores.file.log import Log, Sought, Tail
 
 __all__ = ["CHECKPOINTS", "History", "RecordLocation"]
 

@@ -24,8 +24,7 @@ from milepost.stores.file.catalogue import Listed
 from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import exists, lock
 from milepost.stores.file.history import CHECKPOINTS, History, RecordLocation
-from milepost.stores.file.index import Sought
-from milepost.stores.file.log import JOURNAL, Log, Tail
+from milepost.stores.file.log import JOURNAL, Log, Sought, Tail
 from milepost.stores.file.write import Change, Removal, StoreParts, bury, joined, raze, write
 
 __all__ = ["FileTransaction"]
