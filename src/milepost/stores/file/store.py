@@ -29,9 +29,8 @@ from milepost.stores.base.folders import make_folders
 from milepost.stores.base.owner import IsGone
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConflict
-from milepost.stores.file.catalogue import Catalogue
+from milepost.stores.file.catalogue import Catalogue, Due
 from milepost.stores.file.commit import ONE_FILE, VERSION
-from milepost.stores.file.due import Due
 from milepost.stores.file.fs import Attempts, Files, Leases, Locks
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction

@@ -21,9 +21,8 @@ from milepost.store import Signal
 from milepost.stores.base.fence import Row
 from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.base.transaction import Note
-from milepost.stores.file.catalogue import Catalogue
+from milepost.stores.file.catalogue import Catalogue, Due, may_be_due
 from milepost.stores.file.commit import VERSION, Damaged, Header, Lines, encode, text_of
-from milepost.stores.file.due import Due, may_be_due
 from milepost.stores.file.fs import Files, Leases, take_away
 from milepost.stores.file.log import FOLDER, JOURNAL, Log, Logs, Pointer, Tail
 
