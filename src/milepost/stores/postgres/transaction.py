@@ -32,7 +32,6 @@ from milepost.stores.base.transaction import (
 from milepost.stores.postgres import user_statements as postgres_user_statements
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
 from milepost.stores.postgres.driver import psycopg
-from milepost.stores.postgres.pages import page_of
 from milepost.stores.postgres.statements import (
     BY_NODE,
     BY_NUMBER,
@@ -59,6 +58,7 @@ from milepost.stores.postgres.statements import (
     UPDATE_ROW,
     Tables,
     columns_of_row,
+    page_of,
 )
 
 __all__ = ["PostgresTransaction"]
