@@ -1,11 +1,4 @@
-"""The most frequent statements of a store: one append, many appends, renewals.
-
-Each is one round trip and one commit. None waits for a lock: a row that somebody else has locked counts as unusual, and
-an unusual append is judged in a transaction under the row's lock. So a stuck row holds up nobody but its own run.
-
-An append reads the token `FOR SHARE`. A weaker lock, or none, would let a claim commit between the check of the token
-and the end of the append, and two owners' writes would count.
-"""
+"""Appends: one record, a batch, and the creation of a run."""
 
 from __future__ import annotations
 
@@ -20,11 +13,22 @@ from milepost.model.record import Record
 from milepost.store import Append, Release, Renewal, Token
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import record_values
-from milepost.stores.postgres.connection import Frequent, Link, pack_int
+from milepost.stores.base.transaction import Note, WriteConflict, record_values
+from milepost.stores.postgres.connection import Frequent, Link, Preparing, pack_int
 from milepost.stores.postgres.statements import ROW_NAMES, Tables, columns_of_row
+from milepost.stores.postgres.transaction import PostgresTransaction
 
-__all__ = ["Appends", "is_ordinary"]
+__all__ = ["Appends", "Creation", "is_ordinary"]
+
+
+# -- The most frequent statements of a store: one append, many appends, renewals -------------------
+#
+# Each is one round trip and one commit. None waits for a lock: a row that somebody else has locked counts as unusual, and
+# an unusual append is judged in a transaction under the row's lock. So a stuck row holds up nobody but its own run.
+#
+# An append reads the token `FOR SHARE`. A weaker lock, or none, would let a claim commit between the check of the token
+# and the end of the append, and two owners' writes would count.
+
 
 # Nothing is inserted unless the token is current, no cancel is open, and nobody has locked the row.
 _NEXT = """
@@ -269,3 +273,34 @@ def _released(
         values["status"], values["reason"], now, values["wake_at"], values["waiting"], values["degraded"], values["missed"],
         newest,
     )  # fmt: skip
+
+
+# -- The creation of a run in one statement instead of a transaction of five -----------------------
+
+
+class Creation(PostgresTransaction):
+    """A substitute for a transaction that creates a run, which most likely does not exist.
+
+    `row` says that there is none, and `insert` writes the row together with the start record. It raises `WriteConflict`
+    if the run exists after all.
+    """
+
+    def __init__(self, link: Link, tables: Tables, preparing: Preparing, appends: Appends) -> None:
+        super().__init__(link, tables, preparing, lambda: None, list, is_write=True)
+        self._link = link
+        self._appends = appends
+        self._row_to_add: Row | None = None
+
+    def row(self, run_id: str) -> Row | None:
+        return None
+
+    def add_row(self, row: Row) -> None:
+        self._row_to_add = row
+
+    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+        (record,) = records
+        assert self._row_to_add is not None
+        number = self._appends.create(self._link, self._row_to_add, record)
+        if number is None:
+            raise WriteConflict
+        self._numbers[run_id] = number

@@ -26,10 +26,9 @@ from milepost.stores.base.fence import Row, TokenState
 from milepost.stores.base.group_commit import GroupCommit
 from milepost.stores.base.owner import has_statements
 from milepost.stores.base.transaction import Transaction, WriteConflict
-from milepost.stores.postgres.append import Appends, is_ordinary
+from milepost.stores.postgres.append import Appends, Creation, is_ordinary
 from milepost.stores.postgres.backend import UNDONE, OutcomeUnknown, PostgresMedium
 from milepost.stores.postgres.connection import Link
-from milepost.stores.postgres.creation import Creation
 from milepost.stores.postgres.driver import psycopg
 from milepost.stores.postgres.schema import SCHEMA
 
