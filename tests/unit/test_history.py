@@ -8,8 +8,8 @@ import pytest
 
 from milepost import StepError, WorkflowError
 from milepost.errors import CheckpointCorruptError, NoBranchMatchedError
+from milepost.executor.flow import Renames
 from milepost.executor.history import JournalHistory, StepRecord, parent_of
-from milepost.executor.renames import Renames
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
     CHECKPOINT,

@@ -16,8 +16,7 @@ import msgspec
 from milepost.errors import CheckpointCorruptError
 from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import COUNTED_FAILURES, left_of_pause
-from milepost.executor.flow import END, REPLACED
-from milepost.executor.renames import Renames
+from milepost.executor.flow import END, REPLACED, Renames
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,

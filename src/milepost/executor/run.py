@@ -25,9 +25,8 @@ from milepost.errors import (
 )
 from milepost.executor.context import RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
-from milepost.executor.flow import Flow
+from milepost.executor.flow import Flow, Renames
 from milepost.executor.journal import Drained, Journal, NullJournal
-from milepost.executor.renames import Renames
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
 from milepost.model.record import FINISH, Origin, Record, format_time
 from milepost.model.reports import ResumeInfo

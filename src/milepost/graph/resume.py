@@ -17,10 +17,9 @@ from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.effects import Routine
-from milepost.executor.flow import END
+from milepost.executor.flow import END, Renames
 from milepost.executor.history import JournalHistory, parent_of
 from milepost.executor.journal import ask
-from milepost.executor.renames import Renames
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.graph.nesting import decode_inside

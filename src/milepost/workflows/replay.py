@@ -21,9 +21,9 @@ from milepost.errors import (
 from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
 from milepost.executor.effects import Ready, Routine
+from milepost.executor.flow import Renames
 from milepost.executor.history import JournalHistory, StepRecord
 from milepost.executor.journal import ask
-from milepost.executor.renames import Renames
 from milepost.graph.resume import check_live, cut_short
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges, is_live, ranges_upto
