@@ -1,48 +1,316 @@
-"""Going on with a run: the routines behind resume, resume_from, retry, plan_resume and new turns.
-
-Each has the same sequence: look (read where the run stands; its status or lease may refuse), examine (verify, decode,
-compare with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also
-records the override), go. A refusal before the fence changes nothing. If the journal has grown between look and fence,
-the sequence begins again. A takeover fences first.
-"""
+"""Resume: the claim of a run, its corrections, and the way on from where it stands."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import iscoroutinefunction
 from typing import Any, cast
+
+import msgspec
 
 from milepost.errors import (
     MilepostError,
     NoCheckpointFoundError,
+    OptionError,
     RunSuspended,
     RunTimeoutError,
+    SerializeStateError,
+    StateTypeError,
     StateValidationError,
     StoreClosedError,
     StoreError,
 )
-from milepost.executor.amendment import amended, check_branch
+from milepost.executor import journal
 from milepost.executor.checks import (
     Amendment,
     ResumeRequest,
     locked,
+    not_resumable,
     refused_by_status,
 )
-from milepost.executor.claim import as_before, take, take_over
 from milepost.executor.context import current_context
 from milepost.executor.continuation import CONTINUE, open_turn
 from milepost.executor.effects import Call, Hold, Routine, Sleep
-from milepost.executor.flow import GraphFlow
+from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
+from milepost.executor.history import JournalHistory, StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run, pause_after
-from milepost.model.failure import describe, first_line, message_of
-from milepost.model.record import OWNER, Record
+from milepost.model.failure import describe, first_line, message_of, place
+from milepost.model.info import RunInfo
+from milepost.model.record import FINISH, OWNER, Record, format_time, make_record
 from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.options import without_amendments
-from milepost.store import Release, RunRow, RunSnapshot, Token
+from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Token
 
-__all__ = ["REFUSED", "await_change", "await_due", "make_ready", "plan", "resume", "resume_claimed"]
+__all__ = [
+    "REFUSED",
+    "amended",
+    "as_before",
+    "await_change",
+    "await_due",
+    "check_branch",
+    "make_ready",
+    "plan",
+    "resume",
+    "resume_claimed",
+    "take",
+    "take_over",
+]
+
+
+# -- Taking a run that exists: its owner record fences off every owner before ----------------------
+#
+# One write changes the owner, records the override and says which records count from now on. `take` writes it when all
+# checks have passed; `take_over` writes it first, to take the run from an owner that is alive.
+
+
+def take(
+    run: Run,
+    wish: ResumeRequest,
+    found: Any,
+    amendment: Amendment | None,
+    nonces: Callable[[], str],
+    *,
+    is_end: bool = False,
+) -> Routine[bool]:
+    """Take the run; return False if its journal has grown meanwhile. The owner record holds the amendment.
+
+    `is_end`: the run has finished, and ends once more in the same write, with the amended state; nobody owns it then.
+
+    If another owner came first, raises `RunLockedError`, or returns False with on_locked="wait". Raises
+    `RunNotResumableError` if too many owners died.
+    """
+    row, options = found.row, run.options
+    crashed = row.lease == "ended"
+    epoch, sequence = row.epoch + 1, found.newest + 1
+    live = (*found.live, ("", sequence, None)) if found.live is not None else None
+    entered = yield from _entered(run) if found.live is not None else _nothing()
+    now = format_time(options.clock.time())
+    inside: Record | None = getattr(found, "at", None)
+    reroute: bool | None = getattr(found, "reroute", None)
+    updates = None
+    if amendment is not None and amendment.updates is not None and inside is not None:
+        updates = msgspec.Raw(amendment.updates)
+    record = make_record(
+        run.run_id,
+        sequence,
+        now,
+        OWNER,
+        *entered,
+        state=None if amendment is None else amendment.data,
+        fields={
+            "verb": wish.verb,
+            "from": found.point.sequence,
+            "entry": run.flow.entry if wish.verb == CONTINUE else None,
+            "overrides": inside.sequence if inside is not None and (amendment or reroute is not None) else None,
+            "updates": updates,
+            "reroute": reroute,
+            "epoch": epoch,
+            "crashed": crashed or None,
+            "live": None if live is None else [list(r) for r in live],
+            "reason": "the owner before it was gone" if crashed else None,
+            "renames": run.renames.told(sequence),
+        },
+        compressing=bool(options.compress),
+    )
+    finish = None
+    if is_end:
+        end = {"status": "finished", "result": found.point.sequence, "epoch": epoch}
+        finish = make_record(run.run_id, sequence + 1, now, FINISH, fields=end)
+    claim = Claim(
+        run.run_id,
+        found.newest,
+        epoch,
+        nonces(),
+        record,
+        options.lease,
+        crashed=crashed,
+        takeover=options.takeover,
+        reopen=options.reopen,
+        max_crashes=options.max_crashes,
+        live=live,
+        finish=finish,
+    )
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch, as_before(row.info))
+    if claimed.outcome == "blocked":
+        raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+    if claimed.outcome == "locked":
+        if options.on_locked == "wait":
+            return False
+        raise locked(run, claimed.row)
+    if claimed.outcome == "moved":
+        return False
+    run.journal.token = claimed.token
+    run.journal.epoch, run.journal.sequence = epoch, sequence
+    if run.renames:
+        run.renamed_at = sequence
+    if wish.verb == CONTINUE:
+        # The first visit of the turn follows this record, now and after a crash.
+        found.fields = {**found.fields, "timestamp": now}
+    if crashed and live is None:
+        found.spent.attempts += 1
+    return True
+
+
+def as_before(info: RunInfo, was: str | None = None) -> Release:
+    """Make the release that gives a run back as it was before it was taken, by `info`; `was`, if given, is its status."""
+    status = info.status if was is None else was
+    ends = [wait.wake_at.timestamp() for wait in info.waiting_for if wait.wake_at is not None]
+    return Release(
+        "interrupted" if status in {"running", "dead"} else status,
+        wake_at=min(ends, default=None) if status == "waiting" else None,
+        waiting_for=info.waiting_for,
+        degraded=info.degraded,
+        missed=info.missed,
+    )
+
+
+def _nothing() -> Routine[tuple[str, int]]:
+    yield from ()
+    return ("", 1)
+
+
+def _entered(run: Run) -> Routine[tuple[str, int]]:
+    """Return node and number of the visit that may have begun before it is superseded: its number is not used again.
+
+    ("", 1) if there is none.
+    """
+    latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
+    if latest.point is None or latest.row.info.status == "finished":
+        return "", 1
+    return (yield from run.in_flight(latest))
+
+
+def take_over(run: Run, wish: ResumeRequest, latest: RunSnapshot, nonces: Callable[[], str]) -> Routine[Token | None]:
+    """Take the run from a live owner, so that it stands still; return None if its journal has grown meanwhile.
+
+    Afterwards this store object owns the run, and no verb holds it: whoever goes on with it claims it again.
+    """
+    epoch, sequence = latest.row.epoch + 1, latest.newest + 1
+    record = make_record(
+        run.run_id,
+        sequence,
+        format_time(run.options.clock.time()),
+        OWNER,
+        fields={"verb": wish.verb, "from": latest.newest, "epoch": epoch, "reason": "taken over by request"},
+    )
+    claim = Claim(
+        run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
+        takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
+    )  # fmt: skip
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch, as_before(latest.row.info))
+    if claimed.outcome != "claimed":
+        return None
+    assert claimed.token is not None
+    run.journal.token = claimed.token
+    yield from ask(run.store, "abandon", claimed.token)
+    return claimed.token
+
+
+# -- Amendments: `state_override` or `update` changes a recorded state before a run goes on --------
+#
+# This module makes and checks the amendment, and writes nothing: whoever takes the run records it in the owner record.
+
+
+def amended(
+    run: Run, flow: GraphFlow | None, codec: StateCodec, data: bytes, node_id: str | None, where: str
+) -> Routine[Amendment | None]:
+    """Amend the state in `data`, recorded at `node_id`, as the call's options say; return None if they say nothing.
+
+    `flow` is the graph of that state, None for the result of an item. Errors of the override or of a reducer pass
+    through. Raises `StateTypeError` or `SerializeStateError` for an amended state that is refused; `where` names the
+    run in their texts. Raises `OptionError` for an `update` of a state that takes no parts.
+    """
+    override, part = run.options.state_override, run.options.update
+    if override is not None:
+        state = yield Call(override, (codec.decode(data),), None, iscoroutinefunction(override))
+    elif part is None:
+        return None
+    if part is not None and (flow is None or not flow.takes_parts):
+        what = (
+            "no graph's state" if flow is None else f"the state of graph {flow.name!r}, whose nodes return whole states"
+        )
+        raise OptionError(
+            f"update= of {where} is for {what}: give state_override=, or let nodes return parts with Graph(..., partial=True)",
+            option="update",
+            run_id=run.run_id,
+            node_id=node_id,
+        )
+    updates: bytes | None = None
+    try:
+        if part is not None and flow is not None:
+            state = flow.taken_up(codec.decode(data), part)
+            if flow.update_codec is not None:
+                given = Part(part) if isinstance(part, Mapping) else Whole(part)
+                updates = _encoded(run, flow.updates(given) or {}, flow.update_codec)
+        encoded = _encoded(run, state, codec)
+    except (StateTypeError, SerializeStateError) as exc:
+        # The override may have changed its argument in place, so the state is decoded anew.
+        exc.run_id, exc.node_id, exc.state = run.run_id, node_id, codec.decode(data)
+        if isinstance(exc, StateTypeError):
+            exc.op = "override"
+        what, act = "what state_override gave", "return a state of the declared type"
+        if part is not None:
+            what, act = "what update= makes of the state", "give some of its fields, with values of the declared types"
+        place(exc, f"{what} for {where} is refused", act)
+        raise
+    return Amendment(state if part is None else codec.decode(encoded), encoded, updates)
+
+
+def _encoded(run: Run, value: Any, codec: StateCodec) -> bytes:
+    encoded = run.journal.encode(value, codec)
+    if isinstance(encoded, SerializeStateError):
+        raise encoded
+    return encoded
+
+
+def check_branch(
+    run: Run,
+    flow: GraphFlow,
+    since: JournalHistory,
+    entry: StepRecord,
+    point: Record,
+    data: bytes,
+    amendment: Amendment,
+) -> None:
+    """Raise `OptionError` if the join could not derive what an amended state of a branch adds to that before the fork.
+
+    `entry` is the amended checkpoint, of a node of `flow`; `point` is the record that the run's own graph had come to,
+    with its state in `data`.
+    """
+    around = since.fork_around(entry, point)
+    if around is None or flow.update_codec is None or amendment.updates is not None:
+        return
+    turning, began = around
+    fork_id = turning.fork
+    fork = flow.splits.get(fork_id.rpartition("/")[2])
+    if fork is None or fork.merge is not None:
+        return
+    decode = flow.codec.decode
+    base = decode(data if began is None else since.state_of(began))
+    others = since.beside(turning, fork.branches, point.sequence)
+    # A field that only one branch changed needs no reducer: the join takes its value as it is.
+    reduced = {name for other in others for name in flow.replaced(base, decode(since.state_of(other)))}
+    changed = flow.replaced(decode(since.state_of(entry)), amendment.state)
+    for name in flow.untold(fork, base, amendment.state, [name for name in changed if name in reduced]):
+        raise OptionError(
+            f"state_override changed field {name!r} in a branch of the fork after node {fork_id!r} of run {run.run_id!r}, and "
+            f"its reducer does not tell what that adds to the value before the fork: give what is to be reduced instead, as "
+            f"update={{{name!r}: ...}}",
+            option="state_override",
+            run_id=run.run_id,
+            node_id=entry.record.node_id,
+        )
+
+
+# Going on with a run: the routines behind resume, resume_from, retry, plan_resume and new turns.
+#
+# Each has the same sequence: look (read where the run stands; its status or lease may refuse), examine (verify, decode,
+# compare with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also
+# records the override), go. A refusal before the fence changes nothing. If the journal has grown between look and fence,
+# the sequence begins again. A takeover fences first.
+
 
 REFUSED = "refused: "
 """The beginning of a run's reason after a worker gave it back because its code cannot go on with it."""

@@ -18,12 +18,12 @@ from milepost.errors import (
     OptionError,
     RunExistsError,
 )
-from milepost.executor.amendment import amended, check_branch
 from milepost.executor.checks import check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow, codec_at, find_node
 from milepost.executor.history import JournalHistory
 from milepost.executor.journal import ask
+from milepost.executor.resume import amended, check_branch
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, newest_live
 from milepost.model.info import VerifyReport
