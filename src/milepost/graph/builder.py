@@ -29,7 +29,6 @@ from milepost.executor.flow import (
     WaitWork,
     Whole,
 )
-from milepost.graph.acceptance import Acceptance, Reducer
 from milepost.graph.compiled import CompiledGraph, kind_of
 from milepost.graph.declarations import (
     exact_id,
@@ -42,7 +41,7 @@ from milepost.graph.declarations import (
     read_tries,
     refuse,
 )
-from milepost.graph.merge import Merging, is_ready_made
+from milepost.graph.merge import Acceptance, Merging, Reducer, is_ready_made
 from milepost.graph.topology import Topology
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.retry import Retry, as_seconds

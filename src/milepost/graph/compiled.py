@@ -26,8 +26,7 @@ from milepost.executor.flow import (
     Walk,
     Whole,
 )
-from milepost.graph.acceptance import Acceptance
-from milepost.graph.merge import Merging, changed_fields
+from milepost.graph.merge import Acceptance, Merging, changed_fields
 from milepost.graph.topology import Topology, walk
 from milepost.verbs import StateVerbs
 
