@@ -63,9 +63,8 @@ from milepost.workflows import rollback as undoing
 from milepost.workflows import step as performing
 from milepost.workflows.answers import matching
 from milepost.workflows.context import WorkflowContext
-from milepost.workflows.imported import as_recorded
 from milepost.workflows.matching import described, non_determinism
-from milepost.workflows.replay import ExaminedWorkflow, inputs_of, know_renames, primed, primed_or_over
+from milepost.workflows.replay import ExaminedWorkflow, as_recorded, inputs_of, know_renames, primed, primed_or_over
 from milepost.workflows.steps import Named, Step
 from milepost.workflows.visiting import StepFailed, answer_of, encoded_output
 
