@@ -13,7 +13,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, overload
 
 from milepost.drivers import SyncDriver, is_logged
-from milepost.drivers.wakeups import wake
+from milepost.drivers.threads import wake
 from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming
 from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest, check_recordable

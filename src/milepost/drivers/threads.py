@@ -1,18 +1,61 @@
-"""Daemon threads that run user code, as many as there is work for.
-
-They are no `ThreadPoolExecutor`, because the interpreter joins its threads at exit: a node that hangs must not keep a
-process from ending.
-"""
+"""Threads that run calls, and the events that wake those who wait."""
 
 from __future__ import annotations
 
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Pending", "PendingSet", "Threads", "threads"]
+from milepost.store import Store
+
+__all__ = ["Pending", "PendingSet", "Threads", "listen", "threads", "unlisten", "wake"]
+
+
+# Wake-ups inside this process: a store has work to do, so that a worker need not wait for its next poll.
+
+
+_lock = threading.Lock()
+_listeners: weakref.WeakKeyDictionary[Store, set[Callable[[], None]]] = weakref.WeakKeyDictionary()
+
+
+def listen(store: Store, tell: Callable[[], None]) -> None:
+    """Call `tell`, in any thread, whenever a run of `store` was made ready here; it must not block."""
+    with _lock:
+        _listeners.setdefault(store, set()).add(tell)
+
+
+def unlisten(store: Store, tell: Callable[[], None]) -> None:
+    """Stop calling `tell`."""
+    with _lock:
+        _listeners.get(store, set()).discard(tell)
+
+
+def wake(store: Store) -> None:
+    """Tell all listeners that a run of `store` was made ready."""
+    with _lock:
+        tells = [*_listeners.get(store, ())]
+    for tell in tells:
+        tell()
+
+
+def _wake_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _listeners.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_wake_after_fork)
+
+
+# -- Daemon threads that run user code, as many as there is work for -------------------------------
+#
+# They are no `ThreadPoolExecutor`, because the interpreter joins its threads at exit: a node that hangs must not keep a
+# process from ending.
+
 
 IDLE = 10.0
 """Seconds for which a thread without work is kept."""

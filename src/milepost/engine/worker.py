@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, Self, cast
 
 from milepost.drivers import AsyncDriver
 from milepost.drivers.store_queue import lane_of
-from milepost.drivers.wakeups import listen, unlisten
+from milepost.drivers.threads import listen, unlisten
 from milepost.engine.schedule import Schedule
 from milepost.errors import (
     LeaseLost,
