@@ -7,7 +7,7 @@ Both keep the protocol of `milepost.executor.effects`. They differ in how they w
 | `Call` of a sync function | in the caller's thread; with a timeout or while streaming in a daemon thread | a daemon thread |
 | the same with an executor | there; the caller's thread waits | there; no thread waits |
 | `Call` of a coroutine function | refused before anything runs | awaited in the caller's task |
-| `Write`, `Ask` | in the caller's thread | in the store's queue, `milepost.drivers.store_queue` |
+| `Write`, `Ask` | in the caller's thread | in the store's queue, `milepost.drivers.awaiting` |
 | `Gather` | branches are stepped here, their calls go to threads | stepped here, their calls become tasks |
 
 Contextvars are copied into threads that run user code. A stream goes in step with its consumer: the run goes on only when

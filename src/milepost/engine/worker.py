@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
 from milepost.drivers import AsyncDriver
-from milepost.drivers.store_queue import lane_of
+from milepost.drivers.awaiting import lane_of
 from milepost.drivers.threads import listen, unlisten
 from milepost.engine.schedule import Schedule
 from milepost.errors import (
