@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import click
 
-from milepost.cli.invocation import Invocation
-from milepost.cli.places import open_existing, open_or_make
+from milepost.cli.places import Invocation, open_existing, open_or_make
 from milepost.cli.targets import find_target
 from milepost.engine.engine import Engine
 from milepost.engine.worker import Worker

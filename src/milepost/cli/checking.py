@@ -11,10 +11,8 @@ from typing import Any
 import click
 
 from milepost import __version__
-from milepost.cli.exits import FAILED, OK
 from milepost.cli.inspecting import Finding, store_findings
-from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import open_existing
+from milepost.cli.places import FAILED, OK, Invocation, command, open_existing
 from milepost.cli.tables import print_table
 from milepost.cli.targets import load_target
 from milepost.cli.text import to_json

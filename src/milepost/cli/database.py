@@ -11,9 +11,19 @@ from urllib.parse import quote
 
 import click
 
-from milepost.cli.exits import FAILED, OK, USAGE, NotFound
-from milepost.cli.invocation import Invocation, command, shared_options
-from milepost.cli.places import file_of, is_postgres, open_existing, url_of
+from milepost.cli.places import (
+    FAILED,
+    OK,
+    USAGE,
+    Invocation,
+    NotFound,
+    command,
+    file_of,
+    is_postgres,
+    open_existing,
+    shared_options,
+    url_of,
+)
 from milepost.cli.text import to_json
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.url import shown_url

@@ -22,9 +22,7 @@ from typing import Any
 
 import click
 
-from milepost.cli.exits import FAILED, OK
-from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import file_of, url_for
+from milepost.cli.places import FAILED, OK, Invocation, command, file_of, url_for
 from milepost.cli.tables import print_table
 from milepost.cli.text import to_json
 from milepost.errors import MilepostError

@@ -16,8 +16,16 @@ from typing import Any, Literal
 
 import click
 
-from milepost.cli.invocation import Invocation
-from milepost.cli.places import chosen_url, file_of, folder_of, is_file_store, is_postgres, open_existing, url_of
+from milepost.cli.places import (
+    Invocation,
+    chosen_url,
+    file_of,
+    folder_of,
+    is_file_store,
+    is_postgres,
+    open_existing,
+    url_of,
+)
 from milepost.errors import MilepostError
 from milepost.stores.url import shown_url
 from milepost.views.text import size

@@ -12,11 +12,8 @@ from typing import Any, BinaryIO, TextIO
 
 import click
 
-from milepost.cli.durations import read_duration
-from milepost.cli.exits import FAILED, OK
-from milepost.cli.invocation import Invocation, command
 from milepost.cli.looking import STATUSES
-from milepost.cli.places import open_existing, open_or_make
+from milepost.cli.places import FAILED, OK, Invocation, command, open_existing, open_or_make, read_duration
 from milepost.cli.tables import print_facts, print_table
 from milepost.cli.text import to_json
 from milepost.drivers import SyncDriver

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from milepost.cli.invocation import Invocation
 from milepost.cli.live import prints_aside
+from milepost.cli.places import Invocation
 from milepost.cli.text import to_json
 from milepost.drivers.base import log as log_event
 from milepost.views.text import clean, error_text, iso

@@ -12,9 +12,7 @@ from typing import Any
 
 import click
 
-from milepost.cli.exits import OK
-from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import is_postgres, open_each, open_existing, url_of
+from milepost.cli.places import OK, Invocation, command, is_postgres, open_each, open_existing, url_of
 from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
 from milepost.cli.text import to_json

@@ -15,10 +15,18 @@ from typing import Any, cast
 
 import click
 
-from milepost.cli.exits import FAILED, INTERRUPTED, OK, WAITING, code_of
-from milepost.cli.invocation import Invocation, command
 from milepost.cli.live import watching
-from milepost.cli.places import open_existing, open_or_make
+from milepost.cli.places import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    WAITING,
+    Invocation,
+    code_of,
+    command,
+    open_existing,
+    open_or_make,
+)
 from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
 from milepost.cli.text import pretty, to_json
 from milepost.errors import RunSuspended

@@ -10,9 +10,7 @@ from typing import Any
 import click
 
 from milepost.cli.apps import app_option, loaded, opened_engine
-from milepost.cli.exits import OK
-from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import open_or_make
+from milepost.cli.places import OK, Invocation, command, open_or_make
 from milepost.cli.targets import load_target, read_input, read_json, read_pairs
 from milepost.cli.text import to_json
 from milepost.engine.engine import Engine

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import click
 
-from milepost.cli.exits import OK
-from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import open_existing
+from milepost.cli.places import OK, Invocation, command, open_existing
 from milepost.cli.tables import print_facts, print_table, styles_of
 from milepost.cli.text import to_json
 from milepost.cli.watching import drawn, exit_code_of, follow, watched

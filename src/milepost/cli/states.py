@@ -10,9 +10,7 @@ from typing import Any
 
 import click
 
-from milepost.cli.exits import OK, NotFound
-from milepost.cli.invocation import Invocation, command
-from milepost.cli.places import open_existing
+from milepost.cli.places import OK, Invocation, NotFound, command, open_existing
 from milepost.cli.text import pretty, to_json
 from milepost.views.states import StateMissingError, changes, find_state, named_state, newest_state, patch_between
 from milepost.views.text import clean

@@ -11,8 +11,7 @@ from typing import cast
 import click
 
 from milepost.cli.apps import app_option, opened_store
-from milepost.cli.exits import FAILED, OK
-from milepost.cli.invocation import Invocation, command
+from milepost.cli.places import FAILED, OK, Invocation, command
 from milepost.cli.text import to_json
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import Flow

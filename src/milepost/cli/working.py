@@ -16,11 +16,9 @@ from typing import Any, Literal
 import click
 
 from milepost.cli.apps import App, Works, app_option, loaded
-from milepost.cli.durations import read_duration, read_pause
-from milepost.cli.exits import FAILED, OK
-from milepost.cli.invocation import Invocation, command
 from milepost.cli.live import prints_aside
 from milepost.cli.logs import logging_runs
+from milepost.cli.places import FAILED, OK, Invocation, command, read_duration, read_pause
 from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
 from milepost.cli.text import to_json
