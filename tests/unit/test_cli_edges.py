@@ -18,7 +18,7 @@ from cli_calls import Shop, shop
 from test_cli_looking import make_run
 
 from milepost import SQLiteStore
-from milepost.cli.logs import OneLine
+from milepost.cli.live import OneLine
 from milepost.model.info import Wait
 from milepost.store import Release
 from milepost.views.text import in_options

@@ -15,7 +15,7 @@ from milepost.cli.checking import doctor, draw_graph
 from milepost.cli.database import db
 from milepost.cli.demo import demo
 from milepost.cli.keeping import delete, export, fork, import_run, prune, stats, verify
-from milepost.cli.logs import logging_warnings
+from milepost.cli.live import logging_warnings
 from milepost.cli.looking import history, runs
 from milepost.cli.places import EXIT_CODES, INTERRUPTED, USAGE, Invocation, code_of, shared_options
 from milepost.cli.running import resume, retry, run

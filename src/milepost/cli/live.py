@@ -1,18 +1,26 @@
-"""Shows a run while it runs: JSON lines for programs, plain lines, or lines and a spinner in a terminal.
-
-Each is a hook. What cannot be printed (the reader has gone) never stops the run; the command notices at its end.
-"""
+"""A run while it runs, and the library's log."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO, cast
 
+from milepost.cli.places import Invocation
 from milepost.cli.text import to_json
+from milepost.drivers.base import log as log_event
 from milepost.model.events import Event
 from milepost.views.events import event_document, line_of
+from milepost.views.text import clean, error_text, iso
+
+__all__ = ["OneLine", "logging_runs", "logging_warnings"]
+
+
+# Shows a run while it runs: JSON lines for programs, plain lines, or lines and a spinner in a terminal.
+#
+# Each is a hook. What cannot be printed (the reader has gone) never stops the run; the command notices at its end.
 
 
 class Watcher(Protocol):
@@ -79,3 +87,104 @@ def _quietly(output: TextIO, tell: Callable[[Event], str | None]) -> Watcher:
             is_read = False
 
     return show
+
+
+# The library's log on the command line: warnings in one line each, or the lines of a service that runs flows.
+
+
+@contextlib.contextmanager
+def logging_warnings(is_debug: bool) -> Iterator[None]:
+    """Send the library's log to the standard error: warnings, or everything."""
+    formatter = logging.Formatter("%(levelname)s: %(message)s") if is_debug else OneLine()
+    handler = _Lines(sys.stderr, formatter)
+    if not is_debug:
+        handler.addFilter(_is_news)
+    with _handled_by(handler, logging.DEBUG if is_debug else logging.WARNING):
+        yield
+
+
+@contextlib.contextmanager
+def logging_runs(invocation: Invocation) -> Iterator[None]:
+    """Send a line for each run that is taken and that ends, and all warnings, to the standard error.
+
+    As JSON they go to the standard output, and what nodes print to the standard error. `--debug` shows everything.
+    """
+    formatter = _Document() if invocation.is_json else _Timed()
+    handler = _Lines(sys.stdout if invocation.is_json else sys.stderr, formatter)
+    with prints_aside(invocation.is_json), _handled_by(handler, logging.DEBUG if invocation.is_debug else logging.INFO):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handler: logging.Handler, level: int) -> Iterator[None]:
+    """Have the library's log go to `handler` and to no other of this file, beside those of the user's own code."""
+    logger = logging.getLogger("milepost")
+    others, before = [other for other in logger.handlers if isinstance(other, _Lines)], logger.level
+    for other in others:
+        logger.removeHandler(other)
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        for other in others:
+            logger.addHandler(other)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a log record tells what the command does not show already: it shows events itself."""
+    return record.pathname != log_event.__code__.co_filename
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes the lines of the log; a reader who has gone, or a full disk, is no reason to complain with each line."""
+
+    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+        super().__init__(stream)
+        self.setFormatter(formatter)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is that of the standard library
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+class OneLine(logging.Formatter):
+    """A log record in one line, with its exception but without the traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return f"{record.levelname}: {_text(record)}"
+
+
+class _Timed(logging.Formatter):
+    """The line of a service: its time in UTC first."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{iso(record.created)} {record.levelname.lower()}: {_line_by_line(_text(record))}"
+
+
+class _Document(logging.Formatter):
+    """A log record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": iso(record.created),
+            "level": record.levelname.lower(),
+            "message": _text(record),
+            "run_id": getattr(record, "run_id", None),
+            "node_id": getattr(record, "node_id", None),
+        }
+        return to_json(told, is_line=True)
+
+
+def _line_by_line(text: str) -> str:
+    """Text of more than one line, such as one with a traceback."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
+def _text(record: logging.LogRecord) -> str:
+    exc = record.exc_info[1] if record.exc_info else None
+    message = record.getMessage()
+    return message if exc is None else f"{message}: {error_text(exc)} (--debug shows where)"

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import click
 
 from milepost.cli.apps import App, Works, app_option, loaded
-from milepost.cli.live import prints_aside
-from milepost.cli.logs import logging_runs
+from milepost.cli.live import logging_runs, prints_aside
 from milepost.cli.places import FAILED, OK, Invocation, command, read_duration, read_pause
 from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
