@@ -13,9 +13,8 @@ import click
 from milepost import __version__
 from milepost.cli.inspecting import Finding, store_findings
 from milepost.cli.places import FAILED, OK, Invocation, command, open_existing
-from milepost.cli.tables import print_table
 from milepost.cli.targets import load_target
-from milepost.cli.text import to_json
+from milepost.cli.text import print_table, to_json
 from milepost.graph.builder import CompiledGraph
 from milepost.graph.drawing import recorded_picture, to_dot, to_mermaid
 from milepost.graph.status import RunStatus, standing

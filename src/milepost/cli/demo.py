@@ -23,8 +23,7 @@ from typing import Any
 import click
 
 from milepost.cli.places import FAILED, OK, Invocation, command, file_of, url_for
-from milepost.cli.tables import print_table
-from milepost.cli.text import to_json
+from milepost.cli.text import print_table, to_json
 from milepost.errors import MilepostError
 from milepost.views.text import clean
 

@@ -14,8 +14,7 @@ import click
 
 from milepost.cli.looking import STATUSES
 from milepost.cli.places import FAILED, OK, Invocation, command, open_existing, open_or_make, read_duration
-from milepost.cli.tables import print_facts, print_table
-from milepost.cli.text import to_json
+from milepost.cli.text import print_facts, print_table, to_json
 from milepost.drivers import SyncDriver
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
 from milepost.graph.fork_run import fork as forked

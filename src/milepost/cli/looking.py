@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 from milepost.cli.places import OK, Invocation, command, is_postgres, open_each, open_existing, url_of
-from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
-from milepost.cli.text import to_json
+from milepost.cli.text import print_table, to_json
 from milepost.errors import RunNotFoundError
 from milepost.model.info import RunInfo
 from milepost.store import Store

@@ -7,8 +7,7 @@ from dataclasses import replace
 import click
 
 from milepost.cli.places import OK, Invocation, command, open_existing
-from milepost.cli.tables import print_facts, print_table, styles_of
-from milepost.cli.text import to_json
+from milepost.cli.text import print_facts, print_table, styles_of, to_json
 from milepost.cli.watching import drawn, exit_code_of, follow, watched
 from milepost.model.info import RunInfo
 from milepost.views.journal import is_workflow, read_entries, records_of, steps_of

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from milepost.cli.tables import STYLES, drawn_table, fact_lines, styles_of
+from milepost.cli.text import STYLES, drawn_table, fact_lines, styles_of
 from milepost.errors import DeserializeStateError
 from milepost.model.events import (
     AttemptFailed,

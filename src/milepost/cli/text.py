@@ -1,13 +1,22 @@
-"""Values as text for people and as JSON for programs. Nothing here prints."""
+"""Values and tables as text, for people and programs."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milepost.views.text import clean
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["drawn_table", "fact_lines", "print_facts", "print_table"]
+
+
+# -- Values as text for people and as JSON for programs. Nothing here prints -----------------------
 
 
 def to_json(document: Any, *, is_line: bool = False) -> str:
@@ -41,3 +50,100 @@ def _finite(value: Any) -> Any:
 def pretty(value: Any) -> str:
     """A JSON value, indented."""
     return _dumped(value, 2)
+
+
+# -- Tables: drawn in a terminal, aligned text elsewhere -------------------------------------------
+
+
+STYLES = {
+    "finished": "green",
+    "running": "cyan",
+    "ready": "cyan",
+    "waiting": "magenta",
+    "interrupted": "yellow",
+    "dead": "yellow",
+    "failed": "red",
+    "blocked": "red",
+    "cancelled": "dim",
+}
+"""The style of a run's status in a terminal."""
+_STEP_STYLES = {
+    "done": "",
+    "skipped": "dim",
+    "recovered": "yellow",
+    "failed": "red",
+    "rolled back": "yellow",
+    "rollback failed": "red",
+    "waiting": "magenta",
+    "running": "cyan",
+    "next": "yellow",
+    "in flight": "cyan",
+    "unfinished": "dim",
+}
+"""The style of the status of a step or visit."""
+_WHOLE = 20
+"""Columns of a terminal up to which a table's column is never folded."""
+_FOLDED = 12
+"""Columns of a terminal that a table's column keeps when it is folded."""
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, styles: Sequence[str] = ()) -> None:
+    """Print rows under a header; "" and None are shown as "-". `styles` has one for each row of a terminal's table."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        table, console.width = drawn_table(columns, rows, styles, console.width)
+        console.print(table)
+        return
+    texts = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in (list(columns), *texts)) for i in range(len(columns))]
+    for row in (list(columns), *texts):
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Print names and values, one a line; values of "" and None are left out."""
+    for line in fact_lines(facts):
+        print(line)
+
+
+def fact_lines(facts: Sequence[tuple[str, object]]) -> Iterator[str]:
+    """The lines of `print_facts`."""
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        if value not in (None, ""):
+            yield f"{name.ljust(width)}  {clean(value)}"
+
+
+def styles_of(statuses: Iterable[str]) -> list[str]:
+    """Return the style of a terminal for each status of a step or visit."""
+    return [_STEP_STYLES.get(status, "") for status in statuses]
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None or value == "" else clean(value)
+
+
+def drawn_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str], width: int
+) -> tuple[Table, int]:
+    """The table for a terminal of that width, and how wide the lines are that it needs."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    texts = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in (columns, *texts)) for i in range(len(columns))]
+    # Ids, statuses and times are for copying and for the eye: they stay whole, and long texts fold beside them. A
+    # terminal too narrow for that breaks the lines itself, as it does with those of any other program.
+    is_whole = [number == 0 or width <= _WHOLE for number, width in enumerate(widths)]
+    needed = sum(width if whole else _FOLDED for width, whole in zip(widths, is_whole, strict=True)) + 3 * len(widths)
+    is_narrow = needed > width
+    table = Table(box=None if is_narrow else box.SIMPLE_HEAD, pad_edge=False)
+    for column, whole in zip(columns, is_whole, strict=True):
+        table.add_column(column, overflow="fold", no_wrap=whole or is_narrow)
+    for number, row in enumerate(texts):
+        style = styles[number] if number < len(styles) else ""
+        table.add_row(*(Text(text, style=STYLES.get(text, "")) for text in row), style=style)
+    return table, sum(widths) + 3 * len(widths) if is_narrow else width

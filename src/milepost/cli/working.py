@@ -18,9 +18,8 @@ import click
 from milepost.cli.apps import App, Works, app_option, loaded
 from milepost.cli.live import logging_runs, prints_aside
 from milepost.cli.places import FAILED, OK, Invocation, command, read_duration, read_pause
-from milepost.cli.tables import print_table
 from milepost.cli.targets import read_pairs
-from milepost.cli.text import to_json
+from milepost.cli.text import print_table, to_json
 from milepost.engine.worker import Host, Worker
 from milepost.errors import RunNotFoundError
 from milepost.executor.flow import Flow
