@@ -16,14 +16,11 @@ from milepost.cli.database import db
 from milepost.cli.demo import demo
 from milepost.cli.keeping import delete, export, fork, import_run, prune, stats, verify
 from milepost.cli.live import logging_warnings
-from milepost.cli.looking import history, runs
+from milepost.cli.looking import diff, history, runs, show, state, watch
 from milepost.cli.places import EXIT_CODES, INTERRUPTED, USAGE, Invocation, code_of, shared_options
 from milepost.cli.running import resume, retry, run
 from milepost.cli.sending import cancel, signal, start
-from milepost.cli.showing import show
-from milepost.cli.states import diff, state
 from milepost.cli.text import to_json
-from milepost.cli.watching import watch
 from milepost.cli.working import recover, worker
 from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
 from milepost.views.text import clean, in_options

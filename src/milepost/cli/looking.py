@@ -1,26 +1,39 @@
-"""The commands that list: runs, history. They need no code of the user's."""
+"""The commands that show: runs, history, show, state, diff, watch."""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
 import itertools
+import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import click
 
-from milepost.cli.places import OK, Invocation, command, is_postgres, open_each, open_existing, url_of
+from milepost.cli.apps import app_option, opened_store
+from milepost.cli.places import FAILED, OK, Invocation, NotFound, command, is_postgres, open_each, open_existing, url_of
 from milepost.cli.targets import read_pairs
-from milepost.cli.text import print_table, to_json
+from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
 from milepost.errors import RunNotFoundError
+from milepost.executor.chronicle import Chronicle
+from milepost.executor.flow import Flow
+from milepost.model.events import Event
 from milepost.model.info import RunInfo
-from milepost.store import Store
-from milepost.views.journal import read_entries
-from milepost.views.status import info_document, shown_next, why_it_stands
+from milepost.model.record import Record
+from milepost.store import ENDED, Store
+from milepost.views.events import _error_of, _event_of, _result_of, _Undecoded, event_document, line_of
+from milepost.views.journal import is_workflow, read_entries, records_of, steps_of
+from milepost.views.states import StateMissingError, changes, find_state, named_state, newest_state, patch_between
+from milepost.views.status import RunView, info_document, shown_next, view_run, why_it_stands
 from milepost.views.text import ago, clean, duration, in_options, short, size
+
+# -- The commands that list: runs, history. They need no code of the user's ------------------------
+
 
 STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead")
 
@@ -165,3 +178,249 @@ def history(invocation: Invocation, run_id: str) -> int:
         styles=["dim" if entry.superseded else "" for entry in entries],
     )
     return OK
+
+
+# -- The commands that show recorded states: state and diff. They need no code of the user's -------
+
+
+@command(
+    "state",
+    click.argument("run_id", metavar="RUN"),
+    click.argument("node_id", metavar="[NODE]", required=False),
+    click.option("--visit", type=click.IntRange(1), metavar="N", help="This visit of NODE instead of its newest."),
+)
+def state(invocation: Invocation, run_id: str, node_id: str | None, visit: int | None) -> int:
+    """Print a recorded state, as the JSON that it is.
+
+    The newest one, or the one after NODE, which may be written NODE#VISIT.
+    """
+    if node_id is None and visit is not None:
+        raise click.UsageError("--visit goes with a NODE")
+    with open_existing(invocation) as store:
+        store.get_run(run_id)
+        with _not_found():
+            point = newest_state(store, run_id) if node_id is None else named_state(store, run_id, node_id, visit)
+    if invocation.is_json:
+        print(to_json({"run_id": run_id, **point.to_dict(), "state": point.state}))
+    else:
+        _print_state(point.state)
+    return OK
+
+
+@command(
+    "diff",
+    click.argument("run_id", metavar="RUN"),
+    click.argument("before", metavar="A"),
+    click.argument("after", metavar="B"),
+)
+def diff(invocation: Invocation, run_id: str, before: str, after: str) -> int:
+    """Show what changed in the state from A to B.
+
+    Each is a node (its newest visit), NODE#VISIT, or the number of a record; record 0 is the input. With --json it is
+    a JSON Patch (RFC 6902).
+    """
+    with open_existing(invocation) as store:
+        store.get_run(run_id)
+        with _not_found():
+            points = [find_state(store, run_id, text) for text in (before, after)]
+    patch = patch_between(*points)
+    if invocation.is_json:
+        document = {"run_id": run_id, "from": points[0].to_dict(), "to": points[1].to_dict(), "patch": patch}
+        print(to_json(document))
+        return OK
+    print(f"from {clean(points[0])} to {clean(points[1])}")
+    for sign, text in changes(points[0].state, patch):
+        _print_change(sign, text)
+    if not patch:
+        print("no difference")
+    return OK
+
+
+@contextlib.contextmanager
+def _not_found() -> Iterator[None]:
+    """Turn the error of a state that is not there into that of the command line."""
+    try:
+        yield
+    except StateMissingError as exc:
+        raise NotFound(str(exc)) from exc
+
+
+def _print_change(sign: str, text: str) -> None:
+    line = f"{sign} {clean(text)}"
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        line = click.style(line, fg={"+": "green", "-": "red", "~": "yellow"}[sign])
+    print(line)
+
+
+def _print_state(value: Any) -> None:
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.highlighter import JSONHighlighter
+
+        Console().print(JSONHighlighter()(pretty(value)), no_wrap=True, soft_wrap=True)
+    else:
+        print(pretty(value))
+
+
+# -- The command that shows where one run stands: show. It needs no code of the user's -------------
+
+
+@command(
+    "show",
+    click.argument("run_id", metavar="RUN"),
+    click.option("--watch", is_flag=True, help="Follow the run to its end, whoever executes it."),
+)
+def show(invocation: Invocation, run_id: str, watch: bool) -> int:
+    """Show where a run stands, and why.
+
+    One sentence says why it does not move; below it is the tree of its steps, or of the visits of its nodes: what is part of
+    one is indented below it. With --watch it is drawn again whenever the run moves, in a terminal, and told line by line
+    elsewhere; Ctrl-C ends the watching and touches nothing. Exit code 0 if the run has finished then, 1 if it ended otherwise.
+    """
+    with open_existing(invocation) as store:
+        if watch and not drawn(invocation):
+            return exit_code_of(watched(invocation, store, run_id))
+        is_of_steps = is_workflow(store, run_id)
+        if watch:
+            from milepost.cli.terminal import redrawn
+
+            info = redrawn(
+                follow(store, run_id), lambda records: view_run(store.latest(run_id), records, store.place, is_of_steps)
+            )
+            print_view(view_run(store.latest(run_id), records_of(store, run_id), store.place, is_of_steps))
+            print_error(store.get_run(run_id).info)
+            return exit_code_of(info)
+        latest = store.latest(run_id)
+        shown = view_run(latest, records_of(store, run_id, latest.newest), store.place, is_of_steps)
+        info = store.get_run(run_id).info
+        if not invocation.is_json:
+            print_view(shown)
+            print_error(info)
+            return OK
+        steps = [] if is_of_steps else [step.to_dict() for step in steps_of(read_entries(store, run_id))]
+    document = {"run": info_document(replace(latest.row.info, error=info.error))}
+    print(to_json({**document, **({} if is_of_steps else {"steps": steps}), **shown.document()}))
+    return OK
+
+
+def print_view(view: RunView) -> None:
+    """Print where a run stands: facts, and the tree below them."""
+    print_facts(view.facts())
+    columns, rows, statuses = view.table()
+    if rows:
+        print()
+        print_table(columns, rows, styles=styles_of(statuses))
+
+
+def print_error(info: RunInfo) -> None:
+    """Print the traceback of what a run failed with, as far as it is recorded."""
+    if info.error is not None and info.error.traceback:
+        print()
+        print("\n".join(map(clean, info.error.traceback.splitlines())))
+
+
+# The command that follows a run which another process executes: watch. It needs no code of the user's.
+
+
+_PAUSE = 0.25
+"""Seconds between two looks at a run that does not move."""
+
+
+_PAGE = 100
+
+
+@command(
+    "watch",
+    click.argument("run_id", metavar="RUN"),
+    click.option("--after", type=click.IntRange(-1), default=-1, metavar="N",
+                 help="Begin after this record instead of with the first."),
+    app_option(),
+)  # fmt: skip
+def watch(invocation: Invocation, run_id: str, after: int, app: str | None) -> int:
+    """Follow a run to its end, whoever executes it.
+
+    What it did before is told too. Ctrl-C ends the watching and touches nothing. Exit code 0 if the run has finished, 1
+    if it ended otherwise.
+    """
+    with opened_store(invocation, app) as store:
+        return exit_code_of(watched(invocation, store, run_id, after))
+
+
+def drawn(invocation: Invocation) -> bool:
+    """Whether what is followed can be drawn again and again: else it is told line by line."""
+    return not invocation.is_json and sys.stdout.isatty()
+
+
+def exit_code_of(info: RunInfo) -> int:
+    """What the end of a run means for whoever followed it, who is told of any but a good one."""
+    if info.status == "finished":
+        return OK
+    print(f"milepost: run {clean(info.run_id)!r} is {info.status}: {clean(in_options(info.reason))}", file=sys.stderr)
+    return FAILED
+
+
+def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) -> RunInfo:
+    """Tell what a run does, line by line, until it ends; how it stands then."""
+    invocation.is_live = invocation.is_json
+    with _telling(invocation) as tell:
+        info = store.get_run(run_id).info
+        flow = _Undecoded(info.flow, "workflow" if is_workflow(store, run_id) else "graph")
+        chronicle = Chronicle(run_id, cast("Flow", flow), _result_of if flow.front == "workflow" else None)
+        told = ""
+        for records, found in follow(store, run_id, after):
+            info = found
+            for record in records:
+                event = _event_of(chronicle, record)
+                if event is not None:
+                    tell(event, _error_of(record))
+            if len(records) < _PAGE and info.status not in ENDED:
+                if info.status not in {told, "running"}:
+                    print(f"milepost: run {clean(run_id)!r} is {info.status}: {clean(info.reason)}", file=sys.stderr)
+                told = info.status
+    return info
+
+
+def follow(store: Store, run_id: str, after: int = -1) -> Iterator[tuple[list[Record], RunInfo]]:
+    """The records of a run as they come, up to its end, a page at a time; each with what the store knew of it then.
+
+    Where nothing has come for a while there is an empty page.
+    """
+    while True:
+        # The row first: whatever was recorded before the run ended is there once it has ended.
+        info = store.get_run(run_id).info
+        records = store.read(run_id, after=after, limit=_PAGE)
+        yield records, info
+        if records:
+            after = records[-1].sequence
+        if len(records) == _PAGE:
+            continue
+        if info.status in ENDED:
+            return
+        time.sleep(_PAUSE)
+
+
+@contextlib.contextmanager
+def _telling(invocation: Invocation) -> Iterator[Callable[[Event, str | None], None]]:
+    """How an event, and the text of its error, are shown: as JSON, as a line, or as a line of a terminal."""
+    if invocation.is_json:
+        yield _print_document
+    elif sys.stdout.isatty():
+        from milepost.cli.terminal import Spinner
+
+        with Spinner() as spinner:
+            yield spinner
+    else:
+        yield _print_line
+
+
+def _print_document(event: Event, error: str | None) -> None:
+    document = event_document(event, _Undecoded)
+    if error is not None:
+        document["error"] = error
+    print(to_json(document, is_line=True), flush=True)
+
+
+def _print_line(event: Event, error: str | None) -> None:
+    line = line_of(event, error)
+    if line is not None:
+        print(line, flush=True)
