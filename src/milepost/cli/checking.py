@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from milepost import __version__
-from milepost.cli.inspecting import Finding, store_findings
+from milepost.cli.database import Finding, store_findings
 from milepost.cli.places import FAILED, OK, Invocation, command, open_existing
 from milepost.cli.targets import load_target
 from milepost.cli.text import print_table, to_json

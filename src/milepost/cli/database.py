@@ -1,12 +1,18 @@
-"""The commands that look after a database's tables: db status, db migrate, db sql."""
+"""The commands that look after a database, and what there is to know of a place."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
+import stat
+import time
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import click
@@ -17,18 +23,232 @@ from milepost.cli.places import (
     USAGE,
     Invocation,
     NotFound,
+    chosen_url,
     command,
     file_of,
+    folder_of,
+    is_file_store,
     is_postgres,
     open_existing,
     shared_options,
     url_of,
 )
 from milepost.cli.text import to_json
+from milepost.errors import MilepostError
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.url import shown_url
+from milepost.views.text import size
 
-__all__ = ["db"]
+__all__ = ["Finding", "db", "store_findings"]
+
+
+# What there is to know of the place where runs are kept: a SQLite file, a folder, or a PostgreSQL server.
+#
+# Nothing is made where there is no store yet, and no password is ever shown.
+
+
+_LITTLE = 100 * 1024 * 1024
+"""Bytes of free space that are worth a word."""
+_APART = 5.0
+"""Seconds between two clocks that are worth a word."""
+_PATIENCE = 10.0
+"""Seconds for a server to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    value: str
+    verdict: Literal["ok", "note", "problem"] = "ok"
+    note: str = ""
+
+
+def store_findings(invocation: Invocation) -> list[Finding]:
+    """What is to be said of the store that was named, or of the default."""
+    url = url_of(invocation)
+    source = "--store" if invocation.store_url else "MILEPOST_STORE" if chosen_url(invocation) else "the default"
+    path, folder = file_of(url), folder_of(url)
+    if is_postgres(url):
+        return list(_server(invocation, url, source))
+    if path is not None:
+        return list(_file(invocation, path.absolute(), source))
+    if folder is not None:
+        return list(_folder(invocation, folder.absolute(), source))
+    try:
+        with open_existing(invocation) as store:
+            return [Finding("store", store.place, "ok", f"named by {source}")]
+    except MilepostError as exc:
+        return [Finding("store", shown_url(url), "problem", str(exc))]
+
+
+# -- a file, a folder -----------------------------------------------------------------------------------------
+
+
+def _file(invocation: Invocation, path: Path, source: str) -> Iterator[Finding]:
+    yield Finding("store", str(path), "ok", f"named by {source}")
+    if not path.exists():
+        yield _not_yet(path)
+        return
+    yield from _unreadable(invocation)
+    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
+    note = "" if is_writable else "the file and its folder must be writable, for the log beside it"
+    yield Finding("writable", "yes" if is_writable else "no", "ok" if is_writable else "problem", note)
+    yield _mode("file mode", path, 0o600)
+    yield _free_space(path.parent)
+
+
+def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Finding]:
+    yield Finding("store", str(folder), "ok", f"named by {source}")
+    if not is_file_store(folder):
+        yield _not_yet(folder)
+        return
+    unreadable = list(_unreadable(invocation))  # to open it tries links and locks
+    yield from unreadable
+    if not unreadable:
+        yield Finding("links and locks", "yes")
+        yield from _files(folder)
+    yield _mode("folder mode", folder, 0o700)
+    yield _free_space(folder)
+
+
+def _files(folder: Path) -> Iterator[Finding]:
+    """How long a durable file takes, and how far the clock of the file system is from the one here."""
+    from milepost.stores.file.fs import Files
+
+    files = Files(str(folder / ".milepost" / "temporary"))
+    began, moment = time.perf_counter(), time.time()
+    try:
+        made = files.write(b"\n")
+    except OSError as exc:
+        yield Finding("fsync", "no", "problem", f"a file could not be brought to the disk: {exc}")
+        return
+    taken = (time.perf_counter() - began) * 1000
+    written = Path(made).stat().st_mtime
+    files.discard(made)
+    yield Finding("fsync", f"{taken:.1f} ms for a new file")
+    yield _clock(written - moment)
+
+
+def _not_yet(path: Path) -> Finding:
+    """Whether a store that is not there can be made."""
+    folder = next(parent for parent in path.parents if parent.exists())
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding("writable", "no", "problem", f"{folder} can't be written to")
+    return Finding("writable", "yes", "ok", "it is not there yet; the first run makes it")
+
+
+def _unreadable(invocation: Invocation) -> Iterator[Finding]:
+    """What keeps the store from being opened and listed; nothing where nothing does."""
+    try:
+        with open_existing(invocation) as store:
+            store.list_runs(limit=1)
+    except (MilepostError, click.ClickException) as exc:
+        yield Finding("readable", "no", "problem", str(exc))
+
+
+def _mode(name: str, path: Path, wanted: int) -> Finding:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    is_open = bool(mode & 0o077)
+    advice = f"others may use it, and states may hold secrets: chmod {wanted:o} {path}" if is_open else ""
+    return Finding(name, f"{mode:04o}", "note" if is_open else "ok", advice)
+
+
+def _free_space(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    is_little = free < _LITTLE
+    note = "little is left: a checkpoint that finds no space stops its run" if is_little else ""
+    return Finding("free space", size(free), "note" if is_little else "ok", note)
+
+
+def _clock(ahead: float) -> Finding:
+    is_apart = abs(ahead) > _APART
+    note = "leases and times of runs are those of the store's clock, which is not the one here" if is_apart else ""
+    return Finding("clock", f"{ahead:+.2f} s from here", "note" if is_apart else "ok", note)
+
+
+# -- a server -------------------------------------------------------------------------------------------------
+
+
+def _server(invocation: Invocation, url: str, source: str) -> Iterator[Finding]:
+    place = Finding("store", shown_url(url), "problem")
+    try:
+        from milepost.stores.postgres.driver import psycopg
+    except MilepostError as exc:
+        yield Finding(place.name, place.value, "problem", str(exc))
+        return
+    from milepost.stores.postgres.pool import open_connection, place_of
+    from milepost.stores.postgres.schema import SCHEMA
+
+    try:
+        connection = open_connection(url, _PATIENCE)
+    except (MilepostError, psycopg.Error) as exc:
+        yield Finding(place.name, place.value, "problem", " ".join(str(exc).split()))
+        return
+    with connection:
+        yield Finding("store", place_of(connection, SCHEMA, SCHEMA), "ok", f"named by {source}")
+        try:
+            yield _server_version(connection)
+            yield _pooler(connection)
+            yield _durability(connection)
+            yield _server_clock(connection)
+            tables = _found_tables(url)
+        except (MilepostError, psycopg.Error) as exc:
+            yield Finding("readable", "no", "problem", " ".join(str(exc).split()))
+            return
+        yield tables
+    if tables.verdict == "ok" and tables.value != "none":
+        yield from _unreadable(invocation)
+
+
+def _server_version(connection: Any) -> Finding:
+    version: int = connection.info.server_version
+    return Finding("server", f"PostgreSQL {version // 10_000}.{version % 10_000}")
+
+
+def _found_tables(url: str) -> Finding:
+    from milepost.stores.postgres.schema import status
+
+    found, needed = status(url)
+    if found > needed:
+        return Finding("tables", f"version {found}", "problem", f"this library knows up to {needed}: upgrade milepost")
+    if not found:
+        return Finding(
+            "tables", "none", "ok", "they are not there yet; the first run makes them, or milepost db migrate"
+        )
+    if found < needed:
+        return Finding(
+            "tables", f"version {found}", "note", f"{needed} is needed: the next run, or milepost db migrate"
+        )
+    return Finding("tables", f"version {found}")
+
+
+def _pooler(connection: Any) -> Finding:
+    """Behind a pooler another process of the server answers than the one that the connection was opened to."""
+    (answering,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    if answering == connection.info.backend_pid:
+        return Finding("connection", "direct")
+    note = "statements are not prepared behind it, which costs some of the speed; nothing else is lost"
+    return Finding("connection", "through a pooler", "ok", note)
+
+
+def _durability(connection: Any) -> Finding:
+    settings = {}
+    for name in ("fsync", "synchronous_commit", "full_page_writes"):
+        (settings[name],) = connection.execute(f"SHOW {name}", prepare=False).fetchone()
+    weak = [f"{name} = {value}" for name, value in settings.items() if value == "off"]
+    note = f"{', '.join(weak)}: what was reported saved may be gone after the server crashed" if weak else ""
+    return Finding("durable", "no" if weak else "yes", "problem" if weak else "ok", note)
+
+
+def _server_clock(connection: Any) -> Finding:
+    before = time.time()
+    (there,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8", prepare=False).fetchone()
+    return _clock(there - (before + time.time()) / 2)
+
+
+# -- The commands that look after a database's tables: db status, db migrate, db sql ---------------
 
 
 @click.group("db", invoke_without_command=True)
