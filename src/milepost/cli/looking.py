@@ -15,9 +15,8 @@ from typing import Any, cast
 
 import click
 
-from milepost.cli.apps import app_option, opened_store
 from milepost.cli.places import FAILED, OK, Invocation, NotFound, command, is_postgres, open_each, open_existing, url_of
-from milepost.cli.targets import read_pairs
+from milepost.cli.targets import app_option, opened_store, read_pairs
 from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
 from milepost.errors import RunNotFoundError
 from milepost.executor.chronicle import Chronicle

@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from milepost.cli.apps import app_option, loaded, opened_engine
 from milepost.cli.places import OK, Invocation, command, open_or_make
-from milepost.cli.targets import load_target, read_input, read_json, read_pairs
+from milepost.cli.targets import app_option, load_target, loaded, opened_engine, read_input, read_json, read_pairs
 from milepost.cli.text import to_json
 from milepost.engine.engine import Engine
 from milepost.verbs import Bound, Verbs

@@ -15,10 +15,9 @@ from typing import Any, Literal
 
 import click
 
-from milepost.cli.apps import App, Works, app_option, loaded
 from milepost.cli.live import logging_runs, prints_aside
 from milepost.cli.places import FAILED, OK, Invocation, command, read_duration, read_pause
-from milepost.cli.targets import read_pairs
+from milepost.cli.targets import App, Works, app_option, loaded, read_pairs
 from milepost.cli.text import print_table, to_json
 from milepost.engine.worker import Host, Worker
 from milepost.errors import RunNotFoundError
