@@ -17,18 +17,6 @@ from milepost.model.ids import SYSTEM, Clock
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_tag
 
-__all__ = [
-    "UNAMENDED",
-    "EngineOptions",
-    "FullOptions",
-    "Options",
-    "OutputOptions",
-    "RunOptions",
-    "merge_options",
-    "option_names",
-    "without_amendments",
-]
-
 
 class EngineOptions(TypedDict, total=False):
     """The options that an engine may bind. `Options` explains each of them."""

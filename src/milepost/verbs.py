@@ -38,8 +38,6 @@ from milepost.options import (
 )
 from milepost.store import Store, Token, check_number, check_run_id
 
-__all__ = ["Bound", "InputVerbs", "Job", "StateVerbs", "Verbs", "adrive", "drive", "store_of"]
-
 R = TypeVar("R")
 T = TypeVar("T")
 StateT = TypeVar("StateT")

@@ -58,8 +58,6 @@ from milepost.stores.file.fs import Files, below, place_of
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 
-__all__ = ["AsyncView", "FileCheckpointStore", "LooksOutside", "MemoryCheckpointStore"]
-
 logger = logging.getLogger("milepost")
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])

@@ -19,20 +19,6 @@ from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, ROUTE, START, Record, parse_time
 from milepost.store import Store
 
-__all__ = [
-    "NO_ORIGIN",
-    "TOLD_BY",
-    "Marked",
-    "Origin",
-    "envelope_of",
-    "is_marked",
-    "is_of_steps",
-    "marked_of",
-    "origin_in",
-    "origin_of",
-    "point_of",
-]
-
 _HEADER = (
     "next_node",
     "sequence",

@@ -60,8 +60,6 @@ from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, note_of
 from milepost.stores.memory import MemoryStore
 
-__all__ = ["Adapted", "AnyStore", "AsyncPoints", "BytesByNode", "adapted"]
-
 logger = logging.getLogger("milepost")
 
 T = TypeVar("T")

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-__all__ = ["main"]
-
 _PACKAGES = ("click", "rich", "jsonpatch")
 
 

@@ -25,8 +25,6 @@ from milepost.cli.working import recover, worker
 from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
 from milepost.views.text import clean, in_options
 
-__all__ = ["cli", "main"]
-
 BROKEN_PIPE = 141
 """As a shell tells of a process that SIGPIPE ended."""
 

@@ -24,8 +24,6 @@ from milepost.views.journal import is_workflow, records_of
 from milepost.views.tree import notes_of, standing_document
 from milepost.workflows.definition import Workflow
 
-__all__ = ["doctor", "draw_graph"]
-
 FIXED_SQLITE = (3, 51, 3)
 """The first SQLite without the WAL-reset bug. Source: https://www.sqlite.org/wal.html#walresetbug"""
 OLDEST_SQLITE = (3, 35)

@@ -39,9 +39,6 @@ from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.url import shown_url
 from milepost.views.text import size
 
-__all__ = ["Finding", "db", "store_findings"]
-
-
 # What there is to know of the place where runs are kept: a SQLite file, a folder, or a PostgreSQL server.
 #
 # Nothing is made where there is no store yet, and no password is ever shown.

@@ -30,35 +30,6 @@ from milepost.errors import (
 from milepost.store import Store
 from milepost.stores.url import open_store
 
-__all__ = [
-    "DEFAULT_URL",
-    "EXIT_CODES",
-    "FAILED",
-    "INTERRUPTED",
-    "LOCKED",
-    "NOT_FOUND",
-    "OK",
-    "TERMINATED",
-    "USAGE",
-    "WAITING",
-    "NotFound",
-    "chosen_url",
-    "code_of",
-    "file_of",
-    "folder_of",
-    "has_store",
-    "is_file_store",
-    "is_postgres",
-    "open_each",
-    "open_existing",
-    "open_or_make",
-    "read_duration",
-    "read_pause",
-    "url_for",
-    "url_of",
-]
-
-
 # Durations as options take them: a number with its unit, so that nobody deletes by the second what is meant by
 # the day.
 

@@ -38,8 +38,6 @@ from milepost.views.events import recorded
 from milepost.views.text import clean, in_options, iso, plural, signal_command, wait_document, wait_text
 from milepost.workflows.definition import Workflow
 
-__all__ = ["resume", "retry", "run"]
-
 Result = RunResult[Any] | WorkflowResult[Any]
 
 

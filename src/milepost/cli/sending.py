@@ -16,8 +16,6 @@ from milepost.engine.engine import Engine
 from milepost.verbs import Bound, Verbs
 from milepost.views.text import clean, iso
 
-__all__ = ["cancel", "signal", "start"]
-
 _OUTCOMES = {
     "taken": "the run waits for it",
     "kept": "nobody waits for it yet",

@@ -26,22 +26,6 @@ from milepost.graph.builder import CompiledGraph, Graph
 from milepost.store import Store
 from milepost.workflows.definition import Workflow
 
-__all__ = [
-    "App",
-    "Runnable",
-    "Works",
-    "app_option",
-    "find_target",
-    "load_target",
-    "loaded",
-    "opened_engine",
-    "opened_store",
-    "read_input",
-    "read_json",
-    "read_pairs",
-]
-
-
 # -- What a command is to run: the flow that was named on the command line, and its input ----------
 #
 # Only what the user typed is imported, never a name that stands in a store.

@@ -13,9 +13,6 @@ from milepost.views.text import clean
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["drawn_table", "fact_lines", "print_facts", "print_table"]
-
-
 # -- Values as text for people and as JSON for programs. Nothing here prints -----------------------
 
 

@@ -29,8 +29,6 @@ from milepost.verbs import Bound, Job, Verbs
 from milepost.views.status import info_document
 from milepost.views.text import in_options, plural, short
 
-__all__ = ["recover", "worker"]
-
 logger = logging.getLogger("milepost")
 
 

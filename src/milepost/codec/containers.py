@@ -27,8 +27,6 @@ from .plan import (
     too_deep,
 )
 
-__all__ = ["ListPlan", "SequencePlan", "encode_sorted", "leaves_of_items"]
-
 encode_sorted: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 
 

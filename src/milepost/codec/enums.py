@@ -16,8 +16,6 @@ from .containers import encode_sorted
 from .plan import MARK, NotCarried, Plan, Refusal, json_kind, qualified, read_mark
 from .scalars import MAX_INT, MIN_INT, SCALARS
 
-__all__ = ["EnumPlan", "LiteralPlan"]
-
 
 class EnumPlan(Plan):
     """The plan of the members of an Enum class. `untyped` writes their values, `name_of` gives the class's tag."""

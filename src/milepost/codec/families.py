@@ -31,8 +31,6 @@ from .family import (
 )
 from .plan import NotCarried, qualified
 
-__all__ = ["EXTRA", "FIELDS_SET", "PRIVATE", "family_of"]
-
 # Keys beside the fields of a pydantic model; no field can have such a name.
 FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 

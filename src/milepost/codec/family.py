@@ -21,23 +21,6 @@ import msgspec
 
 from .plan import qualified
 
-__all__ = [
-    "ATTRS_HASH",
-    "Family",
-    "FieldSpec",
-    "FieldValues",
-    "OfOthers",
-    "build_blank",
-    "columns_of",
-    "constant",
-    "have_keys",
-    "pydantic_default",
-    "row_maker",
-    "rows_of",
-    "twin_of",
-    "written_rows",
-]
-
 _set = object.__setattr__
 _DESCRIPTORS = frozenset({MemberDescriptorType, GetSetDescriptorType})
 

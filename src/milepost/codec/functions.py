@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from milepost.codec.state import Codec
 
-__all__ = ["FunctionCodec", "FunctionCodecs", "classes", "hints_of", "lenient"]
-
 _MOST = 1000
 """The number of functions whose codecs are kept."""
 

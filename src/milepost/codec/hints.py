@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Final, ForwardRef, TypeVar, get_args, get_origin
 
-__all__ = ["annotations_of", "insert", "reveal", "strip", "type_text", "variables_of"]
-
 _DECORATIONS = tuple(
     getattr(typing, name)
     for name in ("Required", "NotRequired", "Final", "ClassVar", "ReadOnly")

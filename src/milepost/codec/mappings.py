@@ -27,8 +27,6 @@ from .plan import (
 )
 from .scalars import IntPlan, StrPlan, int_text, is_text, read_int
 
-__all__ = ["DictPlan"]
-
 FACTORIES: dict[str, Callable[[], Any] | None] = {
     "None": None,
     **{cls.__name__: cls for cls in (list, dict, set, tuple, int, float, str, bool, frozenset, bytes, deque, Counter)},

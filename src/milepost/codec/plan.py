@@ -28,30 +28,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = [
-    "DEEPEST",
-    "MARK",
-    "MAX_DEPTH",
-    "Contradicted",
-    "NotCarried",
-    "Plan",
-    "Refusal",
-    "Tagged",
-    "Texts",
-    "Unreadable",
-    "chunks",
-    "describe",
-    "describe_json",
-    "each_class",
-    "encode_json",
-    "json_kind",
-    "key_step",
-    "parent_row",
-    "qualified",
-    "read_mark",
-    "too_deep",
-]
-
 MARK = "$mp"  # the key that makes a JSON object a tagged value
 DEEPEST = 8  # nested containers down to which leaves are given
 MAX_DEPTH = 128  # containers within containers; keeps both directions far from the interpreter's recursion limit

@@ -29,8 +29,6 @@ from .plan import (
     too_deep,
 )
 
-__all__ = ["RecordPlan"]
-
 _ABSENT: Any = object()
 
 

@@ -11,8 +11,6 @@ from milepost.errors import OptionError
 
 from .plan import qualified
 
-__all__ = ["Registration", "find_by_tag", "find_by_type", "register"]
-
 
 class Registration(msgspec.Struct, frozen=True):
     """The two functions that turn values of one class into carried values and back."""

@@ -26,8 +26,6 @@ from .tuples import FixedTuplePlan
 from .unions import OptionalPlan, UnionPlan
 from .untyped import LaterPlan, OpaquePlan, RegisteredPlan, UntypedPlan, advice_for
 
-__all__ = ["Resolver"]
-
 _ADVICE = "use codec.register, or keep them out of the state"
 _SEQUENCES = (tuple, list, collections.deque)
 _ABSTRACT: dict[Any, tuple[type, ...]] = {

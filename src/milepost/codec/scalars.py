@@ -19,8 +19,6 @@ from uuid import UUID
 
 from .plan import MARK, NotCarried, Plan, Tagged, Texts, qualified, read_mark
 
-__all__ = ["BoolPlan", "FloatPlan", "IntPlan", "NonePlan", "PathPlan", "StrPlan", "TextPlan", "scalar_plans"]
-
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # the range of 64 bits, signed or not
 _NATIVE = frozenset({bytes, bytearray, date, Decimal, UUID})  # msgspec writes the same text for them
 _UNCHANGEABLE = frozenset({bytes, complex, date, timedelta, Decimal})  # classes in C without attributes

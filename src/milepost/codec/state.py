@@ -33,8 +33,6 @@ from .records import RecordPlan
 from .resolve import Resolver
 from .succession import Succession
 
-__all__ = ["Codec", "canonical"]
-
 T = TypeVar("T")
 
 _SLOW: Any = object()  # the fast way gave no answer

@@ -18,8 +18,6 @@ from .containers import ListPlan, SequencePlan
 from .plan import Plan, Refusal, encode_json
 from .records import RecordPlan
 
-__all__ = ["Encoder", "Succession"]
-
 _LARGE = 32 * 1024
 """Size of a value in bytes from which on parts of the next value are kept."""
 _LARGEST = 16 * 1024 * 1024

@@ -19,8 +19,6 @@ import msgspec
 from .plan import NotCarried, Plan, Texts, encode_json, qualified
 from .scalars import TextPlan, checked_text
 
-__all__ = ["ClockPlan", "time_plans"]
-
 _ZONE, _FOLD = attrgetter("tzinfo"), attrgetter("fold")
 _EXACT = {id(None), id(UTC)}  # the zones whose times are exact as text
 _decode_texts: Callable[[bytes], list[str]] = msgspec.json.Decoder(list[str]).decode

@@ -7,8 +7,6 @@ from typing import Any
 
 from .plan import MAX_DEPTH, Contradicted, Plan, Refusal, Tagged, too_deep
 
-__all__ = ["FixedTuplePlan"]
-
 
 class FixedTuplePlan(Tagged):
     """The plan of a tuple with one declared type for each place.

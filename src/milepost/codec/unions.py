@@ -8,8 +8,6 @@ from typing import Any, Optional, Union
 from .plan import MARK, Plan, Refusal, Unreadable, json_kind, read_mark
 from .scalars import SCALARS, are_exact
 
-__all__ = ["OptionalPlan", "UnionPlan"]
-
 
 class OptionalPlan(Plan):
     """The plan of `X | None`. If X itself may be written as null, its values are wrapped."""

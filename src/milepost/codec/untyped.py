@@ -46,8 +46,6 @@ from .scalars import (
 )
 from .times import time_plans
 
-__all__ = ["LaterPlan", "OpaquePlan", "RegisteredPlan", "UntypedPlan", "advice_for", "is_plain_json", "refuse_unknown"]
-
 _PLAIN = SCALARS | {list, dict}
 FEW = 16  # elements of a container up to which they are checked one by one
 MANY = 1 << 16  # elements of a column up to which leaves are given: one that contains itself has more and more

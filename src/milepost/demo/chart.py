@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["MONTHS", "rain_chart"]
-
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _COLOURS = ("#9ecae1", "#6baed6", "#3182bd", "#08519c")
 _WIDTH, _HEIGHT = 860, 360

@@ -22,8 +22,6 @@ from typing import Any
 from milepost import END, Context, Graph, Retry
 from milepost.demo.chart import rain_chart
 
-__all__ = ["Day", "Storm", "Weather", "Year", "graph"]
-
 STORM = 50.0
 """Millimetres of rain in a day that make a storm."""
 HOLD = "MILEPOST_DEMO_HOLD"

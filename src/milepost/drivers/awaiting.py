@@ -42,9 +42,6 @@ from milepost.store import Store
 if TYPE_CHECKING:
     from milepost.model.events import Event
 
-__all__ = ["Answer", "AsyncDriver", "StoreQueue", "lane_of"]
-
-
 # The queue of a store, with one store call in flight: event loops reach a blocking store through it without
 # blocking.
 #

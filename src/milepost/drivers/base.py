@@ -38,19 +38,6 @@ from milepost.model.events import (
 )
 from milepost.model.ids import Clock
 
-__all__ = [
-    "GLANCE",
-    "MAX_THREADS",
-    "Driver",
-    "StreamClosed",
-    "_put",
-    "held_of",
-    "invoke",
-    "is_awake",
-    "is_logged",
-    "log",
-]
-
 logger = logging.getLogger("milepost")
 
 MAX_THREADS = 32

@@ -35,8 +35,6 @@ from milepost.executor.effects import (
 from milepost.model.events import Event, Hook
 from milepost.model.ids import Clock
 
-__all__ = ["SyncDriver"]
-
 T = TypeVar("T")
 
 STREAMED = 0.05

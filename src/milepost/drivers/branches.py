@@ -16,8 +16,6 @@ from typing import Any
 from milepost.executor.effects import Alone, Ask, Call, Effect, Emit, Gather, Halted, Outcome, Routine, Write
 from milepost.store import Append
 
-__all__ = ["Branch", "Branches", "merged"]
-
 
 class Branch:
     """One branch: its routine, and the gather that waits for it."""

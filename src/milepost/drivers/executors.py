@@ -39,8 +39,6 @@ from milepost.model.events import surround
 from milepost.model.executors import ExecutorLike
 from milepost.model.failure import describe, message_of, type_name
 
-__all__ = ["ExecutorCall", "Pools", "Task", "pools"]
-
 logger = logging.getLogger("milepost")
 
 

@@ -16,8 +16,6 @@ from milepost.errors import StoreClosedError
 from milepost.model.ids import SYSTEM, Clock
 from milepost.store import Release, Store, Token
 
-__all__ = ["Heartbeat", "HeldLease", "heartbeat"]
-
 logger = logging.getLogger("milepost")
 
 OWED = 30.0

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from milepost.errors import MissingExtraError
 
-__all__ = ["RayExecutor"]
-
 T = TypeVar("T")
 
 

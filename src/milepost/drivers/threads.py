@@ -11,9 +11,6 @@ from typing import Any
 
 from milepost.store import Store
 
-__all__ = ["Pending", "PendingSet", "Threads", "listen", "threads", "unlisten", "wake"]
-
-
 # Wake-ups inside this process: a store has work to do, so that a worker need not wait for its next poll.
 
 

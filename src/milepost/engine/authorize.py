@@ -8,8 +8,6 @@ from typing import Any
 
 from milepost.errors import NotAuthorizedError, OptionError
 
-__all__ = ["Authorize", "Gate"]
-
 Authorize = Callable[[str, str, str], Any]
 """The type of `authorize`, which gets (action, run_id, flow name) before a resume, override, signal, cancel or delete.
 

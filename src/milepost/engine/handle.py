@@ -41,8 +41,6 @@ from milepost.workflows.run import StepRun
 if TYPE_CHECKING:
     from milepost.model.events import Event
 
-__all__ = ["RunHandle"]
-
 _AT_ONCE = 1e-9
 """A timeout in seconds that is over by the time of a second look."""
 

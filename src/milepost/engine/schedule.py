@@ -11,8 +11,6 @@ from milepost.errors import MissingExtraError, OptionError
 from milepost.store import check_run_id
 from milepost.verbs import Bound
 
-__all__ = ["Schedule"]
-
 
 class Schedule:
     """A flow with its input, and the times at which it is to be started."""

@@ -31,8 +31,6 @@ from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.step import do
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step
 
-__all__ = ["WorkflowView", "await_output", "await_records", "await_result", "loaded", "state_of", "step_results"]
-
 PAGE = 100
 """The number of records that a follower of a journal reads at once."""
 

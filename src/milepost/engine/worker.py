@@ -45,8 +45,6 @@ from milepost.options import Options
 from milepost.store import RunRow, Store, Token
 from milepost.verbs import Bound, Job, Verbs
 
-__all__ = ["Worker"]
-
 logger = logging.getLogger("milepost")
 
 LONGEST_PAUSE = 30.0

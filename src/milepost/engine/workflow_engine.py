@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from milepost.adapters.checkpoint_view import FileCheckpointStore
     from milepost.adapters.user_stores import AnyStore
 
-__all__ = ["Execution", "WorkflowEngine"]
-
 R = TypeVar("R")
 
 KEPT = 1000

@@ -37,22 +37,6 @@ from milepost.store import RunRow
 if TYPE_CHECKING:
     from milepost.executor.history import JournalHistory
 
-__all__ = [
-    "Amendment",
-    "ResumeRequest",
-    "check_flow",
-    "check_recordable",
-    "check_renames",
-    "check_seal",
-    "content_of",
-    "input_mismatch",
-    "left_of_pause",
-    "locked",
-    "not_resumable",
-    "recorded_ids",
-    "refused_by_status",
-]
-
 MAX_SHOWN = 200
 """The largest number of bytes of an input that an error shows."""
 COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})

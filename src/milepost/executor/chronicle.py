@@ -27,8 +27,6 @@ from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, REPLY, ROL
 from milepost.model.reports import ResumeInfo
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
 
-__all__ = ["Chronicle"]
-
 
 class Chronicle:
     """A reader that turns the records of one run, given in order, into events.

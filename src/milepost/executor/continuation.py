@@ -28,8 +28,6 @@ from milepost.model.record import OWNER, Record
 from milepost.options import Options
 from milepost.store import RunRow
 
-__all__ = ["CONTINUE", "check_options", "is_known", "newest_turn", "open_turn", "refused"]
-
 CONTINUE: Literal["continue"] = "continue"
 """The verb of the owner record that begins a turn."""
 

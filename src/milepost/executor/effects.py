@@ -37,26 +37,6 @@ if TYPE_CHECKING:
     from milepost.model.executors import ExecutorLike
     from milepost.store import Append, Release, Store, Token
 
-__all__ = [
-    "OVERDUE_GRACE",
-    "Alone",
-    "Ask",
-    "Call",
-    "Drop",
-    "Effect",
-    "Emit",
-    "Gather",
-    "Halted",
-    "Hold",
-    "HoldOver",
-    "LeaseView",
-    "Outcome",
-    "Ready",
-    "Routine",
-    "Sleep",
-    "Write",
-]
-
 
 class Effect:
     """The base of all effects."""

@@ -39,8 +39,6 @@ from milepost.model.record import (
 if TYPE_CHECKING:
     from milepost.model.results import StepResult, StepType
 
-__all__ = ["JournalHistory", "PendingRecord", "StepOutcome", "StepRecord", "parent_of"]
-
 
 class PendingRecord(NamedTuple):
     """A record to be written, which has no number yet."""

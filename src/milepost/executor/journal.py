@@ -43,8 +43,6 @@ from milepost.store import Append, Claim, NewRun, Release, Statement, Store, Tok
 if TYPE_CHECKING:
     from milepost.model.info import Wait
 
-__all__ = ["Drained", "Journal", "ask", "take"]
-
 logger = logging.getLogger("milepost")
 
 T = TypeVar("T")

@@ -43,22 +43,6 @@ from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.options import without_amendments
 from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Token
 
-__all__ = [
-    "REFUSED",
-    "amended",
-    "as_before",
-    "await_change",
-    "await_due",
-    "check_branch",
-    "make_ready",
-    "plan",
-    "resume",
-    "resume_claimed",
-    "take",
-    "take_over",
-]
-
-
 # -- Taking a run that exists: its owner record fences off every owner before ----------------------
 #
 # One write changes the owner, records the override and says which records count from now on. `take` writes it when all

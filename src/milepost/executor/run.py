@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from milepost.model.events import Event
     from milepost.model.info import Wait
 
-__all__ = ["Run", "complete", "pause_after"]
-
 logger = logging.getLogger("milepost")
 
 OUTAGES = 5

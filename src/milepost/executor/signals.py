@@ -13,8 +13,6 @@ from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
 from milepost.store import RunRow, Store
 
-__all__ = ["CancelOutcome", "SignalOutcome", "cancel", "signal"]
-
 SignalOutcome = Literal["taken", "kept", "duplicate"]
 CancelOutcome = Literal["cancelled", "requested", "ended"]
 

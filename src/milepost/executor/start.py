@@ -43,8 +43,6 @@ from milepost.store import ENDED, NewRun, Release, RunRow, RunSnapshot, Token
 
 logger = logging.getLogger("milepost")
 
-__all__ = ["attach", "enqueue", "start"]
-
 
 def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     """Begin a run; `if_exists` says what to do with a run that exists."""

@@ -41,21 +41,6 @@ if TYPE_CHECKING:
     from milepost.model.info import Wait
     from milepost.model.results import Reply, StepType
 
-__all__ = [
-    "Open",
-    "Parked",
-    "Waiting",
-    "Waits",
-    "codec_for",
-    "is_waiting",
-    "park",
-    "reply_of",
-    "suspended",
-    "unanswered",
-    "wait",
-    "waits_of",
-]
-
 _encode = msgspec.json.Encoder().encode
 
 

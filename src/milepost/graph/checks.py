@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from milepost.executor.history import JournalHistory, StepRecord
     from milepost.graph.run import NodeRun
 
-__all__ = ["ExaminedRun", "ResumePoint", "examine", "refusal_of"]
-
 
 class ResumePoint(NamedTuple):
     """The point of a run's own graph from which a verb goes on, and the records after it that count."""

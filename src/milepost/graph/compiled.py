@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from milepost.options import Options
     from milepost.store import Store
 
-__all__ = ["CompiledGraph", "kind_of"]
-
 StateT = TypeVar("StateT")
 
 

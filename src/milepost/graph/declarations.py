@@ -18,19 +18,6 @@ from milepost.executor.flow import END, START, Function
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_id
 
-__all__ = [
-    "Signature",
-    "exact_id",
-    "new_node_id",
-    "positive",
-    "read_callable",
-    "read_function",
-    "read_merge",
-    "read_targets",
-    "read_tries",
-    "refuse",
-]
-
 if sys.version_info >= (3, 14):
     from annotationlib import Format
 

@@ -16,8 +16,6 @@ from milepost.errors import OptionError
 from milepost.executor.flow import END, START
 from milepost.graph.topology import Topology
 
-__all__ = ["COLOURS", "Arrow", "Picture", "picture_of", "recorded_picture", "to_dot", "to_mermaid"]
-
 COLOURS: Mapping[str, tuple[str, str]] = {
     "done": ("#d3f2d8", "#2d8a3e"),
     "running": ("#d6e8fb", "#1f6fb8"),

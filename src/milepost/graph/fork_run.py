@@ -32,8 +32,6 @@ from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START,
 from milepost.store import RunSnapshot, Signal, Store, check_id, check_run_id
 from milepost.stores.base.export import Prefix, lines_of_fork, unexplained_gaps
 
-__all__ = ["fork"]
-
 
 def fork(
     store: Store,

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from milepost.errors import GraphProblem
 from milepost.executor.flow import END, Fork
 
-__all__ = ["Forks"]
-
 Targets = Callable[[str], Sequence[str]]
 """A function that returns the nodes that may follow a node, END included; "" stands for anywhere."""
 

@@ -16,9 +16,6 @@ from milepost.codec.hints import annotations_of, reveal
 from milepost.errors import DeserializeStateError, MergeConflictError, SerializeStateError, StateTypeError
 from milepost.executor.flow import REPLACED, BranchEnd, Fork, Part, Whole
 
-__all__ = ["Acceptance", "Merging", "Reducer", "changed_fields", "is_ready_made"]
-
-
 # The next state, made of a node's return value: a whole state, or a part whose fields are taken over.
 #
 # In a graph of whole states a node must return all of the state. In a partial graph it may return a mapping of the fields

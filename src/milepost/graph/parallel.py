@@ -39,8 +39,6 @@ from milepost.model.record import way_to
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker
 
-__all__ = ["Stop", "label_of", "raise_of", "split", "stopping"]
-
 
 class Stop:
     """A flag that makes the branches of a fork stop at their next boundary."""

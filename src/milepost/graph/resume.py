@@ -30,8 +30,6 @@ from milepost.store import RunSnapshot, Store
 if TYPE_CHECKING:
     from milepost.graph.run import NodeRun
 
-__all__ = ["check_live", "cut_short", "find", "go_on", "in_flight", "newest_live"]
-
 
 def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
     """Find and examine the point from which a verb goes on: the newest, the requested one, or the newest undamaged one."""

@@ -28,8 +28,6 @@ from milepost.store import Release, RunRow, RunSnapshot, Store
 if TYPE_CHECKING:
     from milepost.model.info import Wait
 
-__all__ = ["NodeRun"]
-
 
 class NodeRun(Run):
     """A run of a graph."""

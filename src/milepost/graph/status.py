@@ -42,8 +42,6 @@ from milepost.model.record import (
 )
 from milepost.store import ENDED
 
-__all__ = ["RunStatus", "Visit", "each", "standing"]
-
 
 @dataclass(slots=True)
 class Visit:

@@ -19,8 +19,6 @@ from milepost.errors import GraphProblem
 from milepost.executor.flow import END, START, Fork, Unit, Walk
 from milepost.graph.forks import Forks
 
-__all__ = ["Targets", "Topology", "walk"]
-
 Targets = Mapping[Any, str] | None
 """The answers that a router may give, each with the node or END that it means. None: any node or END."""
 

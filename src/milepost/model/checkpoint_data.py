@@ -16,8 +16,6 @@ from typing import Any
 from milepost.errors import CheckpointCorruptError
 from milepost.model.checkpoint import Checkpoint, _dump
 
-__all__ = ["CheckpointData"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointData:

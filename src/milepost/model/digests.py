@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 from milepost.model.record import digest_of
 
-__all__ = ["Digests", "agreeing", "agreeing_back"]
-
-
 # The number of bytes in which two texts agree, found by comparing whole blocks of memory with hardly any
 # copying.
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from milepost.errors import OptionError
 
-__all__ = ["ExecutorLike", "checked_executor"]
-
 ExecutorLike = Executor | Callable[[], Executor]
 """An executor, or a factory of one. A class of executors is a factory too."""
 

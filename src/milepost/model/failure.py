@@ -28,23 +28,6 @@ from milepost.model.record import Segment, turnings
 if TYPE_CHECKING:
     from milepost.model.record import Record
 
-__all__ = [
-    "contained",
-    "describe",
-    "error_of",
-    "failure_fields",
-    "first_line",
-    "is_cancellation",
-    "message_of",
-    "place",
-    "recorded_branch_error",
-    "recorded_error",
-    "recorded_step_error",
-    "shown",
-    "type_name",
-]
-
-
 # Exceptions of user code with a meaning for Python, and the rule which of them are errors of that code.
 #
 # A `CancelledError` is an error like any other if nobody cancels the task, and so are a `GeneratorExit` where no

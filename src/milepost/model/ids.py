@@ -10,19 +10,6 @@ import uuid
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-__all__ = [
-    "SYSTEM",
-    "Clock",
-    "Process",
-    "SystemClock",
-    "describe_owner",
-    "is_gone",
-    "new_nonce",
-    "new_run_id",
-    "this_process",
-]
-
-
 # -- New run ids and nonces: the only place where the library draws real randomness ----------------
 #
 # Source: for the layout of a run id, RFC 9562 (UUID version 7): 48 bits of milliseconds, then random bits, so that ids

@@ -13,8 +13,6 @@ from typing import Any
 from milepost.errors import OptionError
 from milepost.model.retry import as_seconds
 
-__all__ = ["CheckpointInfo", "Pruned", "Retention", "RunFailure", "RunInfo", "Stats", "VerifyReport", "Wait"]
-
 
 @dataclass(frozen=True, slots=True)
 class Wait:

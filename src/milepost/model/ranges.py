@@ -14,8 +14,6 @@ import msgspec
 
 from milepost.model.record import OWNER, Record
 
-__all__ = ["MOST", "Count", "Ranges", "is_live", "ranges_of", "ranges_upto"]
-
 MOST = 2**62
 """A number above all numbers of a run. It is half of what a database column can hold, so later numbers fit too."""
 

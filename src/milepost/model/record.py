@@ -21,51 +21,6 @@ from milepost.errors import (
     StoreError,
 )
 
-__all__ = [
-    "ALWAYS_COMPRESSED",
-    "CHECKPOINT",
-    "CHECKPOINT_VERSION",
-    "DECOMPRESSED_LIMIT",
-    "DIFFERENCE",
-    "ENCRYPTED",
-    "END",
-    "FAILURE",
-    "FINISH",
-    "FORKED_FROM",
-    "ITEMS",
-    "OWNER",
-    "REPLY",
-    "ROLLBACK",
-    "ROUTE",
-    "START",
-    "UNENCRYPTED",
-    "UNPACKED",
-    "VERBATIM",
-    "WAIT",
-    "Origin",
-    "Record",
-    "Segment",
-    "StepHead",
-    "as_posix",
-    "compress",
-    "decompress",
-    "digest_of",
-    "format_time",
-    "make_checkpoint",
-    "make_record",
-    "make_step",
-    "new_record",
-    "origins_of",
-    "packed",
-    "parse_time",
-    "source_of",
-    "step_head",
-    "turnings",
-    "unpacked_limit",
-    "way_to",
-]
-
-
 # The path to a branch of a fork, or to an item of a map, as records have it in their field `branch`.
 #
 # A path is a row of segments `fork#visit/branch`, the outermost first, so an inner path begins with the path that is

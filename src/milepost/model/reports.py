@@ -16,8 +16,6 @@ from pathlib import PurePath
 from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
-__all__ = ["ResumeInfo", "ResumePlan", "RunResult", "plain", "plain_fields"]
-
 StateT = TypeVar("StateT")
 
 

@@ -15,20 +15,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from milepost.model.reports import ResumeInfo, plain, plain_fields
 
-__all__ = [
-    "BranchResult",
-    "Outcome",
-    "ParallelResult",
-    "Reply",
-    "RollbackError",
-    "SkipMarker",
-    "StepResult",
-    "StepType",
-    "SubWorkflowInvocationResult",
-    "WorkflowResult",
-    "step_result",
-]
-
 R = TypeVar("R", covariant=True)
 T = TypeVar("T", covariant=True)
 

@@ -9,8 +9,6 @@ from math import isfinite
 
 from milepost.errors import OptionError
 
-__all__ = ["Retry", "as_seconds"]
-
 LONGEST = 100 * 366 * 86400.0
 """Seconds of the longest duration: the clocks of all machines can wait this long, and a date stays within its range."""
 

@@ -28,8 +28,6 @@ from milepost.model.record import (
     step_head,
 )
 
-__all__ = ["KEYED", "PLAIN", "UNSEALED", "Code", "Flaw", "Seals", "changed", "check_keys"]
-
 KEYED = "hmac-sha256:"
 """The beginning of a seal that was made with a key; the key's id follows."""
 

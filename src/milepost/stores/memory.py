@@ -23,8 +23,6 @@ from milepost.stores.base.fence import Row
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
-__all__ = ["MemoryStore"]
-
 
 class _Run(msgspec.Struct):
     """A run's row, its records in order and by node, and its signals."""

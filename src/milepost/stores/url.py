@@ -8,8 +8,6 @@ from urllib.parse import unquote
 from milepost.errors import OptionError
 from milepost.store import Store
 
-__all__ = ["open_store", "shown_url"]
-
 _FORMS = (
     "sqlite:///runs.db (in the working directory), sqlite:////srv/runs.db (absolute), sqlite:///:memory:, "
     "file:runs (a folder in the working directory), file:///srv/runs (absolute), "

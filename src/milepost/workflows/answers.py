@@ -39,8 +39,6 @@ from milepost.workflows.visiting import StepFailed, answer_of, asked_with, refus
 if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = ["answered", "fallback", "matching"]
-
 
 def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepResult | None:
     """Return the recorded result of a call that is asked for as it was recorded, as nearly all are.

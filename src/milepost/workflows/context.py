@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from milepost.executor.context import Context, RunScope
 from milepost.model.results import SkipMarker, StepResult
 
-__all__ = ["WorkflowContext"]
-
 if TYPE_CHECKING:
     import typing_extensions
 

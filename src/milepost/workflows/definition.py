@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from milepost.options import Options
     from milepost.store import Store
 
-__all__ = ["Parameter", "Workflow", "workflow"]
-
 P = ParamSpec("P")
 InputsP = ParamSpec("InputsP")
 R = TypeVar("R")

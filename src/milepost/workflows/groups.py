@@ -57,8 +57,6 @@ from milepost.workflows.visiting import (
 if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = ["PartsVisit", "check_items", "graph_invoked", "invoked", "item_ids", "lasting"]
-
 _encode = msgspec.json.Encoder().encode
 
 

@@ -21,17 +21,6 @@ from milepost.codec.plan import MAX_DEPTH
 from milepost.errors import NonDeterminismError
 from milepost.model.failure import shown
 
-__all__ = [
-    "Arguments",
-    "arguments_of",
-    "described",
-    "differs",
-    "hash_of",
-    "how_to_agree",
-    "non_determinism",
-    "plain_arguments",
-]
-
 Arguments = dict[str, str]
 """A step's arguments as records keep them: a text cut to 200 characters, with a digest if it was longer.
 

@@ -40,19 +40,6 @@ from milepost.store import RunRow, RunSnapshot
 if TYPE_CHECKING:
     from milepost.workflows.run import StepRun
 
-__all__ = [
-    "ExaminedWorkflow",
-    "as_recorded",
-    "find",
-    "inputs_of",
-    "know_renames",
-    "primed",
-    "primed_or_over",
-    "read",
-    "refusal",
-]
-
-
 # Runs of a workflow that are known by their marked points alone: the contents of such a point, as records.
 #
 # A store that keeps points has no start record, and a point has no journal: it holds the results of steps, one after the

@@ -30,8 +30,6 @@ from milepost.workflows.visiting import refuse_async, refuse_unawaited
 if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = ["Undo", "register", "roll_back"]
-
 logger = logging.getLogger("milepost")
 
 

@@ -71,8 +71,6 @@ from milepost.workflows.visiting import StepFailed, answer_of, encoded_output
 if TYPE_CHECKING:
     from milepost.model.info import Wait
 
-__all__ = ["Frame", "StepRun"]
-
 READY = Ready()
 
 

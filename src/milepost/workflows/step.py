@@ -51,8 +51,6 @@ from milepost.workflows.visiting import (
 if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = ["do"]
-
 logger = logging.getLogger("milepost")
 
 _encode = msgspec.json.Encoder().encode

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from milepost.executor.flow import GraphFlow, StepFlow
     from milepost.workflows.run import Frame, StepRun
 
-__all__ = [
-    "StepFailed",
-    "answer_of",
-    "asked_with",
-    "check_begun",
-    "encoded_output",
-    "refuse_async",
-    "refuse_async_nodes",
-    "refuse_unawaited",
-    "started",
-]
-
 
 class StepFailed(Exception):
     """The final failure of a step, which nothing in the step itself turns into a result.

@@ -19,9 +19,6 @@ from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
-__all__ = ["DecodingTransaction"]
-
-
 _PAGE = 256
 _READ = 128
 """Number of records of a chain that are read at once."""

@@ -26,19 +26,6 @@ from milepost.store import Token
 from milepost.stores.base.fence import Row
 from milepost.stores.base.process_fork import watch
 
-__all__ = [
-    "SMALLEST",
-    "Base",
-    "Bases",
-    "Difference",
-    "chained",
-    "difference",
-    "is_base",
-    "lessened",
-    "read_difference",
-    "whole_of",
-]
-
 SMALLEST = 4096
 """Size of a state in bytes below which it is stored whole: the rest of its record weighs as much."""
 _LONG = 64

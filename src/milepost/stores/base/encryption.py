@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
     from milepost.model.info import Wait
 
-__all__ = ["KeyRing", "RecordCipher", "keeper_of"]
-
-
 # -- Encryption: AES-256-GCM under keys that never leave this object -------------------------------
 #
 # Each run has a key of its own, derived from the store's key by HKDF-SHA256 over the run's id. So nonces can be random:

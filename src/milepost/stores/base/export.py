@@ -39,9 +39,6 @@ from milepost.store import MOST, Count, RunRow, Signal, check_id, check_run_id, 
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Note, note_of, seal_of
 
-__all__ = ["Copy", "Gaps", "Prefix", "lines_of", "lines_of_fork", "read_run", "unexplained_gaps"]
-
-
 # -- Search for numbers that are missing in a journal and that no recorded deletion explains -------
 
 

@@ -16,29 +16,6 @@ from milepost.store import ENDED, Append, Claim, LeaseState, Release, Token
 if TYPE_CHECKING:
     from milepost.model.info import Wait
 
-__all__ = [
-    "Row",
-    "Ruling",
-    "TokenState",
-    "cancel",
-    "claim",
-    "crashes",
-    "end_ownership",
-    "give_up",
-    "intruded",
-    "is_current",
-    "is_due",
-    "judge",
-    "lease_state",
-    "place_signal",
-    "refusal",
-    "renewed",
-    "shown_status",
-    "tagged",
-    "why",
-]
-
-
 # -- The fence: every decision about who owns a run and how its row changes, without any I/O -------
 #
 # A store reads a `Row`, asks one of these functions for the decision, and writes the row that comes back, all in one

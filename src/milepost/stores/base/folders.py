@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["make_folder", "make_folders", "sync_folder"]
-
 
 def make_folder(path: str) -> bool:
     """Create a folder for its owner alone. Return False if it exists. Its parent must exist."""

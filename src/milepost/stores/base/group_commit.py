@@ -21,8 +21,6 @@ from contextlib import suppress
 
 from milepost.store import Append, Verdict
 
-__all__ = ["GroupCommit"]
-
 _LOOK = 1.0
 """Seconds after which a waiting thread looks by itself whether it may go on."""
 _ABREAST = 3

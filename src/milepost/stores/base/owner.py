@@ -59,8 +59,6 @@ from milepost.stores.base.fence import Row, TokenState, why
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict, seal_of
 
-__all__ = ["OwnerStore", "has_statements"]
-
 IsGone = Callable[[str], bool]
 T = TypeVar("T")
 

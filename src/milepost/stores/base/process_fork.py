@@ -7,8 +7,6 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["Forkable", "watch"]
-
 
 class Forkable(Protocol):
     """An object that is notified of forks."""

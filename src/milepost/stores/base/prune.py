@@ -27,9 +27,6 @@ from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConfl
 if TYPE_CHECKING:
     from milepost.model.info import Pruned, Retention
 
-__all__ = ["CONSIDERED", "PruneRequest", "Pruning", "Trace", "surplus", "trace_of"]
-
-
 # The choice of the records of a run that go when each node keeps its newest visits. It reads and writes
 # nothing.
 #

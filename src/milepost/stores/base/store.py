@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, RunInfo, Stats, VerifyReport
     from milepost.stores.base.export import Copy
 
-__all__ = ["Keeping", "Runs"]
-
-
 # -- The verbs that maintain a store: counting, checking, exporting and importing runs -------------
 #
 # They are written once over the primitives of `Transaction`. `export.py` defines the format of an exported run.

@@ -20,28 +20,6 @@ from milepost.stores.base.fence import Row
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, Wait
 
-__all__ = [
-    "DamagedRow",
-    "NewerRow",
-    "Note",
-    "RecordEntry",
-    "StatusCount",
-    "Transaction",
-    "WriteConflict",
-    "damaged_row",
-    "entry_of",
-    "failed_statement",
-    "json_text",
-    "note_of",
-    "record_of",
-    "record_values",
-    "row_of",
-    "row_to_show",
-    "row_values",
-    "seal_of",
-]
-
-
 # -- The primitives that a backend must offer inside one atomic read or write, and nothing more ----
 #
 # `OwnerStore` and the classes that build on it hold all logic, written over these primitives. A new store implements

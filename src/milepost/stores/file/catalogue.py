@@ -22,9 +22,6 @@ from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import below, lock, place_of
 from milepost.stores.file.log import JOURNAL, damaged_pointer, read_pointer
 
-__all__ = ["Catalogue", "Due", "Listed", "Marker", "may_be_due"]
-
-
 # -- The runs of a store in the order of their creation --------------------------------------------
 #
 # The order comes from a listing of all runs' folders. The content of their `journal` files is remembered as long as

@@ -21,25 +21,6 @@ from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import NewerRow, Note, RecordEntry
 from milepost.stores.file.fs import open_to_read
 
-__all__ = [
-    "VERSION",
-    "Commit",
-    "Damaged",
-    "Depth",
-    "Header",
-    "Lines",
-    "Placed",
-    "PlacedSignal",
-    "RowText",
-    "encode",
-    "is_whole",
-    "load",
-    "row_of",
-    "summed",
-    "text_of",
-]
-
-
 # A checksum as the last field of a line of JSON, so that a changed bit is noticed. It is no protection against
 # malice.
 

@@ -20,9 +20,6 @@ from milepost.errors import StoreError
 from milepost.model.ids import Clock, Process, SystemClock, is_gone, this_process
 from milepost.stores.base.transaction import WriteConflict
 
-__all__ = ["Attempts", "Files", "Leases", "Locks", "below", "exists", "lock", "open_to_read", "place_of", "take_away"]
-
-
 # -- File names for ids, and paths that stay below their root --------------------------------------
 #
 # An ordinary id is its own file name, so that people can read a folder. Any other is replaced by its percent form and a

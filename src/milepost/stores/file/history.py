@@ -16,8 +16,6 @@ from milepost.stores.base.transaction import RecordEntry
 from milepost.stores.file.commit import Commit, Damaged, Depth, Header, Placed, RowText
 from milepost.stores.file.log import Log, Sought, Tail
 
-__all__ = ["CHECKPOINTS", "History", "RecordLocation"]
-
 _MOST_READ = 32
 
 CHECKPOINTS = Sought(kinds=(CHECKPOINT,))

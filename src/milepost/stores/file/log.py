@@ -30,9 +30,6 @@ from milepost.stores.file.commit import (
 )
 from milepost.stores.file.fs import below, exists, open_to_read, place_of
 
-__all__ = ["FOLDER", "JOURNAL", "Index", "Log", "Logs", "Pointer", "Sought", "Tail", "damaged_pointer", "read_pointer"]
-
-
 # An index of the commits that may have records of a node or a kind, so that a search need not read them all.
 #
 # 16 commits in a row make a block, 16 blocks a larger one, and so on. A small file for each complete block names its

@@ -39,8 +39,6 @@ from milepost.stores.file.write import Change, StoreParts, write
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo
 
-__all__ = ["FileStore"]
-
 _OWN = ".milepost"
 """The folder of the store's own files. No run's name begins with a dot."""
 

@@ -27,8 +27,6 @@ from milepost.stores.file.history import CHECKPOINTS, History, RecordLocation
 from milepost.stores.file.log import JOURNAL, Log, Sought, Tail
 from milepost.stores.file.write import Change, Removal, StoreParts, bury, joined, raze, write
 
-__all__ = ["FileTransaction"]
-
 
 class FileTransaction(Transaction):
     """One read, or one write if `lock` is given: it is called with each run before the run is read."""

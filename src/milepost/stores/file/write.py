@@ -26,8 +26,6 @@ from milepost.stores.file.commit import VERSION, Damaged, Header, Lines, encode,
 from milepost.stores.file.fs import Files, Leases, take_away
 from milepost.stores.file.log import FOLDER, JOURNAL, Log, Logs, Pointer, Tail
 
-__all__ = ["Change", "Removal", "StoreParts", "bury", "joined", "raze", "write"]
-
 _logger = logging.getLogger("milepost")
 
 _A_COMMIT = 256

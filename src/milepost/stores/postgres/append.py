@@ -18,9 +18,6 @@ from milepost.stores.postgres.connection import Frequent, Link, Preparing, pack_
 from milepost.stores.postgres.statements import ROW_NAMES, Tables, columns_of_row
 from milepost.stores.postgres.transaction import PostgresTransaction
 
-__all__ = ["Appends", "Creation", "is_ordinary"]
-
-
 # -- The most frequent statements of a store: one append, many appends, renewals -------------------
 #
 # Each is one round trip and one commit. None waits for a lock: a row that somebody else has locked counts as unusual, and

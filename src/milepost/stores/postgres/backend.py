@@ -27,8 +27,6 @@ from milepost.stores.postgres.pool import Connections, RetryWindow, connections_
 from milepost.stores.postgres.statements import Tables
 from milepost.stores.postgres.transaction import PostgresTransaction
 
-__all__ = ["UNDONE", "OutcomeUnknown", "PostgresMedium"]
-
 T = TypeVar("T")
 
 _LEASE = 30.0

@@ -8,8 +8,6 @@ import threading
 from milepost.model.ids import SYSTEM
 from milepost.stores.postgres.connection import Link
 
-__all__ = ["ServerClock"]
-
 _FRESH = 60.0
 """Seconds for which a reading of the server's clock is used: two quartzes differ by a few milliseconds in that time."""
 

@@ -25,8 +25,6 @@ from milepost.store import Token
 from milepost.stores.postgres.driver import pq, psycopg
 from milepost.stores.postgres.timing import CallTimer
 
-__all__ = ["Frequent", "Link", "Preparing", "Session", "is_lost_statement", "pack_int"]
-
 _logger = logging.getLogger("milepost")
 
 Encoder = Callable[[Any], bytes | None]

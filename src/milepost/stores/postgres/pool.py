@@ -27,8 +27,6 @@ from milepost.stores.postgres.driver import conninfo, psycopg
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
-__all__ = ["Connections", "RetryWindow", "connections_of", "fields_of", "open_connection", "place_of"]
-
 _MOST = 8
 """Number of a store's own connections, besides the one that renews leases. Threads that append at once share them."""
 _UNLIMITED = 64

@@ -19,8 +19,6 @@ from milepost.stores.postgres.driver import psycopg, sql
 from milepost.stores.postgres.pool import open_connection
 from milepost.stores.postgres.timing import CallTimer
 
-__all__ = ["SCHEMA", "VERSION", "Status", "check_schema", "migrate", "prepare", "statements", "status"]
-
 VERSION = 3
 SCHEMA = "milepost"
 

@@ -12,36 +12,6 @@ from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import row_values
 from milepost.stores.postgres.driver import sql
 
-__all__ = [
-    "BY_NODE",
-    "BY_NUMBER",
-    "DUE",
-    "ENTRY_COLUMNS",
-    "FACTS",
-    "INSERT_RECORD",
-    "INSERT_RECORDS",
-    "INSERT_ROW",
-    "NEWEST",
-    "NEWEST_COLUMNS",
-    "NODE_IDS",
-    "OWNED",
-    "OWNER_NAMES",
-    "PUT_PAYLOAD",
-    "RECORD_COLUMNS",
-    "RESTED",
-    "ROW_COLUMNS",
-    "ROW_NAMES",
-    "ROW_WIDTH",
-    "RUNNING",
-    "TAKE",
-    "TALLY",
-    "UPDATE_ROW",
-    "Tables",
-    "columns_of_row",
-    "page_of",
-]
-
-
 # -- The query for a page of runs ------------------------------------------------------------------
 #
 # Each part of a page is asked for in an order that only one index has. Several indexes have the order of `id` alone, and

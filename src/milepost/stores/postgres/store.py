@@ -35,8 +35,6 @@ from milepost.stores.postgres.schema import SCHEMA
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
-__all__ = ["PostgresStore"]
-
 T = TypeVar("T")
 
 _logger = logging.getLogger("milepost")

@@ -15,8 +15,6 @@ import time
 import weakref
 from contextlib import suppress
 
-__all__ = ["CallTimer"]
-
 _SLACK = 1.2
 """Factor by which a call may take longer here than in the server: while the server answers, it ends a long call itself."""
 _LOOKS = 10

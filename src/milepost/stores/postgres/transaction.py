@@ -61,8 +61,6 @@ from milepost.stores.postgres.statements import (
     page_of,
 )
 
-__all__ = ["PostgresTransaction"]
-
 _LAST = (1 << 63) - 1
 _MANY = 500
 """Greatest number of records that one statement inserts."""

@@ -17,8 +17,6 @@ from milepost.stores.base.transaction import failed_statement
 from milepost.stores.postgres.connection import Link
 from milepost.stores.postgres.driver import psycopg
 
-__all__ = ["perform"]
-
 _BLANKS = " \t\r\n\f\v;"
 _WORD = re.compile(r"[A-Za-z]+")
 _REFUSED = {

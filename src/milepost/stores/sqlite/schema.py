@@ -21,8 +21,6 @@ from typing import Any
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
 
-__all__ = ["BUSY_SECONDS", "VERSION", "create_file", "prepare", "share_rights"]
-
 VERSION = 3
 BUSY_SECONDS = 10.0
 """Seconds that any statement waits for the lock of a file before it fails."""

@@ -32,8 +32,6 @@ from milepost.stores.base.store import Runs, save_from_outside
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.transaction import SQLTransaction
 
-__all__ = ["SQLiteStore"]
-
 _logger = logging.getLogger("milepost")
 
 _CHECKPOINT_BYTES = 4 * 1024 * 1024

@@ -30,9 +30,6 @@ from milepost.stores.base.transaction import (
     row_values,
 )
 
-__all__ = ["SQLTransaction", "perform"]
-
-
 # -- Users' statements in a transaction of a SQLite store, which they may neither end nor leave ----
 #
 # SQLite itself reports what a statement does while it compiles it. Refused are control of the transaction, other
