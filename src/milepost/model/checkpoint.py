@@ -264,7 +264,9 @@ def _version(raw: bytes | None) -> int:
     number = found
     if isinstance(found, str):
         number = float(found) if _NUMBER.fullmatch(found) else None
-    is_whole = isinstance(number, (int, float)) and not isinstance(number, bool) and isfinite(number) and not number % 1
+    is_whole = (
+        isinstance(number, (int, float)) and not isinstance(number, bool) and _is_finite(number) and not number % 1
+    )
     if not is_whole or not 0 <= number <= CHECKPOINT_VERSION:
         raise CheckpointVersionError(
             f"checkpoint has format version {found!r}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, or "
@@ -354,6 +356,14 @@ def _parse(raw: bytes) -> Any:
         raise CheckpointCorruptError(f"checkpoint has a value that cannot be read: {exc}"[:300]) from exc
 
 
+def _is_finite(value: float) -> bool:
+    """Return whether a float can hold the number: an int may be too large."""
+    try:
+        return isfinite(value)
+    except OverflowError:
+        return False
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if not isfinite(value):
@@ -417,7 +427,7 @@ def _fits(name: str, value: Any) -> bool:
     if name == "compressed":
         return isinstance(value, bool)
     if name == "duration_ms":
-        return type(value) in {int, float} and isfinite(value)
+        return type(value) in {int, float} and _is_finite(value)
     if name == "missed":
         return isinstance(value, list) and all(isinstance(visit, str) for visit in value)
     if name == "tags":

@@ -480,9 +480,7 @@ class SQLTransaction(Transaction):
     # -- statements of users -----------------------------------------------------------------------
 
     def perform(self, statements: Sequence[Statement]) -> None:
-        from milepost.stores.sqlite import user_statements as sqlite_user_statements  # what few programs need
-
-        sqlite_user_statements.perform(self._connection, statements)
+        perform(self._connection, statements)
 
 
 def _is_undecodable(exc: sqlite3.OperationalError) -> bool:
