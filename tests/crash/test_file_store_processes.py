@@ -17,7 +17,7 @@ import pytest
 from milepost.errors import RunExistsError, StoreError
 from milepost.model.ids import this_process
 from milepost.store import Append, Release, Store, Token
-from milepost.stores.file import turns as file_turns
+from milepost.stores.file import fs as file_locks
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.testing.children import Child, forked
@@ -245,7 +245,7 @@ def test_a_process_frozen_in_a_deletion_takes_away_nothing_that_came_after(
 def test_a_name_that_somebody_is_just_taking_away_is_free_once_that_is_done(
     store: FileStore, child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_turns, "_PATIENCE", 0.05)
+    monkeypatch.setattr(file_locks, "_PATIENCE", 0.05)
     work(store, begin(store, "r"), "a", release=Release("finished"))
     child.begin(
         "path = store.place + '/r/journal'\n"
