@@ -105,7 +105,7 @@ def check_renames(run: Run, recorded: JournalHistory, names: Iterable[str] = ())
         recorded.call(before, run.renames.becoming(before))
     if recorded.clash is None:
         return
-    one, other, both = recorded.clash
+    one, other, both = *sorted(recorded.clash[:2]), recorded.clash[2]  # branches are recorded in any order
     raise OptionError(
         f"rename would make {both!r} of both {one!r} and {other!r}, which are recorded in run {run.run_id!r}: give each a name "
         f"of its own",
