@@ -1,4 +1,7 @@
-"""A run while it runs, and the library's log."""
+"""A run while it runs, and the library's log.
+
+Each is a hook. What cannot be printed (the reader has gone) never stops the run; the command notices at its end.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ __all__ = ["OneLine", "logging_runs", "logging_warnings"]
 
 
 # Shows a run while it runs: JSON lines for programs, plain lines, or lines and a spinner in a terminal.
-#
-# Each is a hook. What cannot be printed (the reader has gone) never stops the run; the command notices at its end.
 
 
 class Watcher(Protocol):

@@ -1,4 +1,7 @@
-"""What a command is to run: the flow and its input, or the application that knows them."""
+"""What a command is to run: the flow and its input, or the application that knows them.
+
+Only what the user typed is imported, never a name that stands in a store.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,6 @@ from milepost.store import Store
 from milepost.workflows.definition import Workflow
 
 # -- What a command is to run: the flow that was named on the command line, and its input ----------
-#
-# Only what the user typed is imported, never a name that stands in a store.
 
 
 Runnable = CompiledGraph[Any] | Workflow[..., Any]

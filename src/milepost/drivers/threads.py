@@ -1,4 +1,8 @@
-"""Threads that run calls, and the events that wake those who wait."""
+"""Threads that run calls, and the events that wake those who wait.
+
+They are no `ThreadPoolExecutor`, because the interpreter joins its threads at exit: a node that hangs must not keep a
+process from ending.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +53,6 @@ if hasattr(os, "register_at_fork"):
 
 
 # -- Daemon threads that run user code, as many as there is work for -------------------------------
-#
-# They are no `ThreadPoolExecutor`, because the interpreter joins its threads at exit: a node that hangs must not keep a
-# process from ending.
 
 
 IDLE = 10.0

@@ -1,4 +1,12 @@
-"""What the executor knows of a flow, of either front end, and the new names of what was renamed."""
+"""What the executor knows of a flow, of either front end, and the new names of what was renamed.
+
+The core walks a flow: `walk` is a generator that yields units of work, and after each it is sent the node to go on at.
+The core runs a unit (attempts, timeouts, retries), asks its router and records the result; it knows nothing of graphs
+or workflows, and the front end knows nothing of states, stores or drivers.
+
+A node may be more than a function: a map, another graph or a wait. The `work` of its unit says which. When the walk
+yields a `Fork`, the core walks all its branches at once, up to their join.
+"""
 
 from __future__ import annotations
 
@@ -131,13 +139,6 @@ def _is_in(node_id: str, outer: str) -> bool:
 
 
 # -- Flows, units of work and forks: the interface between a front end and the core ----------------
-#
-# The core walks a flow: `walk` is a generator that yields units of work, and after each it is sent the node to go on at.
-# The core runs a unit (attempts, timeouts, retries), asks its router and records the result; it knows nothing of graphs
-# or workflows, and the front end knows nothing of states, stores or drivers.
-#
-# A node may be more than a function: a map, another graph or a wait. The `work` of its unit says which. When the walk
-# yields a `Fork`, the core walks all its branches at once, up to their join.
 
 
 START = "__start__"

@@ -1,4 +1,10 @@
-"""Resume: the claim of a run, its corrections, and the way on from where it stands."""
+"""Resume: the claim of a run, its corrections, and the way on from where it stands.
+
+Each has the same sequence: look (read where the run stands; its status or lease may refuse), examine (verify, decode,
+compare with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also
+records the override), go. A refusal before the fence changes nothing. If the journal has grown between look and fence,
+the sequence begins again. A takeover fences first.
+"""
 
 from __future__ import annotations
 
@@ -289,11 +295,6 @@ def check_branch(
 
 
 # Going on with a run: the routines behind resume, resume_from, retry, plan_resume and new turns.
-#
-# Each has the same sequence: look (read where the run stands; its status or lease may refuse), examine (verify, decode,
-# compare with the flow: pure), correct (override, revalidate: user code), fence (take the run in one write that also
-# records the override), go. A refusal before the fence changes nothing. If the journal has grown between look and fence,
-# the sequence begins again. A takeover fences first.
 
 
 REFUSED = "refused: "

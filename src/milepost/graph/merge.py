@@ -1,4 +1,11 @@
-"""Merges: what a node accepts, and how the results of branches become one state."""
+"""Merges: what a node accepts, and how the results of branches become one state.
+
+A field that no branch changed keeps its value. A field that a single branch changed takes the value of that branch, and
+one that several changed needs a reducer. In a partial graph the reducer is given each update that the branch's nodes
+returned for the field. In a graph of whole states, and if a node of a partial one returned a whole state, it is given
+the difference: what the branch's value adds to the value before the fork. Only for the ready-made reducers the
+difference can be derived. The order is that of the edges, never that of completion.
+"""
 
 from __future__ import annotations
 
@@ -149,12 +156,6 @@ def _starts(typed_dict: Any, names: Iterable[str]) -> dict[str, Callable[[], Any
 
 
 # -- Merging of the states of branches at their join, field by field -------------------------------
-#
-# A field that no branch changed keeps its value. A field that a single branch changed takes the value of that branch, and
-# one that several changed needs a reducer. In a partial graph the reducer is given each update that the branch's nodes
-# returned for the field. In a graph of whole states, and if a node of a partial one returned a whole state, it is given
-# the difference: what the branch's value adds to the value before the fork. Only for the ready-made reducers the
-# difference can be derived. The order is that of the edges, never that of completion.
 
 
 _NOTHING = object()

@@ -1,4 +1,9 @@
-"""The events of a run, the hooks that receive them, and their sentences for the log."""
+"""The events of a run, the hooks that receive them, and their sentences for the log.
+
+An event reaches its consumer after the change that it reports is durable; only `Progress` and `Emitted` are live
+and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
+are decoded on access, so that an event whose state nobody reads costs no decoding.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +43,6 @@ __all__ = [
 
 
 # -- The events of a run, as values that hooks and streams receive ---------------------------------
-#
-# An event reaches its consumer after the change that it reports is durable; only `Progress` and `Emitted` are live
-# and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
-# are decoded on access, so that an event whose state nobody reads costs no decoding.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

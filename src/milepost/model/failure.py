@@ -1,4 +1,8 @@
-"""Errors of user code: which of them end a run, and their text for records and messages."""
+"""Errors of user code: which of them end a run, and their text for records and messages.
+
+An exception may have a `__str__` that raises, hold a lock, or need arguments to be made again. Therefore a record has
+only what any reader can show: the type's name, the message, the traceback.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +76,6 @@ def contained(fn: Callable[..., T], *args: Any) -> T:
 
 
 # Errors as text, for records and messages. Every error of user code has a text, and no method of it is trusted.
-#
-# An exception may have a `__str__` that raises, hold a lock, or need arguments to be made again. Therefore a record has
-# only what any reader can show: the type's name, the message, the traceback.
 
 
 MAX_TEXT = 20_000

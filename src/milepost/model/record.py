@@ -1,4 +1,13 @@
-"""One entry of a journal, as the core makes it and as stores keep it."""
+"""One entry of a journal, as the core makes it and as stores keep it.
+
+An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`. A `Record` holds it in two
+parts: the header as JSON text, and the encoded state as bytes. Stores that can keep bytes keep the two apart;
+`envelope()` puts them together again, and gives the same text each time.
+
+A record from outside (`Store.save`) has no header of ours: a store keeps its bytes and gives them back unchanged.
+
+Nothing here reads a clock, a file or a network.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +61,6 @@ def turnings(way: str) -> list[Segment]:
 
 
 # -- One entry of a journal, as the core makes it and as stores keep it ----------------------------
-#
-# An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`. A `Record` holds it in two
-# parts: the header as JSON text, and the encoded state as bytes. Stores that can keep bytes keep the two apart;
-# `envelope()` puts them together again, and gives the same text each time.
-#
-# A record from outside (`Store.save`) has no header of ours: a store keeps its bytes and gives them back unchanged.
-#
-# Nothing here reads a clock, a file or a network.
 
 
 CHECKPOINT_VERSION: Literal[1] = 1

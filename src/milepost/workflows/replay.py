@@ -1,4 +1,8 @@
-"""Replay: the records of a run, answered to the workflow's code again."""
+"""Replay: the records of a run, answered to the workflow's code again.
+
+The code is played over the record until it asks for something new. An obstacle to going on, such as a difference or
+damage, is found here, before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -319,9 +323,6 @@ def _is_whole(flow: StepFlow, inputs: Mapping[str, Any]) -> bool:
 
 # The point where a run of a workflow goes on: its journal is read, checked, and answered from as far as it
 # goes.
-#
-# The code is played over the record until it asks for something new. An obstacle to going on, such as a difference or
-# damage, is found here, before anything is written.
 
 
 class ExaminedWorkflow:

@@ -1,4 +1,13 @@
-"""Encryption of what records hold: the keys, and the cipher that uses them."""
+"""Encryption of what records hold: the keys, and the cipher that uses them.
+
+Records. With a signing key they are sealed as in other stores, and a record from outside gets a header with a seal.
+With an encryption key the whole record, header and payload, is encrypted. A readable header stays, of those fields that
+say where a record stands and how it went, not what it says. The two are bound together: the readable header is
+associated data of the encryption, the seal covers it, and it holds a keyed digest of the encrypted header.
+
+A reader gets the record as it was given, sealed as this store seals. A record that cannot be opened is returned as it
+is stored, and `Seals.check` says why: one bad record must not hide others.
+"""
 
 from __future__ import annotations
 
@@ -124,14 +133,6 @@ def _load() -> _Tools:
 
 
 # -- The sealing and encryption of records, signals and texts on their way into a keyed store, and -
-#
-# Records. With a signing key they are sealed as in other stores, and a record from outside gets a header with a seal.
-# With an encryption key the whole record, header and payload, is encrypted. A readable header stays, of those fields that
-# say where a record stands and how it went, not what it says. The two are bound together: the readable header is
-# associated data of the encryption, the seal covers it, and it holds a keyed digest of the encrypted header.
-#
-# A reader gets the record as it was given, sealed as this store seals. A record that cannot be opened is returned as it
-# is stored, and `Seals.check` says why: one bad record must not hide others.
 
 
 READABLE = {

@@ -1,4 +1,10 @@
-"""Runs as text: export, import, and the records that a forked run begins with."""
+"""Runs as text: export, import, and the records that a forked run begins with.
+
+The first line is the run's row. Its records follow in order: each as its envelope; as its header and the bytes
+of its state, if an envelope would change these; or as its place and its bytes, if it was saved from outside.
+The signals come last. `read_run` trusts nothing: it checks each line,
+and then that none is missing.
+"""
 
 from __future__ import annotations
 
@@ -81,11 +87,6 @@ class Gaps:
 
 
 # The format of an exported run, lines of JSON: `export` writes it and `import_run` reads it. No I/O.
-#
-# The first line is the run's row. Its records follow in order: each as its envelope; as its header and the bytes
-# of its state, if an envelope would change these; or as its place and its bytes, if it was saved from outside.
-# The signals come last. `read_run` trusts nothing: it checks each line,
-# and then that none is missing.
 
 
 _encode = msgspec.json.Encoder().encode

@@ -1,4 +1,10 @@
-"""The fence: appends count only with a current token. Every decision about it, without any I/O."""
+"""The fence: appends count only with a current token. Every decision about it, without any I/O.
+
+A store reads a `Row`, asks one of these functions for the decision, and writes the row that comes back, all in one
+atomic write. So every store decides alike, and a store is only a place for rows and records.
+
+Time, process names and the tokens at hand are passed in. Nothing here changes a value that it is given.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +23,6 @@ if TYPE_CHECKING:
     from milepost.model.info import Wait
 
 # -- The fence: every decision about who owns a run and how its row changes, without any I/O -------
-#
-# A store reads a `Row`, asks one of these functions for the decision, and writes the row that comes back, all in one
-# atomic write. So every store decides alike, and a store is only a place for rows and records.
-#
-# Time, process names and the tokens at hand are passed in. Nothing here changes a value that it is given.
 
 
 _UNCANCELLABLE = frozenset({"finished", "cancelled"})

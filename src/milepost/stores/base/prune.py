@@ -1,4 +1,7 @@
-"""Retention and pruning: what may go, and how it is taken."""
+"""Retention and pruning: what may go, and how it is taken.
+
+`retention.py` decides which records of a run go. This module finds the runs, and prunes them one by one.
+"""
 
 from __future__ import annotations
 
@@ -181,8 +184,6 @@ def _fork_of(trace: Trace) -> Visit:
 
 
 # -- Pruning: the deletion of old runs, and of visits that nobody needs any more -------------------
-#
-# `retention.py` decides which records of a run go. This module finds the runs, and prunes them one by one.
 
 
 _logger = logging.getLogger("milepost")

@@ -1,4 +1,7 @@
-"""Everything that stores have in common, over the transactions of one of them."""
+"""Everything that stores have in common, over the transactions of one of them.
+
+They are written once over the primitives of `Transaction`, and build on `OwnerStore`, `Pruning` and `Keeping`.
+"""
 
 from __future__ import annotations
 
@@ -220,8 +223,6 @@ def _groups(copy: Copy) -> Iterator[_Group]:
 
 
 # The verbs for everybody but the owner: saving and loading by node, listing, deleting, signalling.
-#
-# They are written once over the primitives of `Transaction`, and build on `OwnerStore`, `Pruning` and `Keeping`.
 
 
 _MOST_ENDS = 10_000

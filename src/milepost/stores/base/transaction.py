@@ -1,4 +1,8 @@
-"""One transaction of a store: what the decisions need of it, and the columns that a run has."""
+"""One transaction of a store: what the decisions need of it, and the columns that a run has.
+
+`OwnerStore` and the classes that build on it hold all logic, written over these primitives. A new store implements
+them, and gets every verb of the contract.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,6 @@ if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, Wait
 
 # -- The primitives that a backend must offer inside one atomic read or write, and nothing more ----
-#
-# `OwnerStore` and the classes that build on it hold all logic, written over these primitives. A new store implements
-# them, and gets every verb of the contract.
 
 
 class WriteConflict(Exception):

@@ -1,4 +1,8 @@
-"""Which runs there are, and which of them are due."""
+"""Which runs there are, and which of them are due.
+
+The order comes from a listing of all runs' folders. The content of their `journal` files is remembered as long as
+nothing in the folder has changed, so that only the first listing reads them.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,6 @@ from milepost.stores.file.fs import below, lock, place_of
 from milepost.stores.file.log import JOURNAL, damaged_pointer, read_pointer
 
 # -- The runs of a store in the order of their creation --------------------------------------------
-#
-# The order comes from a listing of all runs' folders. The content of their `journal` files is remembered as long as
-# nothing in the folder has changed, so that only the first listing reads them.
 
 
 _CUT = re.compile(r"[^~]{100}~[0-9a-f]{16}")

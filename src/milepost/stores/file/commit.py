@@ -1,4 +1,9 @@
-"""One commit: the bytes of a write, and the proof that they are whole."""
+"""One commit: the bytes of a write, and the proof that they are whole.
+
+The first line has the run's row after this commit, the place of each record in the lines below, and where to look for
+earlier records. A record's line is its envelope. Readers go by lengths and search for nothing: content that is no line
+of JSON (packed or encrypted states, bytes saved from outside) is base64, and is read back byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +46,6 @@ def is_whole(line: bytes) -> bool:
 
 
 # -- The format of a commit of a run, a file that people can read: a line of JSON for the whole, ---
-#
-# The first line has the run's row after this commit, the place of each record in the lines below, and where to look for
-# earlier records. A record's line is its envelope. Readers go by lengths and search for nothing: content that is no line
-# of JSON (packed or encrypted states, bytes saved from outside) is base64, and is read back byte for byte.
 
 
 VERSION = 1

@@ -1,4 +1,9 @@
-"""Files and folders: names, writes that survive a power loss, and locks."""
+"""Files and folders: names, writes that survive a power loss, and locks.
+
+A file is written under a name of its process in a folder for such files, and synced to the disk. Only then `os.link`
+gives it its place, which fails if the place is taken. Files that a dead process left behind are swept later; a file
+that a living process is writing never is.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +73,6 @@ def _is_reserved(name: str) -> bool:
 
 # File system operations of a file store: new files that are durable before anybody sees them, and put if
 # absent.
-#
-# A file is written under a name of its process in a folder for such files, and synced to the disk. Only then `os.link`
-# gives it its place, which fails if the place is taken. Files that a dead process left behind are swept later; a file
-# that a living process is writing never is.
 
 
 if sys.platform != "win32":

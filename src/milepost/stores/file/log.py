@@ -1,4 +1,8 @@
-"""The log of a run: its commits in order, and the index that finds one."""
+"""The log of a run: its commits in order, and the index that finds one.
+
+The process that gives the next number to a file has changed the run, and all others that tried have not: that is the
+whole fence. Nothing is ever locked, so a process that is frozen at any point blocks nobody, and loses when it wakes.
+"""
 
 from __future__ import annotations
 
@@ -218,9 +222,6 @@ class Index:
 
 
 # -- A run's folder: commits under consecutive numbers, whose newest is found without a listing ----
-#
-# The process that gives the next number to a file has changed the run, and all others that tried have not: that is the
-# whole fence. Nothing is ever locked, so a process that is frozen at any point blocks nobody, and loses when it wakes.
 
 
 JOURNAL = "journal"

@@ -1,4 +1,11 @@
-"""Appends: one record, a batch, and the creation of a run."""
+"""Appends: one record, a batch, and the creation of a run.
+
+Each is one round trip and one commit. None waits for a lock: a row that somebody else has locked counts as unusual, and
+an unusual append is judged in a transaction under the row's lock. So a stuck row holds up nobody but its own run.
+
+An append reads the token `FOR SHARE`. A weaker lock, or none, would let a claim commit between the check of the token
+and the end of the append, and two owners' writes would count.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +26,6 @@ from milepost.stores.postgres.statements import ROW_NAMES, Tables, columns_of_ro
 from milepost.stores.postgres.transaction import PostgresTransaction
 
 # -- The most frequent statements of a store: one append, many appends, renewals -------------------
-#
-# Each is one round trip and one commit. None waits for a lock: a row that somebody else has locked counts as unusual, and
-# an unusual append is judged in a transaction under the row's lock. So a stuck row holds up nobody but its own run.
-#
-# An append reads the token `FOR SHARE`. A weaker lock, or none, would let a claim commit between the check of the token
-# and the end of the append, and two owners' writes would count.
 
 
 # Nothing is inserted unless the token is current, no cancel is open, and nobody has locked the row.

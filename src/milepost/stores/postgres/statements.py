@@ -1,4 +1,7 @@
-"""Every statement, by name, and pages of rows."""
+"""Every statement, by name, and pages of rows.
+
+Values are always bound, never put into a statement's text.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +68,6 @@ def page_of(
 
 
 # -- The statements of a PostgreSQL store's transactions, and the names of its tables in them ------
-#
-# Values are always bound, never put into a statement's text.
 
 
 _ROW_NAMES = (

@@ -1,4 +1,7 @@
-"""One transaction of SQLite, and the statements that users add to it."""
+"""One transaction of SQLite, and the statements that users add to it.
+
+Values are always bound, never put into a statement's text.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +131,6 @@ class _Guard:
 
 
 # The primitives of a transaction in SQL. All statements of the SQLite store are here, except the fast append.
-#
-# Values are always bound, never put into a statement's text.
 
 
 _LAST = (1 << 63) - 1
