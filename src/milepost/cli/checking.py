@@ -152,7 +152,7 @@ def _sqlite() -> Finding:
 
 
 def _extras() -> list[Finding]:
-    """Which extras are installed, as the package itself declares them."""
+    """Report which extras are installed, as the package itself declares them."""
     from importlib import metadata  # a tenth of the start-up time of every other command
 
     try:

@@ -63,7 +63,7 @@ class Finding:
 
 
 def store_findings(invocation: Invocation) -> list[Finding]:
-    """What is to be said of the store that was named, or of the default."""
+    """Return the findings about the store that was named, or about the default."""
     url = url_of(invocation)
     source = "--store" if invocation.store_url else "MILEPOST_STORE" if chosen_url(invocation) else "the default"
     path, folder = file_of(url), folder_of(url)
@@ -111,7 +111,7 @@ def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Findi
 
 
 def _files(folder: Path) -> Iterator[Finding]:
-    """How long a durable file takes, and how far the clock of the file system is from the one here."""
+    """Measure how long a durable file takes, and how far the file system's clock is from the one here."""
     from milepost.stores.file.fs import Files
 
     files = Files(str(folder / ".milepost" / "temporary"))
@@ -129,7 +129,7 @@ def _files(folder: Path) -> Iterator[Finding]:
 
 
 def _not_yet(path: Path) -> Finding:
-    """Whether a store that is not there can be made."""
+    """Return whether a store that is not there can be made."""
     folder = next(parent for parent in path.parents if parent.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding("writable", "no", "problem", f"{folder} can't be written to")
@@ -137,7 +137,7 @@ def _not_yet(path: Path) -> Finding:
 
 
 def _unreadable(invocation: Invocation) -> Iterator[Finding]:
-    """What keeps the store from being opened and listed; nothing where nothing does."""
+    """Return the problem that keeps the store from being opened and listed, if there is one."""
     try:
         with open_existing(invocation) as store:
             store.list_runs(limit=1)
@@ -259,7 +259,7 @@ def db(context: click.Context) -> None:
 
 
 class _Tables(NamedTuple):
-    """What version a database's tables have, and which one this library needs."""
+    """The version that a database's tables have, and the one that this library needs."""
 
     found: int
     needed: int
@@ -362,7 +362,7 @@ def _tables(url: str, schema: str) -> _Tables:
 
 
 def _postgres(url: str) -> ModuleType:
-    """What knows the tables of PostgreSQL. `MissingExtraError` without the driver."""
+    """Return the module for the tables of PostgreSQL. Raise `MissingExtraError` without the driver."""
     from milepost.stores.postgres import schema as postgres_schema
     from milepost.stores.postgres.pool import fields_of
 

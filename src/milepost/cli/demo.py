@@ -216,7 +216,7 @@ def _close(child: DemoProcess) -> None:
 
 
 def _is_equal(resumed: DemoProcess, alone: DemoProcess, charts: dict[str, Path]) -> bool:
-    """Whether both runs came to the same state and drew the same chart."""
+    """Return whether both runs came to the same state and drew the same chart."""
     drawn = {chart.read_bytes() for chart in charts.values()}
     return resumed.state() is not None and resumed.state() == alone.state() and len(drawn) == 1
 
@@ -252,7 +252,7 @@ class Story:
 
     @property
     def is_good(self) -> bool:
-        """Whether the run came to the same result, by the same way, without doing anything twice."""
+        """Return whether the run came to the same result, by the same way, without doing anything twice."""
         return self.is_equal and not self.repeated and (*self.before, *self.after) == self.undisturbed
 
     def to_dict(self) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def _tell_result(state: Any) -> None:
 
 
 def _bar() -> str:
-    """What bars are made of: a block where the output can show it."""
+    """Return the character that bars are made of: a block where the output can show it."""
     try:
         "█".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

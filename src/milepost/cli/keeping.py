@@ -236,7 +236,7 @@ def _list_surplus(pruned: Pruned, stream: TextIO) -> None:
 
 
 def _deeds(pruned: Pruned, *, is_done: bool) -> str:
-    """What is deleted and taken out, in one line."""
+    """Say in one line what is deleted and taken out."""
     deeds = []
     if pruned.deleted:
         deeds.append(f"{'deleted' if is_done else 'delete'} {plural(len(pruned.deleted), 'run')}")

@@ -135,7 +135,7 @@ def _handled_by(handler: logging.Handler, level: int) -> Iterator[None]:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a log record tells what the command does not show already: it shows events itself."""
+    """Return whether a log record is news: the command shows events itself."""
     return record.pathname != log_event.__code__.co_filename
 
 

@@ -126,7 +126,7 @@ def _run_row(info: RunInfo) -> tuple[object, ...]:
 
 
 def _where(info: RunInfo) -> str:
-    """Where a run goes on: where it waits, if it does."""
+    """Return where a run goes on: where it waits, if it does."""
     if info.status != "waiting" or not info.waiting_for:
         return shown_next(info.next_node)
     return ", ".join(wait.wait_id.rpartition("#")[0] for wait in info.waiting_for)
@@ -346,12 +346,12 @@ def watch(invocation: Invocation, run_id: str, after: int, app: str | None) -> i
 
 
 def drawn(invocation: Invocation) -> bool:
-    """Whether what is followed can be drawn again and again: else it is told line by line."""
+    """Return whether the output can be drawn again and again. If not, it is written line by line."""
     return not invocation.is_json and sys.stdout.isatty()
 
 
 def exit_code_of(info: RunInfo) -> int:
-    """What the end of a run means for whoever followed it, who is told of any but a good one."""
+    """Return the exit code for the end of a run. Any end but a good one is explained."""
     if info.status == "finished":
         return OK
     print(f"milepost: run {clean(info.run_id)!r} is {info.status}: {clean(in_options(info.reason))}", file=sys.stderr)
@@ -400,7 +400,7 @@ def follow(store: Store, run_id: str, after: int = -1) -> Iterator[tuple[list[Re
 
 @contextlib.contextmanager
 def _telling(invocation: Invocation) -> Iterator[Callable[[Event, str | None], None]]:
-    """How an event, and the text of its error, are shown: as JSON, as a line, or as a line of a terminal."""
+    """Choose how events and the texts of their errors are shown: as JSON, as lines, or as lines of a terminal."""
     if invocation.is_json:
         yield _print_document
     elif sys.stdout.isatty():

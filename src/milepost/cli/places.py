@@ -1,4 +1,4 @@
-"""Which store a command works on, what every command is told, and how commands end."""
+"""The store of a command, the options that every command has, and the ways in which commands end."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _MEANINGS: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
 
 
 class NotFound(click.ClickException):
-    """What was named is not there."""
+    """The error for something that was named and is not there."""
 
     exit_code = NOT_FOUND
 
@@ -215,12 +215,12 @@ def folder_of(url: str) -> Path | None:
 
 
 def is_postgres(url: str) -> bool:
-    """Whether a URL names a PostgreSQL database."""
+    """Return whether a URL names a PostgreSQL database."""
     return url.partition(":")[0].lower() in {"postgresql", "postgres"}
 
 
 def is_file_store(folder: Path) -> bool:
-    """Whether there is a file store in `folder`."""
+    """Return whether there is a file store in `folder`."""
     return (folder / ".milepost" / "version.json").is_file()
 
 
@@ -240,7 +240,7 @@ def open_each(invocation: Invocation) -> Iterator[Store]:
 
 
 def has_store(invocation: Invocation) -> bool:
-    """Whether there is a store to look into, or one was named."""
+    """Return whether there is a store to look into, or one was named."""
     return chosen_url(invocation) is not None or url_of(invocation) != DEFAULT_URL or _DEFAULT_FILE.exists()
 
 

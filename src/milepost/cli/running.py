@@ -259,7 +259,7 @@ def _show_result(invocation: Invocation, flow: Runnable, result: Result) -> None
 
 
 def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str) -> None:
-    """What a run waits for, and the commands that go on with it as they can be typed."""
+    """Show what a run waits for, and the commands that go on with it as they can be typed."""
     run_id, waits = str(waiting.run_id), waiting.waiting_for
     if invocation.is_json:
         told = {"run_id": run_id, "status": "waiting", "waiting_for": [wait_document(wait) for wait in waits]}

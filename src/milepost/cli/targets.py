@@ -1,4 +1,4 @@
-"""What a command is to run: the flow and its input, or the application that knows them.
+"""The target of a command: a flow and its input, or the application that knows them.
 
 Only what the user typed is imported, never a name that stands in a store.
 """
@@ -109,7 +109,7 @@ def _checked(found: Any, target: str, module: ModuleType, name: str) -> Runnable
 
 
 def read_input(flow: Flow, text: str | None, fields: Sequence[str]) -> Any:
-    """What a run begins with, from JSON text ("-": the standard input) or from fields `key=value`; {} without either.
+    """Read the input of a run from JSON text ("-": the standard input) or from fields `key=value`; {} without either.
 
     A state for a graph, inputs by name for a workflow. Raises `click.UsageError`, which names the field, where that gives
     none.
@@ -203,7 +203,7 @@ _APP_FORM = "give an Engine, a Worker, a compiled graph, a workflow, or a functi
 
 
 class Works(Protocol):
-    """What can be run as a worker."""
+    """Anything that can be run as a worker."""
 
     def run(self, until_idle: bool = False) -> None:
         """Work until `stop`, or until nothing is left to do."""
@@ -216,7 +216,7 @@ class Works(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """What was named. A worker of the user's own kind comes without an engine."""
+    """The application that was named. A worker of the user's own kind comes without an engine."""
 
     engine: Engine | None
     worker: Works | None = None
@@ -230,7 +230,7 @@ def app_option(required: bool = False) -> Any:
 
 @contextlib.contextmanager
 def loaded(invocation: Invocation, target: str, *, is_looking: bool = False) -> Iterator[App]:
-    """What `target` names, for as long as the block lasts; a store that it opened from a URL is closed then.
+    """Yield what `target` names. At the end of the block a store that it opened from a URL is closed.
 
     The store beside a flow is made if it is not there, unless `is_looking`. Raises `click.UsageError` for what is none,
     and for `--store` beside an engine, which has a store.
@@ -259,7 +259,7 @@ def loaded(invocation: Invocation, target: str, *, is_looking: bool = False) -> 
 
 
 def _called(make: Any, target: str) -> Any:
-    """What a function gives that makes an app."""
+    """Return the application that a function makes."""
     if inspect.isclass(make) or inspect.iscoroutinefunction(make):
         what = "a class" if inspect.isclass(make) else "a coroutine function"
         raise click.UsageError(f"target {target!r} is {what}: {_APP_FORM}")

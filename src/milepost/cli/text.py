@@ -36,7 +36,7 @@ def _dumped(value: Any, indent: int | None, **options: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """What a node emitted, with text for the numbers that JSON does not have."""
+    """Return what a node emitted, with text for the numbers that JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -164,12 +164,12 @@ class _Noting:
 
     @property
     def store(self) -> Store:
-        """Where it looks for runs."""
+        """The store in which it looks for runs."""
         return self.engine.store
 
     @property
     def options(self) -> Options:
-        """What its runs are executed with."""
+        """The options with which its runs are executed."""
         return self.engine.options
 
     def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
@@ -201,7 +201,7 @@ def _idle(store: Store) -> Iterator[RunInfo]:
 
 
 def _told(works: Worker, host: _Noting, before: list[RunInfo]) -> Iterator[tuple[str, RunInfo, str]]:
-    """What became of each run, the run, and why: of those that were taken, then of those that ought to have been."""
+    """Return what became of each run, the run, and why: first of those that were taken, then of those that should have been."""
     for run_id in [*host.taken, *(info.run_id for info in before if info.run_id not in host.taken)]:
         try:
             info = host.store.get_run(run_id).info

@@ -1,1 +1,1 @@
-"""What `milepost demo` runs: a pipeline over four years of Seattle's weather, with its data."""
+"""The flow of `milepost demo`: a pipeline over four years of Seattle's weather, with its data."""

@@ -42,7 +42,7 @@ class Day:
 
 @dataclass(frozen=True)
 class Year:
-    """What a year came to."""
+    """The figures of one year."""
 
     days: int
     rain: float

@@ -1,4 +1,4 @@
-"""What the executor knows of a flow, of either front end, and the new names of what was renamed.
+"""Flows of either front end as the executor knows them, and the new names of what was renamed.
 
 The core walks a flow: `walk` is a generator that yields units of work, and after each it is sent the node to go on at.
 The core runs a unit (attempts, timeouts, retries), asks its router and records the result; it knows nothing of graphs

@@ -1,4 +1,4 @@
-"""What follows from the outcome of an attempt: it is written and announced, and a store that fails is handled.
+"""The consequences of an attempt: its outcome is written and announced, and a store that fails is handled.
 
 This is the same for nodes, steps, merges and rollbacks. No user code runs here.
 """

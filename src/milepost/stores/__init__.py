@@ -1,1 +1,1 @@
-"""Where journals live: one module per medium. `opening.open_store` makes a store from its URL."""
+"""The stores of journals: one package or module for each backend. `url.open_store` opens a store by its URL."""

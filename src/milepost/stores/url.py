@@ -57,8 +57,7 @@ def open_store(url: str) -> Store:
 
 
 def shown_url(url: str) -> str:
-    """What a text for people shows of something that was given as a URL: all of it, or no more than its scheme if it may have a
-    secret."""
+    """Return the part of a URL that a text for people may show: all of it, or only its scheme if it may have a secret."""
     if not any(sign in url for sign in "@=?"):
         return url
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url)

@@ -1,4 +1,4 @@
-"""Where one run stands, and why: as facts and a table for people, and as a document for programs."""
+"""The status of one run, and its reason: as facts and a table for people, and as a document for programs."""
 
 from __future__ import annotations
 

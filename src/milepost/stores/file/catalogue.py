@@ -1,4 +1,4 @@
-"""Which runs there are, and which of them are due.
+"""The catalogue of all runs, and those of them that are due.
 
 The order comes from a listing of all runs' folders. The content of their `journal` files is remembered as long as
 nothing in the folder has changed, so that only the first listing reads them.
