@@ -309,7 +309,7 @@ class Worker:
         if taken and self._busy() < self.concurrency:
             return 0.0
         if self._failures:
-            return min(self.poll * 2.0**self._failures, LONGEST_PAUSE)
+            return min(self.poll * 2.0 ** min(self._failures, 64), LONGEST_PAUSE)  # more has no float
         pause = self.poll * random.uniform(0.75, 0.95)  # noqa: S311 - spreads load, guards nothing
         due = [schedule.due_at - self._now() for schedule in self._schedules.values()]
         return max(0.0, min([pause, *due]))
@@ -490,7 +490,7 @@ class Worker:
             self._resting.pop(run_id, None)
             return
         times = self._resting.get(run_id, (0, 0.0))[0] + 1
-        self._resting[run_id] = times, self._now() + min(2.0**times, LONGEST_PAUSE)
+        self._resting[run_id] = times, self._now() + min(2.0 ** min(times, 64), LONGEST_PAUSE)
 
     async def _recall_refused(self) -> None:
         """Find the runs that workers gave back as refused, and leave those alone that this code refuses too.

@@ -284,7 +284,7 @@ class Run:
         elif isinstance(exc, StoreError) and 0 < self.claims < (self.options.max_crashes or OUTAGES):
             # The store, not the run, is at fault: a worker tries again, a little later each time.
             self.status, reason = "ready", first_line(exc)
-            wake_at = self.options.clock.time() + 2.0**self.claims
+            wake_at = self.options.clock.time() + pause_after(self.claims)
         elif isinstance(exc, StoreError) and self.claims and exc.op == "park":
             self.status, reason = "blocked", f"{first_line(exc)}, with reopen=True"
         elif self.claims and not isinstance(exc, Exception):
