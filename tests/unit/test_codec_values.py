@@ -778,3 +778,17 @@ def test_a_hash_that_fails_is_a_typed_error_with_the_cause(type_: Any, monkeypat
     with pytest.raises(DeserializeStateError, match="no hash today") as raised:
         Codec(type_).decode(data)
     assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("others", [Shape, Size, Kind])
+def test_a_wrong_member_of_an_enum_is_refused_with_its_own_place(row: int, others: type[Enum]) -> None:
+    @dataclass
+    class Line:
+        kind: Any
+
+    Line.__annotations__["kind"] = others | None
+    lines = [Line(next(iter(others))), Line(None), Line([*others][-1])]
+    lines[row] = Line(True)
+    with pytest.raises(StateTypeError, match=rf'"lines"\]\[{row}\]\.kind is bool'):
+        Codec(dict[str, list[Line]]).encode({"lines": lines})

@@ -70,7 +70,10 @@ class EnumPlan(Plan):
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         members = {id(value): value for value in values}
-        forms = {key: self.dump(member, depth) for key, member in members.items()}
+        try:
+            forms = {key: self.dump(member, depth) for key, member in members.items()}
+        except Refusal:
+            return super().dump_all(values, depth)  # which tells the row
         return [forms[id(value)] for value in values]
 
     def wrap(self, value: Any, depth: int) -> Any:
