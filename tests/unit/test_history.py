@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from milepost import StepError, WorkflowError
 from milepost.errors import CheckpointCorruptError, NoBranchMatchedError
 from milepost.executor.flow import Renames
-from milepost.executor.history import JournalHistory, StepRecord, parent_of
+from milepost.executor.history import JournalHistory, StepRecord, parent_of, read_history
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
     CHECKPOINT,
@@ -47,7 +48,35 @@ class Journal:
         return self
 
     def read(self, live: Any = (), rename: dict[str, str] | None = None) -> JournalHistory:
-        return JournalHistory(self.records, live, Renames((), rename))
+        return read_history(self.records, live, Renames((), rename))
+
+
+def test_a_history_never_changes():
+    journal = Journal().done("s/a", branch="f#1/s").add(FAILURE, "b").add(ROLLBACK, "s/a").done("s", outcome="failed")
+    before, same = journal.read(), journal.read()
+    journal.done("c", branch="f#1/c").add(FAILURE, "b").add(
+        OWNER, "", crashed=True, reroute=True, overrides=1, state=b"0"
+    )
+    after = before.followed_by(journal.records[5:])
+    assert msgspec.structs.asdict(journal.read()).keys() == msgspec.structs.asdict(after).keys()
+    assert "c" in after.done
+    assert [2, 6] == [entry.sequence for entry in after.failures["b"]]
+    assert [7] == after.crashes
+    before.claimed(5, is_crash=True, is_retry=True)
+    before.overridden(1, b"[]").rerouted(1, 5).completed_by(before.failures["b"][0], "b")
+    for name in {*before.__struct_fields__} - {"renames"}:
+        assert shown(getattr(same, name)) == shown(getattr(before, name)), name
+    with pytest.raises(AttributeError, match="immutable"):
+        before.newest = 9  # type: ignore[misc]
+
+
+def shown(value: Any) -> Any:
+    """The numbers of the records in a part of a history."""
+    if isinstance(value, StepRecord):
+        return value.sequence
+    if isinstance(value, dict):
+        return {name: shown(inner) for name, inner in value.items()}
+    return [shown(inner) for inner in value] if isinstance(value, list) else repr(value)
 
 
 def test_children_come_in_the_order_in_which_they_appeared():
@@ -138,7 +167,7 @@ def test_heads_of_completions_are_as_good_as_their_fields():
     assert [1, 2, 3, 4, 6, 7] == [*heads]
     for rename, live in (({}, ()), ({"a": "d"}, ()), ({}, [("", 0, 4)])):
         names = Renames((), rename)
-        usual, short = JournalHistory(journal.records, live, names), JournalHistory(journal.records, live, names, heads)
+        usual, short = read_history(journal.records, live, names), read_history(journal.records, live, names, heads)
         for name in ("done", "undone"):
             told = [
                 {key: (entry.sequence, entry.fields) for key, entry in getattr(r, name).items()} for r in (usual, short)

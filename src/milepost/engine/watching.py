@@ -17,7 +17,7 @@ from milepost.errors import (
 from milepost.executor.checks import ResumeRequest, check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import codec_at
-from milepost.executor.history import JournalHistory, StepRecord, parent_of
+from milepost.executor.history import JournalHistory, StepRecord, parent_of, read_history
 from milepost.executor.journal import ask
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
@@ -160,7 +160,7 @@ class WorkflowView(StepRun):
 
     def play_over(self, recorded: JournalHistory) -> Routine[None]:
         """Play the code as far as it is recorded."""
-        self.recorded = recorded
+        self.know(recorded)
         self.is_live = False
         assert recorded.start is not None
         self.version = int(recorded.start.fields.get("flow_version") or 1)
@@ -199,7 +199,7 @@ class WorkflowView(StepRun):
             return self._state_in(record)
         step, frame = self.step(step_id)
         if step is not None and frame is not None:
-            self.recorded.done[step_id] = StepRecord(record.sequence, fields, record)
+            self.recorded = self.recorded.completed_by(StepRecord(record.sequence, fields, record), step_id)
             is_over, result = yield from _played(do(self, step, step_id, frame, is_child=True))
             if is_over:
                 return result
@@ -236,7 +236,7 @@ def _looked(run: StepRun) -> Routine[WorkflowView]:
     look = WorkflowView(run)
     _, records, parsed = yield from read(look, latest, [])
     know_renames(run, records)
-    recorded = JournalHistory(records, latest.row.live, run.renames, parsed)
+    recorded = read_history(records, latest.row.live, run.renames, parsed)
     if recorded.start is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     yield from look.play_over(recorded)

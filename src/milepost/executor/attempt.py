@@ -15,24 +15,11 @@ import msgspec
 from milepost.errors import AttemptTimedOut, StatementError
 from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Call, Routine, Sleep
+from milepost.executor.history import AttemptBudget
 from milepost.executor.run import Run
 from milepost.model.failure import contained
 from milepost.model.retry import Retry
 from milepost.store import Statement
-
-
-class AttemptBudget(msgspec.Struct, eq=False):
-    """The attempts and failures that a visit has used up so far."""
-
-    visit: int = 1
-    failures: int = 0
-    """Failed attempts that count for the policy."""
-    attempts: int = 0
-    """All attempts before the next one, including those that a crash cut short."""
-    pause: float = 0.0
-    """Seconds left of the last back-off."""
-    notes: list[str] = []
-    """The ends of the attempts in this process, a line each."""
 
 
 class AttemptOutcome(msgspec.Struct, eq=False):

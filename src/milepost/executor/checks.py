@@ -30,7 +30,6 @@ from milepost.model.checkpoint import read_envelope
 from milepost.model.ids import describe_owner
 from milepost.model.record import (
     Record,
-    parse_time,
 )
 from milepost.store import RunRow
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 200
 """The largest number of bytes of an input that an error shows."""
-COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
-"""The operations whose failure uses up an attempt of the retry policy."""
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
@@ -97,15 +94,14 @@ def recorded_ids(run: Run, node_id: str) -> tuple[str, ...]:
 
 
 def check_renames(run: Run, recorded: JournalHistory, names: Iterable[str] = ()) -> None:
-    """Raise `OptionError` if the renames that are given now turn two recorded ids, or ids in `names`, into one."""
-    if not run.renames.given:
+    """Raise `OptionError` if the renames that are given now turn two recorded ids into one.
+
+    `names` are further ids, as they are before these renames.
+    """
+    clash = recorded.clash_with(names) if run.renames.given else None
+    if clash is None:
         return
-    for name in names:
-        before = run.renames.before(name, 0)
-        recorded.call(before, run.renames.becoming(before))
-    if recorded.clash is None:
-        return
-    one, other, both = *sorted(recorded.clash[:2]), recorded.clash[2]  # branches are recorded in any order
+    one, other, both = *sorted(clash[:2]), clash[2]  # branches are recorded in any order
     raise OptionError(
         f"rename would make {both!r} of both {one!r} and {other!r}, which are recorded in run {run.run_id!r}: give each a name "
         f"of its own",
@@ -256,10 +252,3 @@ def content_of(point: Record) -> tuple[dict[str, Any], bytes]:
     if not point.is_foreign:
         return point.fields(), point.state() or b""
     return read_envelope(point.state() or b"")
-
-
-def left_of_pause(fields: Mapping[str, Any], now: float) -> float:
-    """Return the seconds left of the back-off after a failure: never more than the policy chose, whatever clocks say."""
-    ends = parse_time(fields["retry_at"]).timestamp()
-    chosen = ends - parse_time(fields["timestamp"]).timestamp()
-    return max(0.0, min(ends - now, chosen))

@@ -1,21 +1,55 @@
-"""The recorded outcomes of a run, by step or node: they answer requests that would otherwise be done again.
+"""The history of a run: its journal, interpreted. Nothing else says what is newest, superseded or open.
 
-The history is built from records of a journal in one pass: for a workflow from all of them, for a graph from those
-since the point where it goes on. Of superseded records only the visits and the used signals are counted. The code is
-pure, and decodes nothing before somebody asks for it.
+A journal is a list of records that only grows. To a reader it is a state machine: each record, in order, changes what
+is known of one unit of work (a node or step, by its id) or of the run, and a kind says how.
+
+    kind        supersedes                              what holds after it
+    start       nothing                                 the run has begun with this input
+    checkpoint  the unit's checkpoint and its rollback  the visit has ended; its failures, choice, items and wait are over
+    failure     nothing: attempts are counted           one attempt is used up; with `given_up` the unit's last one, with
+                                                        `final` the run is about to fail
+    route       the unit's last choice                  a router, a predicate or a branch step has answered
+    items       the unit's last items                   a map has begun
+    wait        the unit's last wait                    the unit waits: the wait is open until a reply
+    reply       the unit's last reply                   the wait has ended, or (`refused`) goes on; the signal is used
+    rollback    nothing                                 the step's effect is undone, or its rollback has failed for good
+    owner       a finish and a final failure            somebody has taken the run: it goes on, however it stood
+    finish      nothing                                 the run has ended
+
+An owner record may say more, about records before it:
+
+    live        only records in these ranges count from now on; all others are superseded
+    crashed     the owner before died: an attempt of each unit in flight is used up
+    retry       (verb) attempts that failed before it are free again, and what a settled failure rolled back is forgotten
+    payload     the state of the checkpoint `overrides`, or else of the point, is another one
+    reroute     the router of that checkpoint is asked again; its answers so far do not count
+    continue    (verb) a finished run begins again at its entry, with the payload as its state
+    renames     units have other names in the code from now on; all ids here are those of now
+
+Of a superseded record two things are left: the number of its visit is not used again, and its signal stays used. A visit
+that only failed and is superseded is tried again under its number.
+
+A record is in flight if it is of a unit that has no newer checkpoint. Ids are paths: the record of a unit around it, if
+it is newer, ends what is in flight inside. A run of a workflow stands wherever its code, played over the history, asks
+for the first thing that is not in it; see `milepost.workflows.replay`. A run of a graph stands after the newest
+checkpoint of its own graph, its point, and the records since then say where inside; see `position_after`.
+
+`JournalHistory` is the state of that machine, and never changes. `read_history` makes it of records in one pass, for a
+workflow of all, for a graph of those since the point. A claim, or records that follow, make another history of it. What
+this process does on its way, before it reads it again, is counted in `RunProgress`. The code is pure, and decodes no
+value before somebody asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from milepost.errors import CheckpointCorruptError
-from milepost.executor.attempt import AttemptBudget
-from milepost.executor.checks import COUNTED_FAILURES, left_of_pause
+from milepost.errors import CheckpointCorruptError, DeserializeStateError
 from milepost.executor.flow import END, REPLACED, Renames
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
@@ -32,12 +66,44 @@ from milepost.model.record import (
     Record,
     Segment,
     StepHead,
+    parse_time,
     turnings,
     way_to,
 )
 
 if TYPE_CHECKING:
+    from milepost.model.info import Wait
     from milepost.model.results import StepResult, StepType
+
+
+NO_RENAMES = Renames()
+COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
+"""The operations whose failure uses up an attempt of the retry policy."""
+
+
+class AttemptBudget(msgspec.Struct, eq=False):
+    """The attempts and failures that a visit has used up so far."""
+
+    visit: int = 1
+    failures: int = 0
+    """Failed attempts that count for the policy."""
+    attempts: int = 0
+    """All attempts before the next one, including those that a crash cut short."""
+    pause: float = 0.0
+    """Seconds left of the last back-off."""
+    notes: list[str] = []
+    """The ends of the attempts in this process, a line each."""
+
+
+class OpenWait(NamedTuple):
+    """An open wait of a step. `seen` is the number of the newest signal at the time when the wait began."""
+
+    wait: Wait
+    sequence: int
+    seen: int
+    is_early: bool
+    refused: str = ""
+    """The reason for which the newest reply was refused; "" for none."""
 
 
 class PendingRecord(NamedTuple):
@@ -155,6 +221,58 @@ def _with_around(step_id: str) -> Iterator[str]:
     yield from _around(step_id)
 
 
+def wait_of(fields: Mapping[str, Any], prompt: bytes | None) -> Wait:
+    """Make the wait that a record begins."""
+    from milepost.model.info import Wait  # imported here: most runs wait for nothing
+
+    wake_at = fields.get("wake_at")
+    return Wait(
+        str(fields.get("wait_id")),
+        fields.get("signal"),
+        msgspec.json.decode(prompt or b"null"),
+        None if wake_at is None else parse_time(str(wake_at)),
+    )
+
+
+def left_of_pause(fields: Mapping[str, Any], now: float) -> float:
+    """Return the seconds left of the back-off after a failure: never more than the policy chose, whatever clocks say."""
+    ends = parse_time(fields["retry_at"]).timestamp()
+    chosen = ends - parse_time(fields["timestamp"]).timestamp()
+    return max(0.0, min(ends - now, chosen))
+
+
+def _label_now(renames: Renames, label: str, sequence: int) -> str:
+    """Return the label that a branch has now: its fork, or the first node of a branch, may have been renamed."""
+    if not renames:
+        return label
+    way = ""
+    for fork, visit, branch, _ in turnings(label):
+        first = renames.now(f"{parent_of(fork)}/{branch}".lstrip("/"), sequence)
+        way = way_to(way, renames.now(fork, sequence), visit, first.rpartition("/")[2])
+    return way
+
+
+def _below(inside: Mapping[str, Mapping[str, None]], step_id: str) -> Iterator[str]:
+    """Yield all ids below an id."""
+    for child in inside.get(step_id, ()):
+        yield child
+        yield from _below(inside, child)
+
+
+def _is_settled(step_id: str, undone: Mapping[str, StepRecord], done: Mapping[str, StepRecord]) -> bool:
+    """Return whether a failed step around this one rolled it back, and that failure was recorded as an outcome."""
+    return any(done[outer].sequence > undone[step_id].sequence for outer in _around(step_id) if outer in done)
+
+
+def _copied(value: Any) -> Any:
+    """Copy a container that a history holds, with the containers in it; anything else is returned as it is."""
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    if isinstance(value, (list, set)):
+        return value.copy()
+    return value
+
+
 class PartProgress(NamedTuple):
     """The progress of one part of a limited parallel group: a branch, an item of a map, or a step."""
 
@@ -166,218 +284,108 @@ class PartProgress(NamedTuple):
     """The number of the record that ended the part; None while it is open."""
 
 
-class JournalHistory:
-    """The records of one run, by step."""
+class JournalHistory(msgspec.Struct, frozen=True, eq=False):
+    """The state of a run by its records, by step or node. It never changes."""
 
-    def __init__(
-        self,
-        records: Iterable[Record] = (),
-        live: Ranges = (),
-        renames: Renames | None = None,
-        parsed: Mapping[int, Mapping[str, Any] | StepHead] | None = None,
-    ) -> None:
-        self._renames = renames or Renames()
-        self._earlier: dict[str, str] = {}
-        """For each id, the id before the map of names that is given now."""
-        self.clash: tuple[str, str, str] | None = None
-        """Two recorded ids, as they are before that map, and the one id that both would have after it."""
-        self.start: StepRecord | None = None
-        self.done: dict[str, StepRecord] = {}
-        """The newest completion of each step."""
-        self.failures: dict[str, list[StepRecord]] = {}
-        self.choices: dict[str, StepRecord] = {}
-        """The records of answers of routers and predicates, and of the options that branches took."""
-        self.items: dict[str, StepRecord] = {}
-        self.waits: dict[str, StepRecord] = {}
-        self.replies: dict[str, StepRecord] = {}
-        self.refused: dict[str, StepRecord] = {}
-        """The newest refused answer of a wait."""
-        self.used_signals: set[int] = set()
-        self.undone: dict[str, StepRecord] = {}
-        """The rollbacks that have ended, successful or not."""
-        self.final: StepRecord | None = None
-        """The failure with which the run began to end."""
-        self.finish: StepRecord | None = None
-        self.visits: dict[str, int] = {}
-        self.crashes: list[int] = []
-        self._failed: dict[tuple[str, int], int] = {}
-        """The number of superseded failed attempts of each visit of a step."""
-        self._succeeded: set[tuple[str, int]] = set()
-        """The visits of steps that succeeded and are superseded."""
-        self._idle: dict[str, set[int]] = {}
-        """For each part, the crashes at which it stood in a queue and had not begun."""
-        self.retried: int = -1
-        """The sequence of the newest `retry`: what failed before it is run again."""
-        self._renewed = -1
-        """The sequence of the newest claim that went on after an end, or was a `retry`."""
-        self.newest = -1
-        self._reroutes: dict[int, int] = {}
-        """The checkpoints whose router is asked again, each with the record after which it has to answer."""
-        self._overrides: dict[int, tuple[bytes, dict[str, Any] | None]] = {}
-        """The states that replace those of checkpoints, each with the part of its update for fields with a reducer."""
-        self._decoded: dict[int, Any] = {}
-        """The values that were decoded before the run went on, by the number of their record."""
-        self._trails: dict[tuple[str, str], list[StepRecord]] = {}
-        """The checkpoints of each branch, by the branch's label and the parent id of its nodes."""
-        self._children: dict[str, dict[str, None]] = {}
-        known = parsed or {}
+    renames: Renames = NO_RENAMES
+    clash: tuple[str, str, str] | None = None
+    """Two recorded ids, as they are before the map that is given now, and the one id that both would have after it."""
+    start: StepRecord | None = None
+    done: Mapping[str, StepRecord] = {}
+    """The newest completion of each step."""
+    failures: Mapping[str, Sequence[StepRecord]] = {}
+    choices: Mapping[str, StepRecord] = {}
+    """The records of answers of routers and predicates, and of the options that branches took."""
+    items: Mapping[str, StepRecord] = {}
+    waits: Mapping[str, StepRecord] = {}
+    replies: Mapping[str, StepRecord] = {}
+    refused: Mapping[str, StepRecord] = {}
+    """The newest refused answer of a wait."""
+    used_signals: Set[int] = set()
+    undone: Mapping[str, StepRecord] = {}
+    """The rollbacks that have ended, successful or not."""
+    final: StepRecord | None = None
+    """The failure with which the run began to end."""
+    finish: StepRecord | None = None
+    visits: Mapping[str, int] = {}
+    crashes: Sequence[int] = []
+    superseded: Sequence[Record] = []
+    """The checkpoints that do not count any more."""
+    damaged: Sequence[int] = []
+    """The numbers of the records that cannot be read, if the reader was lenient."""
+    retried: int = -1
+    """The sequence of the newest `retry`: what failed before it is run again."""
+    renewed: int = -1
+    """The sequence of the newest claim that went on after an end, or was a `retry`."""
+    newest: int = -1
+    earlier: Mapping[str, str] = {}
+    """For each id, the id before the map of names that is given now."""
+    tried: Mapping[tuple[str, int], int] = {}
+    """The number of superseded failed attempts of each visit of a step."""
+    succeeded: Set[tuple[str, int]] = set()
+    """The visits of steps that succeeded and are superseded."""
+    reroutes: Mapping[int, int] = {}
+    """The checkpoints whose router is asked again, each with the record after which it has to answer."""
+    overrides: Mapping[int, tuple[bytes, dict[str, Any] | None]] = {}
+    """The states that replace those of checkpoints, each with the part of its update for fields with a reducer."""
+    trails: Mapping[tuple[str, str], Sequence[StepRecord]] = {}
+    """The checkpoints of each branch, by the branch's label and the parent id of its nodes."""
+    inside: Mapping[str, Mapping[str, None]] = {}
+    """The ids directly below each id, in the order in which they appeared."""
+
+    # -- what follows --------------------------------------------------------------------------------
+
+    def followed_by(self, records: Iterable[Record]) -> JournalHistory:
+        """Make the history after these records, which all count."""
+        builder = _Builder(self)
         for record in records:
-            is_standing = not live or is_live(record.sequence, live)
-            told = known.get(record.sequence)
-            if is_standing and isinstance(told, StepHead):
-                self._complete(record, told)
-            else:
-                self.add(record, is_standing, None if isinstance(told, StepHead) else told)
+            builder.add(record)
+        return builder.built()
 
-    def _complete(self, record: Record, head: StepHead) -> None:
-        """Take in a checkpoint as `add` does, but faster: most records are of this kind."""
-        step_id = self._called(record) if self._renames else record.node_id
-        self.newest = record.sequence
-        visits = self.visits
-        if step_id not in visits or visits[step_id] < record.visit:
-            visits[step_id] = record.visit
-        self._done(step_id, StepRecord(record.sequence, head, record), head.branch)
-        self._place(step_id)
+    def claimed(self, sequence: int, *, is_crash: bool, is_retry: bool) -> JournalHistory:
+        """Make the history after a claim with this number; `is_crash`: the owner before it died."""
+        known = replace(self, crashes=[*self.crashes, sequence]) if is_crash else self
+        return known.retried_at(sequence) if is_retry else known
 
-    def _done(self, step_id: str, entry: StepRecord, branch: str | None) -> None:
-        self.done[step_id] = entry
-        if self.undone:
-            self.undone.pop(step_id, None)
-        if branch:
-            place = self._renamed_label(branch, entry.sequence), parent_of(step_id)
-            self._trails.setdefault(place, []).append(entry)
+    def retried_at(self, sequence: int) -> JournalHistory:
+        """Make the history after a `retry` with this number: everything that failed before it is done again."""
+        builder = _Builder(self)
+        builder.retry(sequence)
+        return builder.built()
 
-    def add(self, record: Record, is_standing: bool = True, fields: Mapping[str, Any] | None = None) -> None:
-        """Take in the next record; `fields` are those of its header, if they are known already."""
-        self.newest = record.sequence
-        kind, step_id = record.kind, record.node_id
-        try:
-            fields = record.fields() if fields is None else fields
-        except CheckpointCorruptError:
-            if is_standing:
-                raise
-            fields = {}
-        if self._renames and step_id:
-            step_id = self._called(record, is_standing=is_standing)
-        if step_id and kind != ROLLBACK:
-            # An owner record holds the number of a visit that was deleted.
-            self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
-        if kind == REPLY and isinstance(fields.get("signal"), int):
-            self.used_signals.add(fields["signal"])
-        elif kind == OWNER:
-            # A step was deleted with its replies; the signals that they used stay used.
-            self.used_signals.update(fields.get("used") or ())
-        if not is_standing and kind != START:
-            if self.start is not None:
-                self._supersede(step_id, kind, record.visit, fields)
-            return
-        entry = StepRecord(record.sequence, fields, record)
-        if kind == CHECKPOINT:
-            self._done(step_id, entry, fields.get("branch"))
-        elif kind == START:
-            self.start = entry
-        elif kind == FAILURE:
-            self.failures.setdefault(step_id, []).append(entry)
-            if fields.get("final"):
-                self.final = entry
-        elif kind == ROUTE:
-            self.choices[step_id] = entry
-        elif kind == ITEMS:
-            self.items[step_id] = entry
-        elif kind == WAIT:
-            self.waits[step_id] = entry
-        elif kind == REPLY:
-            if fields.get("refused"):
-                self.refused[step_id] = entry
-            else:
-                self.replies[step_id] = entry
-        elif kind == ROLLBACK:
-            self.undone[step_id] = entry
-        elif kind == FINISH:
-            self.finish = entry
-        elif kind == OWNER:
-            self._claimed(fields, record.sequence)
-            amends = int(fields.get("overrides", fields.get("from", -1)))
-            if record.payload is not None:
-                self.override(amends, record.state() or b"", fields.get("updates"))
-            if "reroute" in fields:
-                self.reroute(amends, record.sequence if fields["reroute"] else None)
-        if step_id and kind not in {ROLLBACK, OWNER}:
-            self._place(step_id)
+    def completed_by(self, entry: StepRecord, step_id: str) -> JournalHistory:
+        """Make the history in which this record, of whatever visit, is the step's newest completion."""
+        known = self.done.get(step_id)
+        is_same = known is not None and known.sequence == entry.sequence
+        return self if is_same else replace(self, done={**self.done, step_id: entry})
 
-    def _supersede(self, step_id: str, kind: str, visit: int, fields: Mapping[str, Any]) -> None:
-        """Note how a superseded visit of a step ended.
+    def overridden(self, sequence: int, data: bytes, updates: dict[str, Any] | None = None) -> JournalHistory:
+        """Make the history with another state of a checkpoint.
 
-        A visit that only failed is tried again under the same number.
+        If an update made the new state, `updates` are its values for fields with a reducer.
         """
-        if kind == FAILURE:
-            self._failed[step_id, visit] = self._failed.get((step_id, visit), 0) + 1
-        elif kind == CHECKPOINT and fields.get("outcome") != "failed":
-            self._succeeded.add((step_id, visit))
+        return replace(self, overrides={**self.overrides, sequence: (data, updates)})
 
-    def _called(self, record: Record, *, is_standing: bool = True) -> str:
-        """Return the id that a record's step has now. Note a clash, where two recorded ids become one."""
-        node_id = self._renames.now(record.node_id, record.sequence)
-        if is_standing and self._renames.given:
-            self.call(self._renames.before(record.node_id, record.sequence), node_id)
-        return node_id
+    def rerouted(self, sequence: int, after: int | None) -> JournalHistory:
+        """Make the history in which the router of a checkpoint is asked again, unless it answered after record `after`.
 
-    def call(self, before: str, node_id: str) -> None:
-        """Note that `before` is called `node_id` now, and a clash if another id is called so as well."""
-        other = self._earlier.setdefault(node_id, before)
-        if other != before and self.clash is None:
-            self.clash = (other, before, node_id)
-
-    def _renamed_label(self, label: str, sequence: int) -> str:
-        """Return the label that a branch has now: its fork, or the first node of a branch, may have been renamed."""
-        if not self._renames:
-            return label
-        way = ""
-        for fork, visit, branch, _ in turnings(label):
-            first = self._renames.now(f"{parent_of(fork)}/{branch}".lstrip("/"), sequence)
-            way = way_to(way, self._renames.now(fork, sequence), visit, first.rpartition("/")[2])
-        return way
-
-    def _claimed(self, fields: Mapping[str, Any], sequence: int) -> None:
-        if fields.get("crashed"):
-            self.crashes.append(sequence)
-        if fields.get("verb") == "retry":
-            self.retry(sequence)
-        if self.finish is not None:
-            # A run that had ended goes on: it has no end any more.
-            self.finish = self.final = None
-            self._renewed = sequence
-
-    def retry(self, sequence: int) -> None:
-        """Have everything that failed before this number be done again.
-
-        A failed part may have rolled back steps of its own before it failed. They are done again too: nothing is left
-        of them.
+        None: its old answer counts.
         """
-        self.retried = self._renewed = sequence
-        for step_id in [step_id for step_id in self.undone if self._is_settled(step_id)]:
-            if step_id in self.undone:
-                self._forget_from(step_id)
+        others = {number: limit for number, limit in self.reroutes.items() if number != sequence}
+        return replace(self, reroutes=others if after is None else {**others, sequence: after})
 
-    def _is_settled(self, step_id: str) -> bool:
-        """Return whether a failed step around this one rolled it back, and that failure was recorded as an outcome."""
-        undone = self.undone[step_id].sequence
-        return any(self.done[outer].sequence > undone for outer in _around(step_id) if outer in self.done)
+    def clash_with(self, names: Iterable[str]) -> tuple[str, str, str] | None:
+        """Return `clash`, or the clash of a recorded id with one of `names`, which are ids before the map of now."""
+        if self.clash is not None:
+            return self.clash
+        earlier = dict(self.earlier)
+        for before in names:
+            other = earlier.setdefault(self.renames.becoming(before), before)
+            if other != before:
+                return other, before, self.renames.becoming(before)
+        return None
 
-    def _forget_from(self, step_id: str) -> None:
-        """Forget the records of the innermost settled part around a step, from its first step on that was rolled back."""
-        part = next(outer for outer in _around(step_id) if outer in self.done)
-        inside = [*self.below(part)]
-        first = min(self.done[found].sequence for found in inside if found in self.undone and found in self.done)
-        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused, self.undone)
-        for found in inside:
-            for entries in held:
-                if found in entries and entries[found].sequence >= first:
-                    del entries[found]
-            self.failures.pop(found, None)
-        self._children[part] = {
-            child: None for child in self._children.get(part, ()) if any(child in entries for entries in held)
-        }
+    # -- failures ------------------------------------------------------------------------------------
 
     def standing_failure(self, step_id: str) -> StepRecord | None:
         """Return the failure with which a step inside another one ended for good; None if there is none.
@@ -392,10 +400,51 @@ class JournalHistory:
         if done is not None and done.sequence > last.sequence:
             return None
         is_last = last.fields.get("given_up") or last.fields.get("op") == "on_error"
-        if not is_last or last.fields.get("final") or self.finish is not None or last.sequence <= self._renewed:
+        if not is_last or last.fields.get("final") or self.finish is not None or last.sequence <= self.renewed:
             return None
         later = (entry for outer in _around(step_id) for entry in self.failures.get(outer, ())[-1:])
         return None if any(entry.sequence > last.sequence for entry in later) else last
+
+    def given_up(self, step_id: str) -> StepRecord | None:
+        """Return the failure that used up a step's attempts, if nothing has come of it yet; else None."""
+        failures, done = self.failures.get(step_id), self.done.get(step_id)
+        if not failures or not failures[-1].fields.get("given_up"):
+            return None
+        last = failures[-1]
+        is_over = last.sequence <= self.retried or (done is not None and done.sequence > last.sequence)
+        return None if is_over else last
+
+    @property
+    def rollbacks_due(self) -> dict[str, StepRecord]:
+        """The steps that succeeded with a rollback and are not undone, the newest first."""
+        due = [
+            (-done.sequence, step_id, done)
+            for step_id, done in self.done.items()
+            if done.fields.get("rollback") and step_id not in self.undone
+        ]
+        return {step_id: done for _, step_id, done in sorted(due, key=itemgetter(0))}
+
+    def open_waits(self) -> dict[str, OpenWait]:
+        """Return the waits that have not ended, by step."""
+        found = {}
+        for step_id, entry in self.waits.items():
+            reply, refused = self.replies.get(step_id), self.refused.get(step_id)
+            if reply is not None and reply.sequence > entry.sequence:
+                continue
+            around = (self.done[over] for over in _with_around(step_id) if over in self.done)
+            if any(done.sequence > entry.sequence for done in around):
+                continue
+            if self.was_completed(step_id, entry.record.visit):
+                continue
+            fields = entry.fields
+            found[step_id] = OpenWait(
+                wait_of(fields, entry.record.state()),
+                entry.sequence,
+                int(fields.get("seen") or 0),
+                fields.get("early", True) is not False,
+                "" if refused is None or refused.sequence < entry.sequence else str(refused.fields.get("refused")),
+            )
+        return found
 
     # -- nodes of a graph ------------------------------------------------------------------------------
 
@@ -405,7 +454,7 @@ class JournalHistory:
         None if there is none.
         """
         if label:
-            trail = self._trails.get((label, prefix[:-1]), ())
+            trail = self.trails.get((label, prefix[:-1]), ())
             return trail[-1] if trail and trail[-1].sequence > after else None
         found: StepRecord | None = None
         for child in self.children(prefix[:-1]):
@@ -418,7 +467,7 @@ class JournalHistory:
 
     def label_of(self, entry: StepRecord) -> str:
         """Return the path of the branch that a checkpoint is in, by the names of now; "" if it is in none."""
-        return self._renamed_label(str(entry.fields.get("branch") or ""), entry.sequence)
+        return _label_now(self.renames, str(entry.fields.get("branch") or ""), entry.sequence)
 
     def open_fork(self, label: str, prefix: str, point: Record) -> tuple[str, str] | None:
         """Return the fork right below `prefix` and its branch at the end of `label`; None unless the run is in that."""
@@ -442,8 +491,8 @@ class JournalHistory:
         route = self.choices.get(node_id)
         if route is not None and route.sequence > entry.sequence and route.record.visit == entry.record.visit:
             next_node, told_at = route.fields.get("next_node"), route.sequence
-        is_answered = route is not None and route.sequence > self._reroutes.get(entry.sequence, -1)
-        if next_node is None or (entry.sequence in self._reroutes and not is_answered):
+        is_answered = route is not None and route.sequence > self.reroutes.get(entry.sequence, -1)
+        if next_node is None or (entry.sequence in self.reroutes and not is_answered):
             return data, None
         prefix = _prefix_of(entry.record.node_id)
         return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
@@ -454,7 +503,7 @@ class JournalHistory:
 
     def state_of(self, entry: StepRecord) -> bytes:
         """Return the encoded state of a checkpoint, amended if it was."""
-        amended = self._overrides.get(entry.sequence)
+        amended = self.overrides.get(entry.sequence)
         return entry.record.state() or b"" if amended is None else amended[0]
 
     def fork_around(self, entry: StepRecord, point: Record) -> tuple[Segment, StepRecord | None] | None:
@@ -475,35 +524,9 @@ class JournalHistory:
         found = (self.newest_in(_prefix_of(fork), way, after) for way in ways)
         return [entry for entry in found if entry is not None]
 
-    def override(self, sequence: int, data: bytes, updates: dict[str, Any] | None = None) -> None:
-        """Replace the state of a checkpoint.
-
-        If an update made the new state, `updates` are its values for fields with a reducer.
-        """
-        self._overrides[sequence] = data, updates
-        self._decoded.pop(sequence, None)
-
     def is_rerouted(self, sequence: int) -> bool:
         """Return whether the router of a checkpoint has to be asked again."""
-        return sequence in self._reroutes
-
-    def reroute(self, sequence: int, after: int | None) -> None:
-        """Ask the router of a checkpoint again, unless it answered after record `after`; None: take its old answer."""
-        if after is None:
-            self._reroutes.pop(sequence, None)
-        else:
-            self._reroutes[sequence] = after
-
-    def keep(self, sequence: int, value: Any) -> None:
-        """Keep the decoded value of a record for the first caller that asks for it."""
-        self._decoded[sequence] = value
-
-    def take(self, sequence: int, decode: Callable[[], Any]) -> Any:
-        """Return the value that `keep` was given for a record, else that of `decode`.
-
-        The value is the caller's then.
-        """
-        return self._decoded.pop(sequence) if sequence in self._decoded else decode()
+        return sequence in self.reroutes
 
     def is_over(self, node_id: str, entry: StepRecord) -> bool:
         """Return whether the record's step, or one around it, was completed later, so that nothing needs the record."""
@@ -512,7 +535,7 @@ class JournalHistory:
 
     def renamed(self, node_id: str, sequence: int) -> str:
         """Return the id that a node has now; `sequence` is the number of the record that names it."""
-        return self._renames.now(node_id, sequence) if self._renames else node_id
+        return self.renames.now(node_id, sequence) if self.renames else node_id
 
     def knows(self, node_id: str) -> bool:
         """Return whether any record is of a visit of this node."""
@@ -536,13 +559,13 @@ class JournalHistory:
         The nodes of finished forks in the branch are included. An override of a checkpoint replaces the fields that it
         changed: `replaced` names the fields in which two states differ.
         """
-        trail = self._trails.get((label, parent), [])
+        trail = self.trails.get((label, parent), [])
         found: list[dict[str, Any]] = []
         for number, entry in enumerate(trail):
             if isinstance(entry.fields.get("updates"), list):  # it holds all updates up to here: drop the earlier ones
                 found = []
             found += self.updates_in(entry)
-            amended = self._overrides.get(entry.sequence)
+            amended = self.overrides.get(entry.sequence)
             if amended is not None and amended[1] is not None:
                 found = [*found, amended[1]]
             elif amended is not None:
@@ -553,27 +576,32 @@ class JournalHistory:
                 # Labels are built of recorded names: each name must go through the maps only once.
                 outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit
                 for branch in entry.fields["fork"]:
-                    way = self._renamed_label(way_to(outer, fork, visit, branch), entry.sequence)
+                    way = _label_now(self.renames, way_to(outer, fork, visit, branch), entry.sequence)
                     found += self.updates(way, parent, replaced)
         return found
 
     # -- what is in flight -----------------------------------------------------------------------------
 
-    def spent(self, step_id: str, followed: int, now: float) -> AttemptBudget:
-        """Return the attempts that a visit in flight has used up; `followed` is the number of the record before it."""
-        if not (self.failures or self.crashes or self.choices or self.items or self.waits or self._failed):
-            return AttemptBudget(self.visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
+    def spent(self, step_id: str, followed: int, now: float, progress: RunProgress | None = None) -> AttemptBudget:
+        """Return the attempts that a visit in flight has used up; `followed` is the number of the record before it.
+
+        `progress` is what this process has done since.
+        """
+        visits = self.visits if progress is None else progress.visits
+        if not (self.failures or self.crashes or self.choices or self.items or self.waits or self.tried):
+            return AttemptBudget(visits.get(step_id, 0) + 1)  # nothing is in flight anywhere, as nearly always
         done, failures = self.done.get(step_id), self.failures.get(step_id, ())
         if done is not None and done.fields.get("outcome") == "failed":
             done = None
-        last = self.visits.get(step_id, 0)
-        is_superseded = (step_id, last) in self._succeeded or (done is not None and done.record.visit == last)
-        tried = 0 if is_superseded else self._failed.get((step_id, last), 0)
+        last = visits.get(step_id, 0)
+        is_superseded = (step_id, last) in self.succeeded or (done is not None and done.record.visit == last)
+        tried = 0 if is_superseded else self.tried.get((step_id, last), 0)
         next_visit = last if tried else last + 1
         after = -1 if done is None else done.sequence
         crashes = 0
         if self.crashes:
-            idle = {crash for outer in _with_around(step_id) for crash in self._idle.get(outer, ())}
+            queued = {} if progress is None else progress.idle
+            idle = {crash for outer in _with_around(step_id) for crash in queued.get(outer, ())}
             crashes = sum(sequence > max(followed, after) and sequence not in idle for sequence in self.crashes)
         if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
             return AttemptBudget(next_visit, 0, crashes + tried)  # nothing of it is in flight
@@ -598,19 +626,22 @@ class JournalHistory:
         spent.attempts += crashes
         return spent
 
-    def queue(self, ids: Sequence[str], limit: int | None, after: int) -> None:
-        """Note for each crash which of several parts had not begun: `limit` of them are open at once, in their order.
+    def idle_parts(self, ids: Sequence[str], limit: int | None, after: int) -> dict[str, set[int]]:
+        """Return for each of several parts the crashes at which it had not begun.
 
-        A part with records after `after` has begun, and stays open until it ends.
+        `limit` parts are open at once, in their order. A part with records after `after` has begun, and stays open
+        until it ends.
         """
+        idle: dict[str, set[int]] = {}
         if limit is None or not self.crashes or limit >= len(ids):
-            return
+            return idle
         parts = [self._part(part_id, after) for part_id in ids]
         for crash in self.crashes:
             still = [part for part in parts if part.ended is None or part.ended > crash]
             still.sort(key=lambda part: not any(number < crash for number in part.numbers))
             for part in still[limit:]:
-                self._idle.setdefault(part.node_id, set()).add(crash)
+                idle.setdefault(part.node_id, set()).add(crash)
+        return idle
 
     def _part(self, part_id: str, after: int) -> PartProgress:
         numbers = tuple(number for number in self._numbers(part_id) if number > after)
@@ -627,7 +658,7 @@ class JournalHistory:
 
     def was_completed(self, step_id: str, visit: int) -> bool:
         """Return whether a visit succeeded and its checkpoint is superseded."""
-        return (step_id, visit) in self._succeeded
+        return (step_id, visit) in self.succeeded
 
     def is_in_flight(self, step_id: str, entry: StepRecord) -> bool:
         """Return whether a record counts for the visit in flight, though a superseded visit wrote it."""
@@ -645,28 +676,17 @@ class JournalHistory:
             newest = max(newest, *tried, -1)
         return newest
 
-    def _place(self, step_id: str) -> None:
-        parent = parent_of(step_id)
-        siblings = self._children.get(parent)
-        if siblings is None:
-            siblings = self._children[parent] = {}
-            if parent:
-                self._place(parent)
-        siblings.setdefault(step_id)
-
     def children(self, step_id: str) -> tuple[str, ...]:
         """Return the ids directly below an id, in the order in which they appeared; "" asks for the top."""
-        return tuple(self._children.get(step_id, ()))
+        return tuple(self.inside.get(step_id, ()))
 
     def below(self, step_id: str) -> Iterator[str]:
         """Yield all ids below an id."""
-        for child in self._children.get(step_id, ()):
-            yield child
-            yield from self.below(child)
+        return _below(self.inside, step_id)
 
     def begun(self, step_id: str, upto: int) -> list[str]:
         """Return the ids directly below a step that its newest attempt had begun before the record with number `upto`."""
-        since = max(self._renewed, self._tried_again_at(step_id))
+        since = max(self.renewed, self._tried_again_at(step_id))
         return [
             child for child in self.children(step_id) if any(since < number < upto for number in self._numbers(child))
         ]
@@ -713,6 +733,250 @@ class JournalHistory:
         found = [
             self.done[step_id].sequence
             for step_id in self.undone
-            if step_id in self.done and not self._is_settled(step_id)
+            if step_id in self.done and not _is_settled(step_id, self.undone, self.done)
         ]
         return min(found, default=None)
+
+
+class _Builder:
+    """A history in the making: each record that is added changes it."""
+
+    renames: Renames
+    clash: tuple[str, str, str] | None
+    start: StepRecord | None
+    done: dict[str, StepRecord]
+    failures: dict[str, list[StepRecord]]
+    choices: dict[str, StepRecord]
+    items: dict[str, StepRecord]
+    waits: dict[str, StepRecord]
+    replies: dict[str, StepRecord]
+    refused: dict[str, StepRecord]
+    used_signals: set[int]
+    undone: dict[str, StepRecord]
+    final: StepRecord | None
+    finish: StepRecord | None
+    visits: dict[str, int]
+    crashes: list[int]
+    superseded: list[Record]
+    damaged: list[int]
+    retried: int
+    renewed: int
+    newest: int
+    earlier: dict[str, str]
+    tried: dict[tuple[str, int], int]
+    succeeded: set[tuple[str, int]]
+    reroutes: dict[int, int]
+    overrides: dict[int, tuple[bytes, dict[str, Any] | None]]
+    trails: dict[tuple[str, str], list[StepRecord]]
+    inside: dict[str, dict[str, None]]
+
+    def __init__(self, before: JournalHistory) -> None:
+        for name in JournalHistory.__struct_fields__:
+            setattr(self, name, _copied(getattr(before, name)))
+
+    def built(self) -> JournalHistory:
+        """Return the history. Nothing may be added afterwards."""
+        return JournalHistory(**vars(self))
+
+    def complete(self, record: Record, head: StepHead) -> None:
+        """Take in a checkpoint as `add` does, but faster: most records are of this kind."""
+        step_id = self._called(record) if self.renames else record.node_id
+        self.newest = record.sequence
+        visits = self.visits
+        if step_id not in visits or visits[step_id] < record.visit:
+            visits[step_id] = record.visit
+        self._done(step_id, StepRecord(record.sequence, head, record), head.branch)
+        self._place(step_id)
+
+    def _done(self, step_id: str, entry: StepRecord, branch: str | None) -> None:
+        self.done[step_id] = entry
+        if self.undone:
+            self.undone.pop(step_id, None)
+        if branch:
+            place = _label_now(self.renames, branch, entry.sequence), parent_of(step_id)
+            self.trails.setdefault(place, []).append(entry)
+
+    def add(self, record: Record, is_live: bool = True, fields: Mapping[str, Any] | None = None) -> None:
+        """Take in the next record; `fields` are those of its header, if they are known already."""
+        self.newest = record.sequence
+        kind, step_id = record.kind, record.node_id
+        try:
+            fields = record.fields() if fields is None else fields
+        except CheckpointCorruptError:
+            if is_live:
+                raise
+            fields = {}
+        if self.renames and step_id:
+            step_id = self._called(record, is_live=is_live)
+        if step_id and kind != ROLLBACK:
+            # An owner record holds the number of a visit that was deleted.
+            self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
+        if kind == REPLY and isinstance(fields.get("signal"), int):
+            self.used_signals.add(fields["signal"])
+        elif kind == OWNER:
+            # A step was deleted with its replies; the signals that they used stay used.
+            self.used_signals.update(fields.get("used") or ())
+        if not is_live and kind != START:
+            if kind == CHECKPOINT:
+                self.superseded.append(record)
+            if self.start is not None:
+                self._supersede(step_id, kind, record.visit, fields)
+            return
+        entry = StepRecord(record.sequence, fields, record)
+        if kind == CHECKPOINT:
+            self._done(step_id, entry, fields.get("branch"))
+        elif kind == START:
+            self.start = entry
+        elif kind == FAILURE:
+            self.failures.setdefault(step_id, []).append(entry)
+            if fields.get("final"):
+                self.final = entry
+        elif kind == ROUTE:
+            self.choices[step_id] = entry
+        elif kind == ITEMS:
+            self.items[step_id] = entry
+        elif kind == WAIT:
+            self.waits[step_id] = entry
+        elif kind == REPLY:
+            if fields.get("refused"):
+                self.refused[step_id] = entry
+            else:
+                self.replies[step_id] = entry
+        elif kind == ROLLBACK:
+            self.undone[step_id] = entry
+        elif kind == FINISH:
+            self.finish = entry
+        elif kind == OWNER:
+            self._claimed(fields, record.sequence)
+            amends = int(fields.get("overrides", fields.get("from", -1)))
+            if record.payload is not None:
+                self.overrides[amends] = record.state() or b"", fields.get("updates")
+            if fields.get("reroute"):
+                self.reroutes[amends] = record.sequence
+            elif "reroute" in fields:
+                self.reroutes.pop(amends, None)
+        if step_id and kind not in {ROLLBACK, OWNER}:
+            self._place(step_id)
+
+    def _supersede(self, step_id: str, kind: str, visit: int, fields: Mapping[str, Any]) -> None:
+        """Note how a superseded visit of a step ended.
+
+        A visit that only failed is tried again under the same number.
+        """
+        if kind == FAILURE:
+            self.tried[step_id, visit] = self.tried.get((step_id, visit), 0) + 1
+        elif kind == CHECKPOINT and fields.get("outcome") != "failed":
+            self.succeeded.add((step_id, visit))
+
+    def _called(self, record: Record, *, is_live: bool = True) -> str:
+        """Return the id that a record's step has now. Note a clash, where two recorded ids become one."""
+        node_id = self.renames.now(record.node_id, record.sequence)
+        if is_live and self.renames.given:
+            before = self.renames.before(record.node_id, record.sequence)
+            other = self.earlier.setdefault(node_id, before)
+            if other != before and self.clash is None:
+                self.clash = (other, before, node_id)
+        return node_id
+
+    def _claimed(self, fields: Mapping[str, Any], sequence: int) -> None:
+        if fields.get("crashed"):
+            self.crashes.append(sequence)
+        if fields.get("verb") == "retry":
+            self.retry(sequence)
+        if self.finish is not None:
+            # A run that had ended goes on: it has no end any more.
+            self.finish = self.final = None
+            self.renewed = sequence
+
+    def retry(self, sequence: int) -> None:
+        """Have everything that failed before this number be done again.
+
+        A failed part may have rolled back steps of its own before it failed. They are done again too: nothing is left
+        of them.
+        """
+        self.retried = self.renewed = sequence
+        for step_id in [step_id for step_id in self.undone if _is_settled(step_id, self.undone, self.done)]:
+            if step_id in self.undone:
+                self._forget_from(step_id)
+
+    def _forget_from(self, step_id: str) -> None:
+        """Forget the records of the innermost settled part around a step, from its first step on that was rolled back."""
+        part = next(outer for outer in _around(step_id) if outer in self.done)
+        parts = [*_below(self.inside, part)]
+        first = min(self.done[found].sequence for found in parts if found in self.undone and found in self.done)
+        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused, self.undone)
+        for found in parts:
+            for entries in held:
+                if found in entries and entries[found].sequence >= first:
+                    del entries[found]
+            self.failures.pop(found, None)
+        self.inside[part] = {
+            child: None for child in self.inside.get(part, ()) if any(child in entries for entries in held)
+        }
+
+    def _place(self, step_id: str) -> None:
+        parent = parent_of(step_id)
+        siblings = self.inside.get(parent)
+        if siblings is None:
+            siblings = self.inside[parent] = {}
+            if parent:
+                self._place(parent)
+        siblings.setdefault(step_id)
+
+
+def read_history(
+    records: Iterable[Record],
+    live: Ranges = (),
+    renames: Renames = NO_RENAMES,
+    parsed: Mapping[int, Mapping[str, Any] | StepHead] | None = None,
+    *,
+    is_lenient: bool = False,
+) -> JournalHistory:
+    """Make the history of a run, from records in order; only those in the ranges `live` (empty: all) count.
+
+    `parsed` are headers that are known already, by number. Raises `CheckpointCorruptError` for a damaged header of a
+    record that counts, or notes it if `is_lenient`.
+    """
+    builder = _Builder(JournalHistory(renames=renames))
+    known = parsed or {}
+    for record in records:
+        counts = not live or is_live(record.sequence, live)
+        told = known.get(record.sequence)
+        if counts and isinstance(told, StepHead):
+            builder.complete(record, told)
+            continue
+        try:
+            builder.add(record, counts, None if isinstance(told, StepHead) else told)
+        except DeserializeStateError:
+            if not is_lenient:
+                raise
+            builder.damaged.append(record.sequence)
+    return builder.built()
+
+
+class RunProgress:
+    """What this process has done on a run since its history was read."""
+
+    __slots__ = ("answered", "decoded", "idle", "open_waits", "used_signals", "visits")
+
+    def __init__(self, history: JournalHistory) -> None:
+        self.visits = {**history.visits}
+        """The number of the last visit of each step."""
+        self.used_signals = {*history.used_signals}
+        self.open_waits: dict[str, OpenWait] = {}
+        """The waits that this process has opened or taken up, by step or node."""
+        self.answered: set[str] = set()
+        """The steps whose recorded wait has got its reply."""
+        self.idle: dict[str, set[int]] = {}
+        """For each part of a step, the crashes at which it stood in a queue and had not begun."""
+        self.decoded: dict[int, Any] = {}
+        """The values that were decoded before the run went on, by the number of their record."""
+
+    def queue(self, idle: Mapping[str, set[int]]) -> None:
+        """Note for parts of a step the crashes at which they had not begun; see `JournalHistory.idle_parts`."""
+        for part_id, crashes in idle.items():
+            self.idle.setdefault(part_id, set()).update(crashes)
+
+    def take(self, sequence: int, decode: Callable[[], Any]) -> Any:
+        """Return the value that was decoded of a record before, else that of `decode`. It is the caller's then."""
+        return self.decoded.pop(sequence) if sequence in self.decoded else decode()

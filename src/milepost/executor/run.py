@@ -26,6 +26,7 @@ from milepost.errors import (
 from milepost.executor.context import RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
 from milepost.executor.flow import Flow, Renames
+from milepost.executor.history import AttemptBudget, JournalHistory, RunProgress
 from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
 from milepost.model.record import FINISH, Origin, Record, format_time
@@ -63,6 +64,8 @@ class Run:
         "journal",
         "options",
         "origins",
+        "progress",
+        "recorded",
         "renamed_at",
         "renames",
         "run_id",
@@ -97,6 +100,16 @@ class Run:
         self.renamed_at: int | None = None
         """The number of the owner record that holds these maps; None if nothing was renamed."""
         self.status = "running"
+        self.know(JournalHistory())
+
+    def know(self, recorded: JournalHistory) -> None:
+        """Take up the history of the run as it was read; nothing has been done since."""
+        self.recorded = recorded
+        self.progress = RunProgress(recorded)
+
+    def spent(self, node_id: str, followed: int) -> AttemptBudget:
+        """Return the attempts that a visit in flight has used up; `followed` is the number of the record before it."""
+        return self.recorded.spent(node_id, followed, self.options.clock.time(), self.progress)
 
     @property
     def store(self) -> Store:

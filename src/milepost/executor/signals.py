@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from milepost.errors import CheckpointCorruptError, SerializeStateError, StateTypeError
 from milepost.executor.effects import Routine
+from milepost.executor.history import read_history
 from milepost.executor.journal import ask
 from milepost.executor.waits import codec_for
 from milepost.model.failure import place
-from milepost.model.ranges import Ranges, is_live
+from milepost.model.ranges import Ranges
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
 from milepost.store import RunRow, Store
 
@@ -75,14 +76,6 @@ def _has_rollbacks(store: Store, run_id: str, live: Ranges) -> Routine[bool]:
         if not begun or begun[0].fields().get("front") != "workflow":
             return False
         records: list[Record] = yield from ask(store, "read", run_id, kinds=(CHECKPOINT, ROLLBACK))
-        still: set[str] = set()
-        for record in records:
-            if not is_live(record.sequence, live):
-                continue
-            if record.kind == ROLLBACK or not record.fields().get("rollback"):
-                still.discard(record.node_id)
-            else:
-                still.add(record.node_id)
+        return bool(read_history(records, live).rollbacks_due)
     except CheckpointCorruptError:
         return True
-    return bool(still)

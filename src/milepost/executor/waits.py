@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -28,7 +28,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Emit, Routine, Sleep, Write
 from milepost.executor.flow import Flow, WaitWork
-from milepost.executor.history import JournalHistory, PendingRecord, parent_of
+from milepost.executor.history import JournalHistory, OpenWait, PendingRecord, RunProgress
 from milepost.executor.journal import NullJournal, ask
 from milepost.model.events import RunWaiting
 from milepost.model.failure import contained, describe
@@ -80,17 +80,6 @@ class Waits:
         return StepType.TIMER if self.signal is None else StepType.WAIT
 
 
-class Open(NamedTuple):
-    """An open wait of a step. `seen` is the number of the newest signal at the time when the wait began."""
-
-    wait: Wait
-    sequence: int
-    seen: int
-    is_early: bool
-    refused: str = ""
-    """The reason for which the newest reply was refused; "" for none."""
-
-
 class Waiting(Protocol):
     """The run as waits need it: all that it knows of its records, and a way to write more."""
 
@@ -102,8 +91,7 @@ class Waiting(Protocol):
     status: str
     recorded: JournalHistory
     """The recorded waits, among other records, and all signals that were used."""
-    open_waits: dict[str, Open]
-    """The waits that this process has opened or taken up, by step or node."""
+    progress: RunProgress
     unsaved: tuple[PendingRecord, ...]
 
     @property
@@ -142,7 +130,7 @@ class Waiting(Protocol):
 class Parked(Exception):
     """The exception of a branch in which steps wait and nothing else can go on before that."""
 
-    def __init__(self, waits: tuple[Open, ...]) -> None:
+    def __init__(self, waits: tuple[OpenWait, ...]) -> None:
         super().__init__("the run waits")
         self.waits = waits
 
@@ -193,12 +181,12 @@ def wait(
             break
         reply, refused = _reply_with(work, signal)
         fields: dict[str, Any] = {"signal": signal.number, "wait_id": mine.wait.wait_id, **at}
-        run.recorded.used_signals.add(signal.number)
+        run.progress.used_signals.add(signal.number)
         if reply is not None:
             yield from _answer(run, step_id, visit, fields, reply)
             return reply_of(work, reply), reply
         yield from run.record((PendingRecord(REPLY, step_id, visit, {**fields, "refused": refused}),), is_fatal=True)
-        mine = run.open_waits[step_id] = mine._replace(refused=refused)
+        mine = run.progress.open_waits[step_id] = mine._replace(refused=refused)
     if mine.wait.wake_at is not None and mine.wait.wake_at.timestamp() <= now:
         reply = _encode(_Reply(timed_out=work.signal is not None))
         yield from _answer(run, step_id, visit, {"timed_out": True, "wait_id": mine.wait.wait_id, **at}, reply)
@@ -208,9 +196,10 @@ def wait(
 
 def is_waiting(run: Waiting, step_id: str, visit: int) -> bool:
     """Return whether a visit has begun to wait or has its reply, so that its wait is settled."""
-    if step_id in run.open_waits:
+    if step_id in run.progress.open_waits:
         return True
-    known = (run.recorded.waits.get(step_id), run.recorded.replies.get(step_id))
+    wait = None if step_id in run.progress.answered else run.recorded.waits.get(step_id)
+    known = (wait, run.recorded.replies.get(step_id))
     return any(entry is not None and entry.record.visit == visit for entry in known)
 
 
@@ -220,8 +209,8 @@ def _named(run: Waiting, step_id: str) -> str:
 
 def _answer(run: Waiting, step_id: str, visit: int, fields: dict[str, Any], reply: bytes) -> Routine[None]:
     # From here on the wait is closed: the next signal cannot be for it.
-    run.open_waits.pop(step_id, None)
-    run.recorded.waits.pop(step_id, None)
+    run.progress.open_waits.pop(step_id, None)
+    run.progress.answered.add(step_id)
     yield from run.record((PendingRecord(REPLY, step_id, visit, fields, reply),), is_fatal=True)
 
 
@@ -249,7 +238,7 @@ def _end_of(work: Waits, now: float) -> float | None:
     return None if work.seconds is None else now + work.seconds
 
 
-def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[Open]:
+def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[OpenWait]:
     """Return the recorded wait of a step; record it first if it is not recorded yet."""
     if not getattr(run.store, "can_park", True):
         raise OptionError(
@@ -259,9 +248,9 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
             run_id=run.run_id,
             node_id=step_id,
         )
-    known = run.open_waits.get(step_id) or _recorded_waits(run).get(step_id)
+    known = _open_waits(run).get(step_id)
     if known is not None:
-        run.open_waits[step_id] = known
+        run.progress.open_waits[step_id] = known
         return known
     run.enter(step_id)
     yield from run.know_signals()
@@ -292,50 +281,16 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
     from milepost.model.info import Wait
 
     wake_at = None if ends is None else parse_time(format_time(ends))
-    opened = Open(Wait(wait_id, work.signal, msgspec.json.decode(data), wake_at), sequence, seen, work.early)
-    run.open_waits[step_id] = opened
+    opened = OpenWait(Wait(wait_id, work.signal, msgspec.json.decode(data), wake_at), sequence, seen, work.early)
+    run.progress.open_waits[step_id] = opened
     return opened
 
 
-def _recorded_waits(run: Waiting) -> dict[str, Open]:
-    """Return the recorded waits that have not ended, by step."""
-    recorded = run.recorded
-    if not recorded.waits:
-        return {}
-    from milepost.model.info import Wait
-
-    found = {}
-    for step_id, entry in recorded.waits.items():
-        reply = recorded.replies.get(step_id)
-        if reply is not None and reply.sequence > entry.sequence:
-            continue
-        if any(recorded.done[over].sequence > entry.sequence for over in _and_above(step_id) if over in recorded.done):
-            continue
-        if recorded.was_completed(step_id, entry.record.visit):
-            continue
-        fields = entry.fields
-        wake_at = fields.get("wake_at")
-        refused = recorded.refused.get(step_id)
-        found[step_id] = Open(
-            Wait(
-                str(fields.get("wait_id")),
-                fields.get("signal"),
-                msgspec.json.decode(entry.record.state() or b"null"),
-                None if wake_at is None else parse_time(str(wake_at)),
-            ),
-            entry.sequence,
-            int(fields.get("seen") or 0),
-            fields.get("early", True) is not False,
-            "" if refused is None or refused.sequence < entry.sequence else str(refused.fields.get("refused")),
-        )
-    return found
-
-
-def _and_above(step_id: str) -> Iterable[str]:
-    """Yield a step's id, and the ids of the steps around it."""
-    while step_id:
-        yield step_id
-        step_id = parent_of(step_id)
+def _open_waits(run: Waiting) -> dict[str, OpenWait]:
+    """Return the open waits of a run, by step: those that are recorded, and those that this process has opened."""
+    progress = run.progress
+    known = {step_id: wait for step_id, wait in run.recorded.open_waits().items() if step_id not in progress.answered}
+    return {**known, **progress.open_waits}
 
 
 # -- signals -----------------------------------------------------------------------------------------------
@@ -344,28 +299,26 @@ def _and_above(step_id: str) -> Iterable[str]:
 def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
     """Return the signal for each wait that has one, by wait id; see `matched`."""
     yield from run.know_signals()
-    used = run.recorded.used_signals
+    used = run.progress.used_signals
     # All signals before the first unused one are used: they need not be read.
     first = next(number for number in itertools.count(1) if number not in used)
     signals: list[Signal] = yield from ask(run.store, "signals", run.run_id, after=first - 1)
-    opened = {**_recorded_waits(run), **run.open_waits}
-    return matched(signals, opened.values(), used)
+    return matched(signals, _open_waits(run).values(), used)
 
 
 def unanswered(run: Waiting) -> Routine[tuple[Wait, ...]]:
     """Return the open waits of a run that ends in another way than by parking. They stay open, and take signals."""
-    if not run.is_recorded or not run.open_waits:
+    if not run.is_recorded or not run.progress.open_waits:
         return ()
     try:
         answered = yield from _matched(run)
     except MilepostError:
         answered = {}
-    opened = {**_recorded_waits(run), **run.open_waits}
-    ordered = sorted(opened.values(), key=lambda wait: wait.sequence)
+    ordered = sorted(_open_waits(run).values(), key=lambda wait: wait.sequence)
     return tuple(wait.wait for wait in ordered if wait.wait.wait_id not in answered)
 
 
-def matched(signals: Iterable[Signal], opened: Iterable[Open], used: set[int]) -> dict[str, Signal]:
+def matched(signals: Iterable[Signal], opened: Iterable[OpenWait], used: set[int]) -> dict[str, Signal]:
     """Assign each unused signal to the oldest wait of its name that may have it. A wait gets one signal at most.
 
     A wait gets no signal that was sent after its time was over, however late the run goes on.
@@ -454,7 +407,7 @@ def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) 
 # -- parking the run -------------------------------------------------------------------------------------
 
 
-def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
+def park(run: Waiting, waits: tuple[OpenWait, ...]) -> Routine[bool]:
     """Release the run until one of its waits can end. Return False, and release nothing, if one can end already."""
     token = run.journal.token
     assert token is not None
@@ -497,7 +450,7 @@ def park(run: Waiting, waits: tuple[Open, ...]) -> Routine[bool]:
             raise journal.lost()
     journal.is_released = True
     run.status = "waiting"
-    run.open_waits = {wait.wait.wait_id: wait for wait in ordered}
+    run.progress.open_waits = {wait.wait.wait_id: wait for wait in ordered}
     if run.is_listening:
         for wait in ordered:
             yield Emit(
@@ -523,7 +476,7 @@ def _is_parked(run: Waiting) -> Routine[bool]:
 
 def suspended(run: Waiting) -> RunSuspended:
     """Make the error for a run that was parked."""
-    waits = tuple(opened.wait for opened in run.open_waits.values())
+    waits = tuple(opened.wait for opened in run.progress.open_waits.values())
     ends = [wait.wake_at for wait in waits if wait.wake_at is not None]
     told = ", ".join(wait.wait_id for wait in waits)
     return RunSuspended(

@@ -22,18 +22,16 @@ from milepost.errors import (
     OptionError,
     ResumeNodeCompletedError,
 )
-from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import (
-    COUNTED_FAILURES,
     ResumeRequest,
     check_seal,
     content_of,
-    left_of_pause,
     not_resumable,
     recorded_ids,
 )
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit, find_node, is_of_item
+from milepost.executor.history import COUNTED_FAILURES, AttemptBudget, left_of_pause
 from milepost.executor.run import Run
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges, ranges_upto
@@ -87,6 +85,10 @@ class ExaminedRun(msgspec.Struct):
     iteration: int
     since: JournalHistory
     """The records since the point, by node."""
+    decoded: dict[int, Any]
+    """The values of records since the point that were decoded already, by the number of their record."""
+    named: tuple[str, ...] = ()
+    """The next node, by its recorded id."""
     is_split: bool = False
     """True if the point is a fork whose branches are open."""
     at: Record | None = None
@@ -156,12 +158,9 @@ def refusal_of(run: NodeRun, wish: ResumeRequest, found: ExaminedRun) -> Milepos
 
 def _used_up(run: NodeRun, since: JournalHistory) -> Iterator[tuple[str, int]]:
     """Yield the nodes inside forks, maps and graphs that failed and have no attempts left, with their limits."""
-    for node_id, failures in since.failures.items():
+    for node_id in since.failures:
         known = find_node(run.flow, node_id)
-        done = since.done.get(node_id)
-        if known is None or not failures[-1].fields.get("given_up"):
-            continue
-        if done is not None and done.sequence > failures[-1].sequence:
+        if known is None or since.given_up(node_id) is None:
             continue
         _, unit, is_item = known
         each = unit.work.each if is_item and isinstance(unit.work, MapWork) else unit
@@ -189,6 +188,7 @@ def examine(
     point, tail = spot.point, spot.tail
     if point is None or spot.since is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
+    since = spot.since
     are_proven = [check_seal(run, record) for record in (point, *tail)]
     fields, data = content_of(point)
     next_node, iteration = _recorded_route(run, point, fields)
@@ -205,14 +205,13 @@ def examine(
         elif record.kind == OWNER and record.fields().get("overrides") is None:
             data = data if record.payload is None else record.state() or b""
             is_rerouted = bool(record.fields().get("reroute", is_rerouted))
-        elif record.kind == CHECKPOINT and not is_of_item(
-            run.flow, spot.since.renamed(record.node_id, record.sequence)
-        ):
+        elif record.kind == CHECKPOINT and not is_of_item(run.flow, since.renamed(record.node_id, record.sequence)):
             iteration = int(record.fields().get("iteration", iteration))
     state = decoded(run, point, data)
+    named: tuple[str, ...] = ()
     if next_node is not None:
-        before, next_node = run.renames.before(next_node, told_at), run.renames.now(next_node, told_at)
-        spot.since.call(before, next_node)
+        named = (run.renames.before(next_node, told_at),)
+        next_node = run.renames.now(next_node, told_at)
     node_id = run.renames.now(point.node_id, point.sequence)
     differences = (*remarks, *_differences(run, point if point.kind == START else begun))
     is_alone = wish.rerun and spot.live is None
@@ -224,7 +223,12 @@ def examine(
         next_node, is_split = wish.node_id, False
     way, reroute = next_node, None
     if spot.at is not None:
-        reroute = _reroute_in_branch(run, wish, spot, latest.newest + 1)
+        reroute = _reroute_in_branch(run, wish, spot)
+        if reroute is not None:
+            # So the claim, the next record, will say it.
+            after = latest.newest + 1 if reroute else None
+            since = since.rerouted(spot.at.sequence, after)
+            spot = spot._replace(since=since)
     elif not is_alone and not is_split and turn is None and point.kind == CHECKPOINT:
         unit = run.flow.units.get(node_id)
         is_still = latest.row.info.status == "finished" and wish.verb == "resume"
@@ -254,7 +258,8 @@ def examine(
             node_id=next_node,
         )
     _check_nodes(run, node_id, next_node, differences, state)
-    seen = check_inside(run, spot, next_node, differences)
+    kept: dict[int, Any] = {}
+    seen = check_inside(run, spot, kept, differences)
     unit = run.flow.units.get(node_id)
     leads_to = unit.next_node if next_node is None and unit is not None else next_node
     if wish.verb == "resume_from" and leads_to == END and not wish.rerun:
@@ -290,7 +295,7 @@ def examine(
         skipped=tuple(
             unit for unit in run.flow.units if turn is None and not known.isdisjoint(recorded_ids(run, unit))
         ),
-        repeated=_repeated(run, spot.since, point, node_id, next_node, is_split) if not finished else (),
+        repeated=_repeated(run, since, point, node_id, next_node, is_split) if not finished else (),
         missed=missed,
         differences=differences,
         verified=all(are_proven),
@@ -300,8 +305,8 @@ def examine(
     if live is None and (wish.verb == "resume_from" or is_cut):
         live = ranges_upto(latest.row.live, cut)
     return ExaminedRun(
-        latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, spot.since,
-        is_split, spot.at, seen, way, reroute, turn is not None,
+        latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, since,
+        kept, named, is_split, spot.at, seen, way, reroute, turn is not None,
     )  # fmt: skip
 
 
@@ -316,21 +321,15 @@ def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | Non
     return True if wanted else False if is_rerouted else None
 
 
-def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint, sequence: int) -> bool | None:
-    """Do `_reroute` for the checkpoint inside a branch after which a verb goes on, and note it in `spot.since` too.
-
-    `sequence` is the number of the claim that will record it.
-    """
+def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint) -> bool | None:
+    """Do `_reroute` for the checkpoint inside a branch after which a verb goes on."""
     assert spot.since is not None
     assert spot.at is not None
     node_id = spot.since.renamed(spot.at.node_id, spot.at.sequence)
     unit = run.flow.units.get(node_id)
     if unit is None or unit.router is None or wish.rerun:
         return None
-    found = _reroute(run, spot.since.is_rerouted(spot.at.sequence), has_router=True)
-    if found is not None:
-        spot.since.reroute(spot.at.sequence, sequence if found else None)
-    return found
+    return _reroute(run, spot.since.is_rerouted(spot.at.sequence), has_router=True)
 
 
 def decoded(run: NodeRun, record: Record, data: bytes) -> Any:
@@ -465,9 +464,13 @@ def _changed(run: NodeRun, what: str, node_id: str | None, told: tuple[str, ...]
     )
 
 
-def check_inside(run: NodeRun, spot: ResumePoint, next_node: str | None, differences: tuple[str, ...]) -> Any:
-    """Check the records since the point against the flow, and return the state at the checkpoint `spot.at`, if any."""
+def check_inside(run: NodeRun, spot: ResumePoint, kept: dict[int, Any], differences: tuple[str, ...]) -> Any:
+    """Check the records since the point against the flow, and return the state at the checkpoint `spot.at`, if any.
+
+    `kept` takes the states from which branches and inner graphs will go on, by the number of their record.
+    """
     assert spot.since is not None
+    assert spot.point is not None
     seen: Any = None
     for node_id, entry in spot.since.done.items():
         if "trunk" not in entry.fields:
@@ -498,17 +501,10 @@ def check_inside(run: NodeRun, spot: ResumePoint, next_node: str | None, differe
         if spot.at is not None and spot.at.sequence == record.sequence:
             seen = state
         else:
-            _keep_newest(spot, entry, node_id, state)
+            prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
+            if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
+                kept[record.sequence] = state
     return seen
-
-
-def _keep_newest(spot: ResumePoint, entry: StepRecord, node_id: str, state: Any) -> None:
-    """Keep the decoded state from which a branch, or an inner graph, will go on."""
-    assert spot.since is not None
-    assert spot.point is not None
-    prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
-    if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
-        spot.since.keep(entry.sequence, state)
 
 
 def _has_begun(run: NodeRun, spot: ResumePoint, node_id: str | None) -> bool:

@@ -21,7 +21,7 @@ from milepost.errors import (
 from milepost.executor.checks import check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow, codec_at, find_node
-from milepost.executor.history import JournalHistory
+from milepost.executor.history import read_history
 from milepost.executor.journal import ask
 from milepost.executor.resume import amended, check_branch
 from milepost.executor.run import Run
@@ -207,7 +207,7 @@ def _amendment(
                 option="state_override",
             )
         begun = next(record for record in prefix.records if record.sequence == trunk)
-        since = JournalHistory((r for r in prefix.records if r.sequence > trunk), ranges_of(prefix.records))
+        since = read_history((r for r in prefix.records if r.sequence > trunk), ranges_of(prefix.records))
         entry = since.entry_at(point.sequence)
         data, codec, known = since.state_of(entry), codec_at(flow, point.node_id), find_node(flow, point.node_id)
         graph, unit = (None, None) if known is None or known[2] else known[:2]

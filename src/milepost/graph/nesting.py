@@ -123,15 +123,15 @@ def _mapped(visit: NodeVisit, work: MapWork, state: Any) -> Routine[list[Any]]:
         given = yield from _decide(visit, state, _listing(work.over), _listed)
         items = yield from _begun(visit, work, given)
     mapping = _Mapping(walker, visit.unit, work, number, len(items), begun)
-    if walker.options.stop_before and walker.since is not None:
+    if walker.options.stop_before:
         ids = [f"{node_id}/{index}" for index in range(len(items))]
-        mapping.next_ids = walker.since.begun_with(ids, walker.sequence) if has_begun else set()
+        mapping.next_ids = run.recorded.begun_with(ids, walker.sequence) if has_begun else set()
     routines = {f"{node_id}/{index}": mapping.do(index, item) for index, item in enumerate(items)}
     limits = [limit for limit in (work.max_parallel, walker.options.max_parallel) if limit is not None]
     needs_threads = not run.is_awaited and _executor_of(walker, work) is None
     limit = min(limits, default=SYNC_LANES if needs_threads else None)
-    if begun is not None and walker.since is not None:
-        walker.since.queue([*routines], limit, begun.sequence)
+    if begun is not None:
+        run.progress.queue(run.recorded.idle_parts([*routines], limit, begun.sequence))
     outcomes = yield from bounded_gather(run, routines, limit)
     raise_of(walker, node_id, number, ("item", "items"), f"of map {node_id!r}", outcomes)
     return [outcome.value for outcome in outcomes.values()]
@@ -144,10 +144,11 @@ def _executor_of(walker: Walker, work: MapWork) -> Any:
 
 def _begun_with(walker: Walker, node_id: str, visit: int) -> StepRecord | None:
     """Return the record of the items that a visit goes on with; None for a visit that begins."""
-    if not walker.is_resuming or walker.since is None:
+    if not walker.is_resuming:
         return None
-    entry = walker.since.items.get(node_id)
-    is_its = entry is not None and (entry.record.visit == visit or walker.since.is_in_flight(node_id, entry))
+    recorded = walker.run.recorded
+    entry = recorded.items.get(node_id)
+    is_its = entry is not None and (entry.record.visit == visit or recorded.is_in_flight(node_id, entry))
     return entry if is_its else None
 
 
@@ -359,11 +360,12 @@ def _time(given: Any) -> datetime:
 # -- early decoding ----------------------------------------------------------------------------------------
 
 
-def decode_inside(run: Run, flow: GraphFlow, since: JournalHistory, prefix: str = "") -> None:
+def decode_inside(run: Run, flow: GraphFlow, since: JournalHistory, decoded: dict[int, Any], prefix: str = "") -> None:
     """Decode what a walk of `flow` below `prefix` needs: results and items of maps, replies, updates, states.
 
     The states of a run's own graph and of its branches are left out: `milepost.graph.checks` decodes them, and
-    compares them with the flow as well. Raises DeserializeStateError.
+    compares them with the flow as well. Results of items go to `decoded`, by the number of their record. Raises
+    DeserializeStateError.
     """
     for node_id, entry in since.done.items():
         known = _unit_below(flow, node_id, prefix)
@@ -372,7 +374,7 @@ def decode_inside(run: Run, flow: GraphFlow, since: JournalHistory, prefix: str 
         graph, unit, is_item = known
         with _named(run, node_id, "result" if is_item else "state"):
             if is_item and isinstance(unit.work, MapWork):
-                since.keep(entry.sequence, unit.work.results.decode(since.state_of(entry), root="output"))
+                decoded[entry.sequence] = unit.work.results.decode(since.state_of(entry), root="output")
             elif prefix:
                 graph.codec.decode(since.content(entry)[0])
             if graph.update_codec is not None:

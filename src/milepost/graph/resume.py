@@ -13,12 +13,11 @@ from milepost.errors import (
     NoCheckpointFoundError,
     OptionError,
 )
-from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
 from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END, Renames
-from milepost.executor.history import JournalHistory, parent_of
+from milepost.executor.history import AttemptBudget, parent_of, read_history
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
@@ -65,9 +64,10 @@ def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
             whole = yield from _from_trunk(run, latest, spot, is_cut=bool(passed_over))
             told = (*remarks, *passed_over)
             found = examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
-            check_renames(run, found.since, nodes)
+            names = [run.renames.before(name, 0) for name in nodes]
+            check_renames(run, found.since, (*found.named, *names))
             if wish.verb != CONTINUE and (latest.row.cancel is None or run.options.reopen):
-                decode_inside(run, run.flow, found.since)
+                decode_inside(run, run.flow, found.since, found.decoded)
             return found
         except CheckpointCorruptError as exc:
             if not is_lenient or newest is None:
@@ -120,7 +120,7 @@ def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut:
         return spot
     trunk = None if point.is_foreign else point.fields().get("trunk")
     if trunk is None:
-        return spot._replace(since=JournalHistory(spot.tail, (), run.renames))
+        return spot._replace(since=read_history(spot.tail, (), run.renames))
     upto = max((record.sequence for record in (point, *spot.tail)), default=0) + 1 if is_cut else None
     return (yield from _since(run, int(trunk), latest.row.live, upto))
 
@@ -137,7 +137,7 @@ def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> R
         )
     point, after = records[0], records[1:]
     tail = tuple(record for record in after if is_live(record.sequence, live))
-    return ResumePoint(point, tail, JournalHistory(after, live, run.renames))
+    return ResumePoint(point, tail, read_history(after, live, run.renames))
 
 
 def cut_short(run: Run, latest: RunSnapshot) -> CheckpointCorruptError:
@@ -284,7 +284,7 @@ def _narrowed(
     tail = tuple(other for other in spot.tail if stays(other))
     live = _with_gaps(latest.row.live, spot._replace(tail=tail))
     records: list[Record] = yield from ask(run.store, "read", run.run_id, after=spot.point.sequence)
-    return ResumePoint(spot.point, tail, JournalHistory(records, live, run.renames), live)
+    return ResumePoint(spot.point, tail, read_history(records, live, run.renames), live)
 
 
 def _followed(record: Record, spot: ResumePoint) -> Record | None:
@@ -427,22 +427,23 @@ def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
 def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amendment | None) -> Routine[Any]:
     """Go on from the point, with its state or the amended one, and return the final state."""
     state, data = found.state, found.data
-    walker, recorded = run.walker, found.since
-    run.recorded, run.knows_signals = recorded, False
-    if found.row.lease == "ended":
-        recorded.crashes.append(run.journal.sequence)
-    if wish.verb == "retry":
-        recorded.retry(run.journal.sequence)
+    walker = run.walker
+    recorded = found.since.claimed(
+        run.journal.sequence, is_crash=found.row.lease == "ended", is_retry=wish.verb == "retry"
+    )
     if amendment is not None and found.at is not None:
         updates = None if amendment.updates is None else msgspec.json.decode(amendment.updates)
-        recorded.override(found.at.sequence, amendment.data, updates)
+        recorded = recorded.overridden(found.at.sequence, amendment.data, updates)
+        found.decoded.pop(found.at.sequence, None)
     elif amendment is not None:
         # A decoded copy is used, so that the object that was given stays the caller's own.
         data = amendment.data
         state = run.flow.codec.decode(data)
+    run.know(recorded)
+    run.progress.decoded, run.knows_signals = found.decoded, False
     walker.given = data
     # A turn that begins uses no recorded outcome.
-    walker.since, walker.is_resuming = recorded, wish.verb != CONTINUE
+    walker.is_resuming = wish.verb != CONTINUE
     walker.sequence = found.point.sequence
     walker.iteration = found.iteration
     walker.prev_node_id = "" if found.is_turn else found.point.node_id

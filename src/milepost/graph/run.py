@@ -13,7 +13,7 @@ from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
-from milepost.executor.history import JournalHistory, PendingRecord
+from milepost.executor.history import PendingRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph import resume as finding
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class NodeRun(Run):
     """A run of a graph."""
 
-    __slots__ = ("_known_upto", "_used_before", "knows_signals", "open_waits", "recorded", "unsaved", "walker")
+    __slots__ = ("_known_upto", "_used_before", "knows_signals", "unsaved", "walker")
     flow: GraphFlow
 
     def __init__(
@@ -40,15 +40,12 @@ class NodeRun(Run):
     ) -> None:
         super().__init__(flow, store, run_id, options, is_listening=is_listening)
         self.walker = Walker(self, flow)
-        self.recorded = JournalHistory()
-        """The records since the point where the run goes on; none for a run that begins."""
         self.knows_signals = True
-        """True if `recorded` holds all signals that were used."""
+        """True if `progress` holds all signals that were used."""
         self._known_upto = 0
         """The number of the newest record when the used signals were read. `_used_before` are these signals, as ranges.
         """
         self._used_before: list[list[int]] = []
-        self.open_waits: dict[str, parking.Open] = {}
         self.unsaved: tuple[PendingRecord, ...] = ()
 
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
@@ -104,7 +101,7 @@ class NodeRun(Run):
             # The call's amendment is recorded by now, and must not be applied again.
             self.options = without_amendments(self.options)
             found = yield from finding.find(self, ResumeRequest(), latest)
-            self.walker, self.open_waits = Walker(self, self.flow), {}
+            self.walker = Walker(self, self.flow)
             walk = finding.go_on(self, ResumeRequest(), found, None)
 
     # -- what waits need: see `milepost.executor.waits.Waiting` -------------------------------------------------
@@ -140,7 +137,7 @@ class NodeRun(Run):
             if isinstance(fields.get("signal"), int):
                 used.add(fields["signal"])
             used.update(fields.get("used") or ())
-        self.recorded.used_signals |= used
+        self.progress.used_signals |= used
         self._known_upto, self._used_before = newest, _ranges(used)
         self.knows_signals = True
 

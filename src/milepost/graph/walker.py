@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from milepost.errors import MaxIterationsError, MilepostError, RouterError, RunStopped, SerializeStateError, StoreError
-from milepost.executor.attempt import AttemptBudget, AttemptOutcome, pause, run_attempt
+from milepost.executor.attempt import AttemptOutcome, pause, run_attempt
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Halted, Routine
 from milepost.executor.flow import END, Fork, GraphFlow, StateCodec, Unit
-from milepost.executor.history import JournalHistory, StepRecord
+from milepost.executor.history import AttemptBudget, StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.recording import go_on_without, keep_unrecorded, record_outcome
 from milepost.executor.run import Run, complete
@@ -82,7 +82,6 @@ class Walker:
         "prev_node_id",
         "run",
         "sequence",
-        "since",
         "spent",
         "state",
         "stops",
@@ -117,8 +116,6 @@ class Walker:
         """The state for the next node, for errors of a run without a store."""
         self.spent: AttemptBudget | None = None
         """The attempts that the first node has used up; None if they are not known."""
-        self.since: JournalHistory | None = None
-        """The records since the point where the run goes on; None for a run that begins."""
         self.is_resuming = False
         """True if the next node may have been entered before."""
         self.is_next = True
@@ -187,7 +184,7 @@ class Walker:
         walker.label = label
         walker.followed_at, walker.sequence = self.followed_at, self.sequence
         walker.trunk = self.sequence if self.is_root and not self.run.is_replayed else self.trunk
-        walker.since, walker.is_resuming = self.since, self.is_resuming
+        walker.is_resuming = self.is_resuming
         walker.stops, walker.is_next = self.stops, self.is_next
         return walker
 
@@ -205,12 +202,14 @@ class Walker:
         """
         self.item_codec = codec
         node_id = self.prefix + unit.id
-        if self.is_resuming and (since := self.since) is not None:
+        if self.is_resuming:
+            since = self.run.recorded
             entry = since.done.get(node_id)
             if entry is not None and entry.sequence > begun >= 0:
-                return since.take(entry.sequence, lambda: self.flow.codec.decode(since.state_of(entry), root="output"))
+                data = since.state_of(entry)
+                return self.run.progress.take(entry.sequence, lambda: self.flow.codec.decode(data, root="output"))
             self._raise_standing(node_id)
-            self.spent = since.spent(node_id, self.sequence, self.options.clock.time())
+            self.spent = self.run.spent(node_id, self.sequence)
         if self.spent is None:
             self.spent = AttemptBudget(visit)
         self.spent.visit = visit
@@ -250,24 +249,22 @@ class Walker:
 
     def _newest(self) -> StepRecord | None:
         """Return the newest checkpoint of this walker's own nodes since it began; None if there is none."""
-        assert self.since is not None
-        return self.since.newest_in(self.prefix, self.label, self.sequence)
+        return self.run.recorded.newest_in(self.prefix, self.label, self.sequence)
 
     def _stand_at(self, entry: StepRecord) -> tuple[Any, str | None]:
         """Take the position after a checkpoint; return its state, and the node to go on at (None: ask the router)."""
-        assert self.since is not None
-        data, next_node = self.since.content(entry)
+        data, next_node = self.run.recorded.content(entry)
         self.given, self.sequence = data, entry.sequence
-        self.prev_node_id = self.since.renamed(entry.record.node_id, entry.sequence)[len(self.prefix) :]
+        self.prev_node_id = self.run.recorded.renamed(entry.record.node_id, entry.sequence)[len(self.prefix) :]
         self.at = (self.prev_node_id, entry.record.visit)
         self.followed_at = str(entry.fields.get("timestamp"))
         if self.is_root or self.run.is_replayed or self.tally.is_of_item:
             self.tally.iteration = max(self.iteration, int(entry.fields.get("iteration") or 0))
         codec = self.flow.update_codec
         if self.updates is not None and codec is not None:
-            told = self.since.updates(self.label, self.prefix[:-1], self._replaced)
+            told = self.run.recorded.updates(self.label, self.prefix[:-1], self._replaced)
             self.updates += [codec.decode(msgspec.json.encode(update), root="updates") for update in told]
-        return self.since.take(entry.sequence, lambda: self.flow.codec.decode(data)), next_node
+        return self.run.progress.take(entry.sequence, lambda: self.flow.codec.decode(data)), next_node
 
     def _replaced(self, before: bytes, after: bytes) -> tuple[str, ...]:
         """Return the fields with a reducer in which two encoded states differ."""
@@ -280,8 +277,7 @@ class Walker:
 
     def _raise_standing(self, node_id: str) -> None:
         """Raise the recorded failure with which this node ended for good, if the nodes around it have not ended yet."""
-        assert self.since is not None
-        failure = self.since.standing_failure(node_id)
+        failure = self.run.recorded.standing_failure(node_id)
         if failure is not None:
             raise recorded_error(self.run.run_id, failure.fields, node_id)
 
@@ -424,9 +420,9 @@ class Walker:
         if self.spent is None and not self.is_resuming and self.tally.knows_visits:
             return AttemptBudget(self.tally.visits.get(self.prefix + node_id, 0) + 1)
         spent, self.spent = self.spent, None
-        if spent is None and self.is_resuming and self.since is not None:
-            spent = self.since.spent(self.prefix + node_id, self.sequence, self.options.clock.time())
-            is_known = self.since.knows(self.prefix + node_id) or self.tally.knows_visits
+        if spent is None and self.is_resuming:
+            spent = self.run.spent(self.prefix + node_id, self.sequence)
+            is_known = self.run.recorded.knows(self.prefix + node_id) or self.tally.knows_visits
             if not is_known and not self.run.is_replayed:
                 spent.visit = (yield from self.last_visit(node_id)) + 1
         if spent is None:
@@ -437,8 +433,8 @@ class Walker:
 
     def begun_visit(self, node_id: str) -> Routine[int]:
         """Return the number of a node's next visit, or of one that has begun, with the failures recorded so far."""
-        if self.is_resuming and self.since is not None and self.since.knows(self.prefix + node_id):
-            return self.since.spent(self.prefix + node_id, self.sequence, self.options.clock.time()).visit
+        if self.is_resuming and self.run.recorded.knows(self.prefix + node_id):
+            return self.run.spent(self.prefix + node_id, self.sequence).visit
         return (yield from self.next_visit(node_id))
 
     def next_visit(self, node_id: str) -> Routine[int]:

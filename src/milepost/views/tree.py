@@ -10,11 +10,10 @@ from typing import Any
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
 from milepost.executor.flow import END
-from milepost.executor.history import JournalHistory, StepRecord
+from milepost.executor.history import JournalHistory, StepRecord, read_history
 from milepost.graph.status import RunStatus, Visit
 from milepost.model.info import Wait
-from milepost.model.ranges import is_live
-from milepost.model.record import CHECKPOINT, Record, parse_time
+from milepost.model.record import Record, parse_time
 from milepost.store import ENDED, RunSnapshot
 from milepost.views.journal import failure_text
 from milepost.views.text import clean, iso, plural, short, utc, wait_document, wait_text
@@ -87,19 +86,12 @@ class Tree:
 
 def tree_of(records: Iterable[Record], latest: RunSnapshot) -> Tree:
     """Make the tree of a run from its records, which are all that there were when `latest` was read."""
-    recorded, superseded, damaged = JournalHistory(), [], []
-    for record in records:
-        is_standing = is_live(record.sequence, latest.row.live)
-        try:
-            recorded.add(record, is_standing)
-        except DeserializeStateError:
-            damaged.append(record.sequence)
-            continue
-        if record.kind == CHECKPOINT and not is_standing:
-            superseded.append(record)
+    recorded = read_history(records, latest.row.live, is_lenient=True)
     is_over = latest.row.info.status in ENDED or recorded.final is not None
     steps = tuple(_step(recorded, step_id, is_over=is_over) for step_id in recorded.children(""))
-    return Tree(_json(recorded.start), _json(recorded.finish), steps, tuple(superseded), tuple(damaged))
+    return Tree(
+        _json(recorded.start), _json(recorded.finish), steps, tuple(recorded.superseded), tuple(recorded.damaged)
+    )
 
 
 def _json(entry: StepRecord | None) -> Any:

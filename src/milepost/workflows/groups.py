@@ -25,10 +25,10 @@ from milepost.errors import (
     StepError,
 )
 from milepost.executor import waits as parking
-from milepost.executor.attempt import AttemptBudget, OutOfTime, PartsFailed, UnitVisit
+from milepost.executor.attempt import OutOfTime, PartsFailed, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.history import PendingRecord
+from milepost.executor.history import AttemptBudget, PendingRecord
 from milepost.executor.run import bounded_gather
 from milepost.executor.waits import Waits
 from milepost.graph.nesting import decode_inside
@@ -272,12 +272,11 @@ class PartsVisit(UnitVisit):
         recorded = run.recorded
         self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]
         if not run.is_live:
-            decode_inside(run, graph, recorded, f"{step_id}/")
+            decode_inside(run, graph, recorded, run.progress.decoded, f"{step_id}/")
         walker = Walker(run, graph, f"{step_id}/")
-        walker.since = recorded
         walker.is_resuming = bool(recorded.children(step_id))
         # The numbers of visits go on after those of superseded visits.
-        walker.tally.visits = recorded.visits
+        walker.tally.visits = run.progress.visits
         walker.tally.knows_visits = not walker.is_resuming and not self.budget.attempts
         data = None
         if run.is_recorded and not walker.has_begun():
@@ -313,7 +312,7 @@ def _at_once(
     if still:
         yield from run.live()
         limit = min(limits, default=None)
-        run.recorded.queue([prefix + name for name in routines], limit, -1)
+        run.progress.queue(run.recorded.idle_parts([prefix + name for name in routines], limit, -1))
         answers = answers | (yield from bounded_gather(run, still, limit))
     outcomes = {name: answers[name] for name in routines if name in answers}
     waits: list[Any] = []

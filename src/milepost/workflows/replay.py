@@ -25,11 +25,10 @@ from milepost.errors import (
     RunNotResumableError,
     WrongFlowError,
 )
-from milepost.executor.attempt import AttemptBudget
 from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.flow import Renames, StepFlow
-from milepost.executor.history import JournalHistory, StepRecord
+from milepost.executor.history import AttemptBudget, StepRecord, read_history
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, cut_short
@@ -361,17 +360,18 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     live = _live_ranges(run, wish, latest, records)
     standing = latest.row.live if live is None else live
     know_renames(run, everything)
-    run.recorded = JournalHistory(everything, standing, run.renames, parsed)
-    check_renames(run, run.recorded)
-    recorded = run.recorded
-    if recorded.start is None:
+    recorded = read_history(everything, standing, run.renames, parsed)
+    check_renames(run, recorded)
+    begun = recorded.start
+    if begun is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     if wish.verb == "retry":
-        recorded.retry(latest.newest + 1)
-    inputs = inputs_of(run, recorded.start)
-    run.version = int(recorded.start.fields.get("flow_version") or 1)
+        recorded = recorded.retried_at(latest.newest + 1)
+    run.know(recorded)
+    inputs = inputs_of(run, begun)
+    run.version = int(begun.fields.get("flow_version") or 1)
     is_finished = latest.row.info.status == "finished" and wish.verb == "resume"
-    differences = _differences(run, recorded.start)
+    differences = _differences(run, begun)
     newest = max(recorded.done.values(), key=attrgetter("sequence"), default=None)
     point = records[0] if newest is None else newest.record
     if is_finished:
@@ -395,7 +395,7 @@ def refusal(run: StepRun, wish: ResumeRequest, found: ExaminedWorkflow) -> Milep
     if wish.verb == "resume" and info.status == "failed" and run.recorded.first_undone() is None:
         for step_id, step in run.pending:
             policy = step.modifiers.retry or run.options.retry
-            spent = run.recorded.spent(step_id, 0, run.options.clock.time())
+            spent = run.spent(step_id, 0)
             if policy is not None and spent.failures >= policy.max_attempts:
                 hint = f"step {step_id!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry"
                 return not_resumable(run, info.status, info.reason, hint, node_id=step_id)
@@ -492,7 +492,7 @@ def _live_ranges(run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records
     live = latest.row.live
     if wish.verb == "resume_from":
         return ranges_upto(live, _wished(run, wish, live, records))
-    standing = JournalHistory(records, live) if _may_cut(run, wish, latest) else None
+    standing = read_history(records, live) if _may_cut(run, wish, latest) else None
     cut = None
     if standing is not None:
         undone = standing.first_undone()
@@ -513,7 +513,7 @@ def _may_cut(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> bool:
 def _wished(run: StepRun, wish: ResumeRequest, live: Ranges, records: list[Record]) -> int:
     """Return the number of the last record that still counts for `resume_from`."""
     know_renames(run, records)
-    standing = JournalHistory(records, live, run.renames)
+    standing = read_history(records, live, run.renames)
     entry = standing.done.get(wish.node_id or "")
     if entry is None or wish.visit not in {None, entry.record.visit}:
         raise NoCheckpointFoundError(

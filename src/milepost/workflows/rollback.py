@@ -14,10 +14,10 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from milepost.errors import CheckpointWriteError
-from milepost.executor.attempt import AttemptBudget, AttemptOutcome, UnitVisit
+from milepost.executor.attempt import AttemptOutcome, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.history import PendingRecord
+from milepost.executor.history import AttemptBudget, PendingRecord
 from milepost.executor.recording import perform
 from milepost.model.events import RollbackCompleted
 from milepost.model.failure import describe, failure_fields
@@ -56,18 +56,13 @@ def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None
 
     Only the store's error stops it.
     """
-    recorded = run.recorded
     due = [undo for undo in run.undos.values() if only is None or undo.step_id in only]
     if only is None:
         # These rollbacks are registered in a record, but the present code does not have them.
-        lost = [
-            entry
-            for step_id, entry in recorded.done.items()
-            if entry.fields.get("rollback") and step_id not in run.undos and not _is_undone(run, step_id)
-        ]
-        for entry in sorted(lost, key=lambda entry: -entry.sequence):
-            text = "the code has no rollback for this step any more"
-            yield from _note(run, entry.record.node_id, RollbackError(entry.record.node_id, text), {"message": text})
+        for step_id, entry in run.recorded.rollbacks_due.items():
+            if step_id not in run.undos and step_id not in run.rolled_back:
+                name, text = entry.record.node_id, "the code has no rollback for this step any more"
+                yield from _note(run, name, RollbackError(name, text), {"message": text})
         run.rollback_errors = (*_known_errors(run), *run.rollback_errors)
     for undo in due:
         refuse_async(run, undo.fn, undo.step_id)

@@ -39,7 +39,7 @@ from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
-from milepost.executor.history import JournalHistory, PendingRecord
+from milepost.executor.history import JournalHistory, PendingRecord, read_history
 from milepost.executor.journal import ask
 from milepost.executor.recording import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.run import Run, complete
@@ -137,9 +137,7 @@ class StepRun(Run):
         "is_live",
         "later",
         "main",
-        "open_waits",
         "pending",
-        "recorded",
         "rollback_errors",
         "rolled_back",
         "root",
@@ -167,7 +165,7 @@ class StepRun(Run):
 
     def forget(self) -> None:
         """Forget all that is known of the record, as before a replay."""
-        self.recorded = JournalHistory()
+        self.know(JournalHistory())
         self.is_live = True
         self.main: Routine[Any] | None = None
         self.root: Frame | None = None
@@ -190,7 +188,6 @@ class StepRun(Run):
         The step completes before the cancel takes effect.
         """
         self.failed_step: StepResult | None = None
-        self.open_waits: dict[str, parking.Open] = {}
 
     # -- beginning and going on ------------------------------------------------------------------------
 
@@ -248,7 +245,7 @@ class StepRun(Run):
         """Note that this call owns the run from now on."""
         self.is_live = True
         if found.row.lease == "ended":
-            self.recorded.crashes.append(self.journal.sequence)
+            self.recorded = self.recorded.claimed(self.journal.sequence, is_crash=True, is_retry=False)
         self.journal.missed = ()
         self.stood = {step_id for step_id, _ in self.pending}
         self.taken_at = self.journal.sequence
@@ -275,7 +272,7 @@ class StepRun(Run):
             self.unsaved = unsaved
             records = as_recorded(self, records, row.live, self.given)
             know_renames(self, records)
-            self.recorded = JournalHistory(records, row.live, self.renames)
+            self.know(read_history(records, row.live, self.renames))
             assert self.recorded.start is not None
             self.is_live = False
             self.main = main = self.whole(inputs_of(self, self.recorded.start))

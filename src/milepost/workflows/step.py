@@ -32,7 +32,7 @@ from milepost.executor.recording import go_on_without, perform
 from milepost.executor.waits import Parked
 from milepost.model.events import StepCompleted
 from milepost.model.failure import describe, failure_fields, first_line, message_of, place, shown, type_name
-from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, format_time
+from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, Record, format_time
 from milepost.model.results import SkipMarker, StepResult, step_result
 from milepost.store import Statement
 from milepost.workflows.answers import answered, fallback
@@ -201,7 +201,7 @@ class StepVisit(PartsVisit):
             )
         if not verdict:
             return "predicate_false"
-        visit = run.recorded.spent(self.node_id, self.frame.followed, run.options.clock.time()).visit
+        visit = run.spent(self.node_id, self.frame.followed).visit
         yield from run.record((PendingRecord(ROUTE, self.node_id, visit, {"verdict": True}),))
         return None
 
@@ -211,14 +211,7 @@ class StepVisit(PartsVisit):
         """Return the failure that used up the step's attempts, if its handling is what comes next, or None."""
         if self.mods.on_error is None:
             return self.run.recorded.standing_failure(self.node_id) if parent_of(self.node_id) else None
-        found = self.run.recorded.failures.get(self.node_id)
-        if not found or not found[-1].fields.get("given_up"):
-            return None
-        done = self.run.recorded.done.get(self.node_id)
-        is_over = found[-1].sequence <= self.run.recorded.retried or (
-            done is not None and done.sequence > found[-1].sequence
-        )
-        return None if is_over else found[-1]
+        return self.run.recorded.given_up(self.node_id)
 
     def _recorded_failure(self, entry: StepRecord) -> StepFailed:
         told = entry.fields
@@ -241,7 +234,7 @@ class StepVisit(PartsVisit):
         run.enter(step_id)
         self.policy, self.timeout = self.mods.retry or run.options.retry, self.mods.timeout
         self.over_at, self.takes_statements = self.ends_at, True
-        self.budget = run.recorded.spent(step_id, self.frame.followed, run.options.clock.time())
+        self.budget = run.spent(step_id, self.frame.followed)
         if self.budget.pause > 0:
             yield from pause(run, self.budget.pause)
         if self.policy is not None:
@@ -260,7 +253,7 @@ class StepVisit(PartsVisit):
             run.enter(step_id)
         self.catches = PartsFailed
         self.policy = None if isinstance(self.step.work, Maps) else self.mods.retry
-        self.budget = run.recorded.spent(step_id, self.frame.followed, run.options.clock.time())
+        self.budget = run.spent(step_id, self.frame.followed)
         if self.budget.pause > 0 and run.is_live:
             yield from pause(run, self.budget.pause)
 
@@ -369,9 +362,10 @@ class StepVisit(PartsVisit):
         run = self.run
         if not run.is_recorded:
             return
-        for record in (yield from ask(run.store, "read", run.run_id, after=run.recorded.newest)):
-            if record.kind != OWNER:
-                run.recorded.add(record)
+        records: list[Record] = yield from ask(run.store, "read", run.run_id, after=run.recorded.newest)
+        run.recorded = run.recorded.followed_by(record for record in records if record.kind != OWNER)
+        visits = run.progress.visits
+        visits.update({node_id: max(last, visits.get(node_id, 0)) for node_id, last in run.recorded.visits.items()})
 
     def _step_error(self, cause: BaseException, attempt: int) -> MilepostError:
         facts = {
@@ -466,7 +460,7 @@ class StepVisit(PartsVisit):
                 statements=statements,
                 tags=tags,
             )
-        run.recorded.visits[self.node_id] = self.budget.visit
+        run.progress.visits[self.node_id] = self.budget.visit
         if undoes:
             register(run, step, self.node_id, sequence, output, self.frame)
         if self.node_id == self.frame.prefix + step.name:
