@@ -17,7 +17,7 @@ from milepost.drivers.threads import wake
 from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming
 from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest, check_recordable
-from milepost.executor.continuation import CONTINUE, check_options
+from milepost.executor.continuation import check_options
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow, GraphFlow, find_node
 from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
@@ -25,7 +25,7 @@ from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.start import enqueue, start
 from milepost.model.ids import SYSTEM, Clock, new_nonce, new_run_id
-from milepost.model.record import format_time
+from milepost.model.record import CONTINUE, format_time
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import (
     FullOptions,
@@ -139,7 +139,7 @@ class Job:
     def routine(self, state: Any, *, full: bool = False) -> Routine[Any]:
         """Return the core's routine for this call. With `full` a breakpoint gives a result, like any other end."""
         if full:
-            self.run.want_results()
+            self.run.wants_results = True
         routine = self._unless_waiting(self._begun(state))
         return self._or_so_far(routine) if full else routine
 

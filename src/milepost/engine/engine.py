@@ -579,7 +579,7 @@ class Engine:
         if isinstance(known, InputVerbs):
             inputs, options = known.split_of_resume(options, inputs)
         job = self._new_job(known, run_id, options, request)
-        job.run.expect(inputs)
+        job.run.given = inputs
         if is_asked:
             self._ask_to_resume(job, run_id)
         return job

@@ -23,12 +23,13 @@ from milepost.errors import (
     SerializeStateError,
     WrongFlowError,
 )
-from milepost.executor.continuation import CONTINUE, refused
+from milepost.executor.continuation import refused
 from milepost.executor.flow import Flow, GraphWork, MapWork, StepFlow, Unit
 from milepost.executor.run import Run
 from milepost.model.checkpoint import read_envelope
 from milepost.model.ids import describe_owner
 from milepost.model.record import (
+    CONTINUE,
     Record,
 )
 from milepost.store import RunRow
@@ -121,9 +122,8 @@ def check_recordable(run: Run) -> None:
     problem = next(_problems(flow), None) if run.is_recorded else None
     if problem is not None:
         path, text, type_name = problem
-        what = "the state" if flow.front == "graph" else "the inputs"
         raise SerializeStateError(
-            f"{what} of flow {flow.name!r} cannot be recorded: {path}: {text}",
+            f"the {run.input_name} of flow {flow.name!r} cannot be recorded: {path}: {text}",
             path=path,
             type_name=type_name,
             run_id=run.run_id,

@@ -8,9 +8,8 @@ visits matter to the turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from milepost.errors import (
     OptionError,
@@ -24,12 +23,8 @@ from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.model.failure import contained, place
-from milepost.model.record import OWNER, Record
 from milepost.options import Options
 from milepost.store import RunRow
-
-CONTINUE: Literal["continue"] = "continue"
-"""The verb of the owner record that begins a turn."""
 
 _MEANINGLESS = {
     "state_override": "the state that is given is the one that the turn begins with",
@@ -84,17 +79,6 @@ def refused(run: Run, row: RunRow) -> RunNotResumableError | None:
         status=info.status,
         reason=info.reason,
     )
-
-
-def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ...]]:
-    """Find in `tail` the record that began the newest turn.
-
-    Returns that record, and it with all records after it; (None, all of them) if no turn began.
-    """
-    for at in range(len(tail) - 1, -1, -1):
-        if tail[at].kind == OWNER and tail[at].fields().get("verb") == CONTINUE:
-            return tail[at], tuple(tail[at:])
-    return None, tuple(tail)
 
 
 def open_turn(run: Run, found: Any, given: Any) -> tuple[Any, bytes]:

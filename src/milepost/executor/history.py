@@ -54,6 +54,7 @@ from milepost.executor.flow import END, REPLACED, Renames
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
+    CONTINUE,
     FAILURE,
     FINISH,
     ITEMS,
@@ -980,3 +981,71 @@ class RunProgress:
     def take(self, sequence: int, decode: Callable[[], Any]) -> Any:
         """Return the value that was decoded of a record before, else that of `decode`. It is the caller's then."""
         return self.decoded.pop(sequence) if sequence in self.decoded else decode()
+
+
+# -- where a run of a graph stands -------------------------------------------------------------------
+
+
+class RunPosition(NamedTuple):
+    """Where a run of a graph stands: at a point of it, with what the records after the point say."""
+
+    next_node: str | None
+    """The next node by the records; None if the point's router has not answered yet."""
+    told_at: int
+    """The number of the record that names it."""
+    override: bytes | None
+    """The encoded state that replaces that of the point, if there is one."""
+    is_rerouted: bool
+    """True if the point's router is asked again, and has not answered since."""
+    turn: Record | None
+    """The record that began the newest turn; None if no turn has begun since the point."""
+    tail: tuple[Record, ...]
+    """The records that count after the point, or from the turn on."""
+
+
+def position_after(point: Record, next_node: str | None, tail: Sequence[Record]) -> RunPosition:
+    """Find where a run stands: `next_node` is that of the point itself, `tail` are the records after it that count."""
+    told_at, override, is_rerouted = point.sequence, None, False
+    turn, tail = newest_turn(tail)
+    if turn is not None:
+        next_node, told_at = turn.fields().get("entry"), turn.sequence
+    for record in tail:
+        if record.kind == ROUTE and record.node_id == point.node_id:
+            next_node, told_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
+        elif record.kind == OWNER and record.fields().get("overrides") is None:
+            override = override if record.payload is None else record.state() or b""
+            is_rerouted = bool(record.fields().get("reroute", is_rerouted))
+    return RunPosition(next_node, told_at, override, is_rerouted, turn, tail)
+
+
+def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ...]]:
+    """Find in `tail` the record that began the newest turn.
+
+    Returns that record, and it with all records after it; (None, all of them) if no turn began.
+    """
+    for at in range(len(tail) - 1, -1, -1):
+        if tail[at].kind == OWNER and tail[at].fields().get("verb") == CONTINUE:
+            return tail[at], tuple(tail[at:])
+    return None, tuple(tail)
+
+
+def spent_at(node_id: str | None, tail: Sequence[Record], renames: Renames, now: float) -> AttemptBudget:
+    """Return the attempts that the visit of the next node has used up, by the records after the point.
+
+    The visit has the number 0 if no record is of it.
+    """
+    spent = AttemptBudget(visit=0)
+    for record in tail:
+        fields = record.fields()
+        is_its = renames.now(record.node_id, record.sequence) == node_id
+        if record.kind == FAILURE and fields.get("op") != "route" and is_its:
+            spent.failures += fields.get("op") in COUNTED_FAILURES
+            spent.attempts += 1
+            spent.visit = record.visit
+            spent.pause = left_of_pause(fields, now) if "retry_at" in fields else 0.0
+        elif record.kind == OWNER:
+            if fields.get("crashed"):
+                spent.attempts += 1
+            if fields.get("verb") == "retry":
+                spent.failures, spent.pause = 0, 0.0
+    return spent

@@ -38,7 +38,7 @@ from milepost.model.record import (
     make_step,
 )
 from milepost.options import Options
-from milepost.store import Append, Claim, NewRun, Release, Statement, Store, Token
+from milepost.store import Append, Claim, NewRun, Release, RunRow, Statement, Store, Token
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -222,11 +222,10 @@ class NullJournal:
         wake_at: float | None = None,
         waits: tuple[Wait, ...] = (),
         crash_count: int | None = None,
+        signals: int | None = None,
     ) -> Release:
         """Make the release of the run, with what could not be saved of it."""
-        return Release(
-            status, reason, wake_at, waits, degraded=self.degraded, missed=self.missed, crash_count=crash_count
-        )
+        return Release(status, reason, wake_at, waits, signals, self.degraded, self.missed, crash_count)
 
     def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
         """Make a failure record; it holds the error as text."""
@@ -254,6 +253,11 @@ class NullJournal:
         """Do nothing: nobody owns the run."""
         yield from ()
         return "written"
+
+    def park(self, release: Release) -> Routine[bool]:
+        """Do nothing: a run without a store is never parked."""
+        yield from ()
+        return False
 
     def drop(self) -> Routine[None]:
         """Do nothing: there is no lease."""
@@ -493,6 +497,40 @@ class Journal(NullJournal):
         self.is_released = verdict.outcome == "written"
         outcome: str = verdict.outcome
         return outcome
+
+    def park(self, release: Release) -> Routine[bool]:
+        """Release a run that has to wait. Return False if the store refuses that, because a signal has come meanwhile.
+
+        Raises `CheckpointWriteError` or `LeaseLost`.
+        """
+        assert self.token is not None
+        try:
+            verdict = yield Write(self._store, Append(self.token, (), release))
+        except Exception as exc:
+            if not (yield from self._is_parked()):
+                raise CheckpointWriteError(
+                    f"run {self.run_id!r} has to wait and could not be released to {self._store.place}: {describe(exc)}; "
+                    f"what was saved before is kept: mend the store, then resume",
+                    run_id=self.run_id,
+                    node_id=release.waiting_for[0].wait_id.rpartition("#")[0],
+                    store=self._store.place,
+                    op="park",
+                ) from exc
+        else:
+            if verdict.outcome == "refused":
+                return False
+            if verdict.outcome != "written":
+                raise self.lost()
+        self.is_released = True
+        return True
+
+    def _is_parked(self) -> Routine[bool]:
+        """Return whether a release with an unknown outcome took effect."""
+        try:
+            row: RunRow = yield from ask(self._store, "get_run", self.run_id)
+        except MilepostError:
+            return False
+        return row.epoch == self.epoch and row.lease == "free" and row.info.status in {"waiting", "ready"}
 
     def drop(self) -> Routine[None]:
         """Stop keeping the lease. An interruption is raised only after that is done."""

@@ -36,7 +36,7 @@ from milepost.executor.checks import (
     refused_by_status,
 )
 from milepost.executor.context import current_context
-from milepost.executor.continuation import CONTINUE, open_turn
+from milepost.executor.continuation import open_turn
 from milepost.executor.effects import Call, Hold, Routine, Sleep
 from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
 from milepost.executor.history import JournalHistory, StepRecord
@@ -44,7 +44,7 @@ from milepost.executor.journal import ask
 from milepost.executor.run import Run, pause_after
 from milepost.model.failure import describe, first_line, message_of, place
 from milepost.model.info import RunInfo
-from milepost.model.record import FINISH, OWNER, Record, format_time, make_record
+from milepost.model.record import CONTINUE, FINISH, OWNER, Record, format_time, make_record
 from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.options import without_amendments
 from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Token

@@ -9,8 +9,9 @@ No I/O, no clock and no randomness of its own: time comes from the options' cloc
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from milepost.errors import (
     AsyncNodeError,
@@ -26,7 +27,7 @@ from milepost.errors import (
 from milepost.executor.context import RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
 from milepost.executor.flow import Flow, Renames
-from milepost.executor.history import AttemptBudget, JournalHistory, RunProgress
+from milepost.executor.history import AttemptBudget, JournalHistory, PendingRecord, RunProgress
 from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
 from milepost.model.record import FINISH, Origin, Record, format_time
@@ -48,14 +49,15 @@ LONGEST_PAUSE = 300.0
 """The longest such pause, in seconds."""
 
 
-class Run:
-    """One run as this process executes it."""
+class Run(ABC):
+    """One run as this process executes it. A front end says what its flow does in it."""
 
     __slots__ = (
         "claims",
         "crashes",
         "flow",
         "followed_at",
+        "given",
         "info",
         "is_awaited",
         "is_draining",
@@ -72,6 +74,8 @@ class Run:
         "scope",
         "started_at",
         "status",
+        "unsaved",
+        "wants_results",
     )
 
     def __init__(self, flow: Flow, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> None:
@@ -100,6 +104,12 @@ class Run:
         self.renamed_at: int | None = None
         """The number of the owner record that holds these maps; None if nothing was renamed."""
         self.status = "running"
+        self.given: Mapping[str, Any] | None = None
+        """The inputs of a resume, to be compared with the recorded ones. None: the resume was given none."""
+        self.wants_results = False
+        """True if a caller wants the recorded results of a finished run's steps too. A graph has none."""
+        self.unsaved: tuple[PendingRecord, ...] = ()
+        """Records that could not be written, and join the next write."""
         self.know(JournalHistory())
 
     def know(self, recorded: JournalHistory) -> None:
@@ -118,40 +128,42 @@ class Run:
 
     # -- what a front end does -----------------------------------------------------------------------
 
+    front: ClassVar[str | None] = None
+    """The name of the front end in a start record; None for graphs."""
+    unit: ClassVar[str]
+    """The word for a unit of work of the flow."""
+    input_name: ClassVar[str]
+    """The word for what a run begins with, and `input_example`, with an article if it needs one."""
+    input_example: ClassVar[str]
+
+    @abstractmethod
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
         """Run the flow from its beginning on `given`, and return what it ends with.
 
         `data` is the encoded `given`; None without a store.
         """
-        raise NotImplementedError
 
     is_replayed = False
     """True if the flow's code runs again up to the point where the run goes on. It has to, even only to end the run."""
 
-    def expect(self, inputs: Mapping[str, Any] | None) -> None:
-        """Have a resume compare these inputs with the recorded ones. A graph's run has none: it begins with a state."""
-
-    def want_results(self) -> None:
-        """Have a finished run return the recorded results of its steps too. A graph has none."""
-
+    @abstractmethod
     def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
         """Copy the run up to a visit into a new run, in the store `into` or (None) in its own; return the new id."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Any]:
         """Find and examine the point where the verb goes on, as a value of the front end's own type.
 
         Runs nothing new and writes nothing.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def refusal(self, wish: ResumeRequest, found: Any) -> MilepostError | None:
         """Return the error if the verb cannot go on at the point that `find` returned; else None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """Return the node that may have been entered last, and the number of that visit; "" for no node."""
-        raise NotImplementedError
 
     def stood_at(self, node_id: str) -> bool:
         """Return whether a replay ended at this step or inside it.
@@ -160,9 +172,13 @@ class Run:
         """
         return False
 
+    @abstractmethod
     def go_on(self, wish: ResumeRequest, found: Any, amendment: Amendment | None) -> Routine[Any]:
         """Go on from the point `found`, and return what the flow ends with."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def recorded_end(self, failure: Record, end: Record) -> Routine[MilepostError]:
+        """Make the error that a run failed with, from the record of the failure and the newest one of its end."""
 
     def end(self, found: Any, row: RunRow) -> Routine[Any]:
         """Carry out an open cancel. Raises `RunCancelled`."""
@@ -177,9 +193,9 @@ class Run:
         self.status = found.row.info.status
         return (yield from self.tell_stored(found.state))
 
+    @abstractmethod
     def result(self, value: Any) -> Any:
         """Make the value that a verb returns with `full=True`."""
-        raise NotImplementedError
 
     def so_far(self, stopped: MilepostError) -> Any:
         """Make the value that a verb returns with `full=True` if the run did not come to its end."""
@@ -189,24 +205,42 @@ class Run:
         """Return the last good state, for errors; None if there is none."""
         return None
 
+    @abstractmethod
     def _started(self, began_with: Any) -> Event:
-        raise NotImplementedError
+        """Make the event of the run's beginning."""
 
+    @abstractmethod
     def _completed(self, result: Any, error: BaseException | None) -> Event:
-        raise NotImplementedError
+        """Make the event of the run's end."""
+
+    @abstractmethod
+    def record(
+        self, drafts: tuple[PendingRecord, ...], *, is_fatal: bool = False, release: Release | None = None
+    ) -> Routine[tuple[int, str]]:
+        """Write records, and return the number and the time of the last one."""
+
+    @abstractmethod
+    def enter(self, step_id: str) -> None:
+        """Raise an error if the run may not begin a new step."""
 
     def live(self) -> Routine[None]:
         """Return when the run is taken: everything after that is new."""
         yield from ()
 
     def know_signals(self) -> Routine[None]:
-        """Read the numbers of the signals that were used, if they are not known yet."""
+        """Load into `progress` the numbers of the signals that were used, if they are not known yet."""
         yield from ()
 
+    def known_before(self) -> dict[str, Any]:
+        """Return the fields for a wait's record that list the signals used before: nobody has to look for them again.
+
+        A replay reads all records anyway, and needs none.
+        """
+        return {}
+
+    @abstractmethod
     def still_waiting(self) -> Routine[tuple[Wait, ...]]:
         """Return the waits that are still open while the run ends in another way."""
-        yield from ()
-        return ()
 
     def gather(
         self,

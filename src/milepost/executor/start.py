@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from milepost.errors import (
-    BranchError,
     CheckpointWriteError,
     MilepostError,
-    NodeError,
     RunExistsError,
     RunNotResumableError,
     SerializeStateError,
@@ -24,7 +22,7 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.executor.checks import ResumeRequest, check_flow, input_mismatch, not_resumable
-from milepost.executor.continuation import CONTINUE, is_known
+from milepost.executor.continuation import is_known
 from milepost.executor.effects import Routine
 from milepost.executor.journal import ask, take
 from milepost.executor.resume import await_change, make_ready, resume
@@ -32,12 +30,8 @@ from milepost.executor.run import Run
 from milepost.model.failure import (
     describe,
     place,
-    recorded_branch_error,
-    recorded_error,
-    recorded_step_error,
-    type_name,
 )
-from milepost.model.record import FAILURE, FINISH, START, Record, make_record
+from milepost.model.record import CONTINUE, FAILURE, FINISH, START, Record, make_record
 from milepost.options import without_amendments
 from milepost.store import ENDED, NewRun, Release, RunRow, RunSnapshot, Token
 
@@ -90,8 +84,8 @@ def _input(run: Run, state: Any) -> tuple[bytes, str]:
             raise data
     except (SerializeStateError, StateTypeError) as exc:
         exc.run_id, exc.state = run.run_id, state
-        what = "a state" if run.flow.front == "graph" else "inputs"
-        place(exc, f"the input of run {run.run_id!r} cannot be recorded", f"begin with {what} of the declared type")
+        act = f"begin with {run.input_example} of the declared type"
+        place(exc, f"the input of run {run.run_id!r} cannot be recorded", act)
         raise
     return data, run.flow.inputs_hash(state)
 
@@ -110,7 +104,7 @@ def _create(
         fields={
             "flow": flow.name,
             "flow_version": flow.version,
-            "front": None if flow.front == "graph" else flow.front,
+            "front": run.front,
             "inputs": flow.digests(state) or None,
             "fingerprint": flow.fingerprint,
             "shape": flow.shape,
@@ -213,17 +207,4 @@ def _recorded_end(run: Run, latest: RunSnapshot) -> Routine[MilepostError]:
             status="failed",
             reason=latest.row.info.reason,
         )
-    if run.flow.front == "workflow":
-        return recorded_step_error(run.run_id, failure.fields(), failure.node_id)
-    end = told[-1].fields()
-    if end.get("error_type") == type_name(BranchError()):
-        # Failures of several branches may be recorded one after another. Those of an earlier owner do not count.
-        read: Sequence[Record] = yield from ask(run.store, "read", run.run_id, kinds=(FAILURE,))
-        failures = [record for record in read if record.fields().get("epoch") == end.get("epoch")]
-        return recorded_branch_error(
-            run.run_id, end, [record for record in failures if record.fields().get("given_up")]
-        )
-    error = recorded_error(run.run_id, failure.fields(), failure.node_id)
-    if isinstance(error, NodeError):
-        error.visit = failure.visit
-    return error
+    return (yield from run.recorded_end(failure, told[-1]))

@@ -11,14 +11,13 @@ import itertools
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from milepost.codec import Codec
 from milepost.codec.families import family_of
 from milepost.errors import (
-    CheckpointWriteError,
     DeserializeStateError,
     MilepostError,
     OptionError,
@@ -26,18 +25,18 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.executor.effects import Emit, Routine, Sleep, Write
-from milepost.executor.flow import Flow, WaitWork
-from milepost.executor.history import JournalHistory, OpenWait, PendingRecord, RunProgress
-from milepost.executor.journal import NullJournal, ask
+from milepost.executor.effects import Emit, Routine, Sleep
+from milepost.executor.flow import WaitWork
+from milepost.executor.history import OpenWait, PendingRecord
+from milepost.executor.journal import ask
 from milepost.model.events import RunWaiting
 from milepost.model.failure import contained, describe
 from milepost.model.failure import place as say_where
 from milepost.model.record import REPLY, WAIT, as_posix, format_time, parse_time
-from milepost.options import Options
-from milepost.store import Append, Release, RunRow, Signal, Store
+from milepost.store import RunRow, Signal
 
 if TYPE_CHECKING:
+    from milepost.executor.run import Run
     from milepost.model.info import Wait
     from milepost.model.results import Reply, StepType
 
@@ -80,53 +79,6 @@ class Waits:
         return StepType.TIMER if self.signal is None else StepType.WAIT
 
 
-class Waiting(Protocol):
-    """The run as waits need it: all that it knows of its records, and a way to write more."""
-
-    run_id: str
-    is_recorded: bool
-    options: Options
-    journal: NullJournal
-    is_listening: bool
-    status: str
-    recorded: JournalHistory
-    """The recorded waits, among other records, and all signals that were used."""
-    progress: RunProgress
-    unsaved: tuple[PendingRecord, ...]
-
-    @property
-    def store(self) -> Store:
-        """The store of a run that has one."""
-        ...
-
-    @property
-    def flow(self) -> Flow:
-        """The flow that the run executes."""
-        ...
-
-    def live(self) -> Routine[None]:
-        """Return when the run is taken: everything after that is new."""
-        ...
-
-    def enter(self, step_id: str) -> None:
-        """Raise an error if the run may not begin a new step."""
-        ...
-
-    def know_signals(self) -> Routine[None]:
-        """Load into `recorded` the numbers of all signals that were used."""
-        ...
-
-    def known_before(self) -> dict[str, Any]:
-        """Return the fields for a wait's record that list the signals used before: nobody has to look for them again."""
-        ...
-
-    def record(
-        self, drafts: tuple[PendingRecord, ...], *, is_fatal: bool = False, release: Release | None = None
-    ) -> Routine[tuple[int, str]]:
-        """Write records, and return the number and the time of the last one."""
-        ...
-
-
 class Parked(Exception):
     """The exception of a branch in which steps wait and nothing else can go on before that."""
 
@@ -141,7 +93,7 @@ class _Reply(msgspec.Struct):
     timed_out: bool = False
 
 
-def now_of(run: Waiting) -> float:
+def now_of(run: Run) -> float:
     """Return the time that counts for waits: the store's, which decides when a worker may go on with the run.
 
     Without a store it is that of the options' clock.
@@ -150,7 +102,7 @@ def now_of(run: Waiting) -> float:
 
 
 def wait(
-    run: Waiting, work: Waits, step_id: str, visit: int, place: Mapping[str, Any] | None = None
+    run: Run, work: Waits, step_id: str, visit: int, place: Mapping[str, Any] | None = None
 ) -> Routine[tuple[Any, bytes]]:
     """Return the reply that a step waits for, and its JSON; raise `Parked` while there is none.
 
@@ -194,7 +146,7 @@ def wait(
     raise Parked((mine,))
 
 
-def is_waiting(run: Waiting, step_id: str, visit: int) -> bool:
+def is_waiting(run: Run, step_id: str, visit: int) -> bool:
     """Return whether a visit has begun to wait or has its reply, so that its wait is settled."""
     if step_id in run.progress.open_waits:
         return True
@@ -203,18 +155,18 @@ def is_waiting(run: Waiting, step_id: str, visit: int) -> bool:
     return any(entry is not None and entry.record.visit == visit for entry in known)
 
 
-def _named(run: Waiting, step_id: str) -> str:
-    return f"{'node' if run.flow.front == 'graph' else 'step'} {step_id!r}"
+def _named(run: Run, step_id: str) -> str:
+    return f"{run.unit} {step_id!r}"
 
 
-def _answer(run: Waiting, step_id: str, visit: int, fields: dict[str, Any], reply: bytes) -> Routine[None]:
+def _answer(run: Run, step_id: str, visit: int, fields: dict[str, Any], reply: bytes) -> Routine[None]:
     # From here on the wait is closed: the next signal cannot be for it.
     run.progress.open_waits.pop(step_id, None)
     run.progress.answered.add(step_id)
     yield from run.record((PendingRecord(REPLY, step_id, visit, fields, reply),), is_fatal=True)
 
 
-def _wait_here(run: Waiting, work: Waits, step_id: str) -> Routine[tuple[Any, bytes]]:
+def _wait_here(run: Run, work: Waits, step_id: str) -> Routine[tuple[Any, bytes]]:
     """Wait in a run without a store: sleep for a timer. Raise `OptionError` for a signal, which nobody can send."""
     if work.signal is not None:
         raise OptionError(
@@ -238,7 +190,7 @@ def _end_of(work: Waits, now: float) -> float | None:
     return None if work.seconds is None else now + work.seconds
 
 
-def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[OpenWait]:
+def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[OpenWait]:
     """Return the recorded wait of a step; record it first if it is not recorded yet."""
     if not getattr(run.store, "can_park", True):
         raise OptionError(
@@ -286,7 +238,7 @@ def _opened(run: Waiting, work: Waits, step_id: str, visit: int, at: Mapping[str
     return opened
 
 
-def _open_waits(run: Waiting) -> dict[str, OpenWait]:
+def _open_waits(run: Run) -> dict[str, OpenWait]:
     """Return the open waits of a run, by step: those that are recorded, and those that this process has opened."""
     progress = run.progress
     known = {step_id: wait for step_id, wait in run.recorded.open_waits().items() if step_id not in progress.answered}
@@ -296,7 +248,7 @@ def _open_waits(run: Waiting) -> dict[str, OpenWait]:
 # -- signals -----------------------------------------------------------------------------------------------
 
 
-def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
+def _matched(run: Run) -> Routine[dict[str, Signal]]:
     """Return the signal for each wait that has one, by wait id; see `matched`."""
     yield from run.know_signals()
     used = run.progress.used_signals
@@ -306,7 +258,7 @@ def _matched(run: Waiting) -> Routine[dict[str, Signal]]:
     return matched(signals, _open_waits(run).values(), used)
 
 
-def unanswered(run: Waiting) -> Routine[tuple[Wait, ...]]:
+def unanswered(run: Run) -> Routine[tuple[Wait, ...]]:
     """Return the open waits of a run that ends in another way than by parking. They stay open, and take signals."""
     if not run.is_recorded or not run.progress.open_waits:
         return ()
@@ -407,10 +359,8 @@ def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) 
 # -- parking the run -------------------------------------------------------------------------------------
 
 
-def park(run: Waiting, waits: tuple[OpenWait, ...]) -> Routine[bool]:
+def park(run: Run, waits: tuple[OpenWait, ...]) -> Routine[bool]:
     """Release the run until one of its waits can end. Return False, and release nothing, if one can end already."""
-    token = run.journal.token
-    assert token is not None
     row: RunRow = yield from ask(run.store, "get_run", run.run_id)
     if (yield from _matched(run)):
         return False
@@ -419,36 +369,17 @@ def park(run: Waiting, waits: tuple[OpenWait, ...]) -> Routine[bool]:
     if ends and min(ends) <= now_of(run):
         return False
     refused = [wait.refused for wait in ordered if wait.refused]
-    journal = run.journal
-    release = Release(
+    release = run.journal.make_release(
         "waiting",
         refused[-1] if refused else "",
         min(ends, default=None),
         tuple(wait.wait for wait in ordered),
-        row.signals,
-        degraded=journal.degraded,
-        missed=journal.missed,
+        signals=row.signals,
     )
     if run.unsaved:
         yield from run.record((), is_fatal=True)
-    try:
-        verdict = yield Write(run.store, Append(token, (), release))
-    except Exception as exc:
-        if not (yield from _is_parked(run)):
-            raise CheckpointWriteError(
-                f"run {run.run_id!r} has to wait and could not be released to {run.store.place}: {describe(exc)}; what was "
-                f"saved before is kept: mend the store, then resume",
-                run_id=run.run_id,
-                node_id=ordered[0].wait.wait_id.rpartition("#")[0],
-                store=run.store.place,
-                op="park",
-            ) from exc
-    else:
-        if verdict.outcome == "refused":
-            return False
-        if verdict.outcome != "written":
-            raise journal.lost()
-    journal.is_released = True
+    if not (yield from run.journal.park(release)):
+        return False
     run.status = "waiting"
     run.progress.open_waits = {wait.wait.wait_id: wait for wait in ordered}
     if run.is_listening:
@@ -465,16 +396,7 @@ def park(run: Waiting, waits: tuple[OpenWait, ...]) -> Routine[bool]:
     return True
 
 
-def _is_parked(run: Waiting) -> Routine[bool]:
-    """Return whether a release with an unknown outcome took effect."""
-    try:
-        row: RunRow = yield from ask(run.store, "get_run", run.run_id)
-    except MilepostError:
-        return False
-    return row.epoch == run.journal.epoch and row.lease == "free" and row.info.status in {"waiting", "ready"}
-
-
-def suspended(run: Waiting) -> RunSuspended:
+def suspended(run: Run) -> RunSuspended:
     """Make the error for a run that was parked."""
     waits = tuple(opened.wait for opened in run.progress.open_waits.values())
     ends = [wait.wake_at for wait in waits if wait.wake_at is not None]

@@ -29,15 +29,14 @@ from milepost.executor.checks import (
     not_resumable,
     recorded_ids,
 )
-from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit, find_node, is_of_item
-from milepost.executor.history import COUNTED_FAILURES, AttemptBudget, left_of_pause
+from milepost.executor.history import AttemptBudget, position_after, spent_at
 from milepost.executor.run import Run
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges, ranges_upto
 from milepost.model.record import (
     CHECKPOINT,
-    FAILURE,
+    CONTINUE,
     FINISH,
     ITEMS,
     OWNER,
@@ -192,26 +191,20 @@ def examine(
     are_proven = [check_seal(run, record) for record in (point, *tail)]
     fields, data = content_of(point)
     next_node, iteration = _recorded_route(run, point, fields)
-    told_at = point.sequence
-    turn, tail = newest_turn(tail)
+    position = position_after(point, next_node, tail)
+    next_node, turn, tail = position.next_node, position.turn, position.tail
+    data = data if position.override is None else position.override
     if turn is not None:
-        begun_with = turn.fields()
-        fields = {**fields, "timestamp": begun_with.get("timestamp")}
-        next_node, iteration, told_at = str(begun_with.get("entry") or run.flow.entry), 0, turn.sequence
-    is_rerouted = False
+        fields = {**fields, "timestamp": turn.fields().get("timestamp")}
+        next_node, iteration = next_node or run.flow.entry, 0
     for record in tail:
-        if record.kind == ROUTE and record.node_id == point.node_id:
-            next_node, told_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
-        elif record.kind == OWNER and record.fields().get("overrides") is None:
-            data = data if record.payload is None else record.state() or b""
-            is_rerouted = bool(record.fields().get("reroute", is_rerouted))
-        elif record.kind == CHECKPOINT and not is_of_item(run.flow, since.renamed(record.node_id, record.sequence)):
+        if record.kind == CHECKPOINT and not is_of_item(run.flow, since.renamed(record.node_id, record.sequence)):
             iteration = int(record.fields().get("iteration", iteration))
     state = decoded(run, point, data)
     named: tuple[str, ...] = ()
     if next_node is not None:
-        named = (run.renames.before(next_node, told_at),)
-        next_node = run.renames.now(next_node, told_at)
+        named = (run.renames.before(next_node, position.told_at),)
+        next_node = run.renames.now(next_node, position.told_at)
     node_id = run.renames.now(point.node_id, point.sequence)
     differences = (*remarks, *_differences(run, point if point.kind == START else begun))
     is_alone = wish.rerun and spot.live is None
@@ -233,9 +226,9 @@ def examine(
         unit = run.flow.units.get(node_id)
         is_still = latest.row.info.status == "finished" and wish.verb == "resume"
         is_still = is_still or any(record.kind == WAIT and record.node_id == way for record in tail)
-        reroute = _reroute(run, is_rerouted, has_router=unit is not None and unit.router is not None)
+        reroute = _reroute(run, position.is_rerouted, has_router=unit is not None and unit.router is not None)
         reroute = None if is_still else reroute
-        if reroute or (is_rerouted and reroute is None and not is_still):
+        if reroute or (position.is_rerouted and reroute is None and not is_still):
             next_node = None
     if is_split and run.options.amends and wish.verb != "resume_from":
         raise OptionError(
@@ -271,7 +264,7 @@ def examine(
             state=state,
         )
     is_continued = wish.verb != "resume_from" and not is_cut and _is_newest(latest, point)
-    spent = _spent(run, tail, way, is_continued)
+    spent = spent_at(way, tail if is_continued else (), run.renames, run.options.clock.time())
     missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
     amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
     inside = [record.sequence for record in tail if is_cut]
@@ -622,27 +615,3 @@ def _check_nodes(run: NodeRun, node_id: str, next_node: str | None, differences:
         state=state,
         differences=told,
     )
-
-
-def _spent(run: Run, tail: tuple[Record, ...], next_node: str | None, is_continued: bool) -> AttemptBudget:
-    """Return what the visit in flight has used up: failures that count for the policy, and all attempts."""
-    spent = AttemptBudget(visit=0)
-    if not is_continued:
-        return spent
-    for record in tail:
-        fields = record.fields()
-        is_its = run.renames.now(record.node_id, record.sequence) == next_node
-        if record.kind == FAILURE and fields.get("op") != "route" and is_its:
-            spent.failures += fields.get("op") in COUNTED_FAILURES
-            spent.attempts += 1
-            spent.visit = record.visit
-            spent.pause = 0.0
-            if "retry_at" in fields:
-                spent.pause = left_of_pause(fields, run.options.clock.time())
-        elif record.kind == OWNER:
-            if fields.get("crashed"):
-                spent.attempts += 1
-            if fields.get("verb") == "retry":
-                spent.failures = 0
-                spent.pause = 0.0
-    return spent

@@ -21,7 +21,7 @@ from milepost.errors import (
 from milepost.executor.checks import check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow, codec_at, find_node
-from milepost.executor.history import read_history
+from milepost.executor.history import position_after, read_history
 from milepost.executor.journal import ask
 from milepost.executor.resume import amended, check_branch
 from milepost.executor.run import Run
@@ -236,6 +236,5 @@ def _amendment(
 
 def _newest_override(prefix: Prefix, point: Record) -> bytes | None:
     """Return the newest state that replaces that of a point of the run's own graph; None if it was never amended."""
-    owners = (record for record in prefix.records if record.sequence > point.sequence and record.kind == OWNER)
-    found = [record for record in owners if record.payload is not None and record.fields().get("overrides") is None]
-    return found[-1].state() if found else None
+    tail = [record for record in prefix.records if record.sequence > point.sequence]
+    return position_after(point, None, tail).override

@@ -330,15 +330,16 @@ def _state_of(graph: GraphFlow) -> Callable[[Any], Any]:
 def _waited(visit: NodeVisit, work: WaitWork, state: Any) -> Routine[Any]:
     """Wait, and return the reply."""
     walker, node_id, number = visit.walker, visit.node_id, visit.budget.visit
-    waiting = cast("parking.Waiting", visit.run)
     prompt, until = work.prompt, None
-    is_woken = parking.is_waiting(waiting, node_id, number)
+    is_woken = parking.is_waiting(visit.run, node_id, number)
     if not is_woken:
         if isinstance(prompt, Function):
             prompt = yield from _decide(visit, state, prompt)
         if work.until is not None:
             until = yield from _decide(visit, state, work.until, _time)
-    reply, _ = yield from parking.wait(waiting, parking.waits_of(work, until, prompt), node_id, number, walker.place())
+    reply, _ = yield from parking.wait(
+        visit.run, parking.waits_of(work, until, prompt), node_id, number, walker.place()
+    )
     if is_woken:
         # max_iterations limits the nodes between two waits, not those of a whole run. A wait that had its
         # reply at once does not begin a new count.

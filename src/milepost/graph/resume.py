@@ -14,16 +14,15 @@ from milepost.errors import (
     OptionError,
 )
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
-from milepost.executor.continuation import CONTINUE, newest_turn
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END, Renames
-from milepost.executor.history import AttemptBudget, parent_of, read_history
+from milepost.executor.history import AttemptBudget, newest_turn, parent_of, position_after, read_history
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.graph.nesting import decode_inside
 from milepost.model.ranges import Ranges, is_live, ranges_upto
-from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, START, Record, origins_of, turnings
+from milepost.model.record import CHECKPOINT, CONTINUE, FAILURE, OWNER, ROUTE, START, Record, origins_of, turnings
 from milepost.store import RunSnapshot, Store
 
 if TYPE_CHECKING:
@@ -396,18 +395,17 @@ def in_flight(run: NodeRun, latest: RunSnapshot) -> Routine[tuple[str, int]]:
     assert latest.point is not None
     try:
         fields = latest.point.fields()
-        turn, tail = newest_turn(latest.tail)
+        told = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
+        position = position_after(latest.point, told, latest.tail)
     except CheckpointCorruptError:
         # The damaged record was passed over: the node after it is not known.
         return "", 1
-    if turn is None and "trunk" in fields and fields.get("next_node") not in run.flow.units:
+    node_id = position.next_node
+    if position.turn is None and "trunk" in fields and node_id not in run.flow.units:
         return "", 1
-    node_id = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
-    if turn is not None:
-        node_id = turn.fields().get("entry")
     if not isinstance(node_id, str) or node_id == END:
         return "", 1
-    failed = [record for record in tail if record.kind == FAILURE and record.node_id == node_id]
+    failed = [record for record in position.tail if record.kind == FAILURE and record.node_id == node_id]
     if failed:
         return node_id, failed[-1].visit
     return node_id, (yield from run.walker.last_visit(node_id)) + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from milepost.errors import MilepostError
+from milepost.errors import BranchError, MilepostError, NodeError
 from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Routine
@@ -20,7 +20,8 @@ from milepost.graph import resume as finding
 from milepost.graph.checks import ExaminedRun, refusal_of
 from milepost.graph.walker import Walker
 from milepost.model.events import RunCompleted, RunStarted
-from milepost.model.record import OWNER, REPLY, WAIT, Record, format_time
+from milepost.model.failure import recorded_branch_error, recorded_error, type_name
+from milepost.model.record import FAILURE, OWNER, REPLY, WAIT, Record, format_time
 from milepost.model.reports import RunResult
 from milepost.options import Options, without_amendments
 from milepost.store import Release, RunRow, RunSnapshot, Store
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 class NodeRun(Run):
     """A run of a graph."""
 
-    __slots__ = ("_known_upto", "_used_before", "knows_signals", "unsaved", "walker")
+    __slots__ = ("_known_upto", "_used_before", "knows_signals", "walker")
     flow: GraphFlow
+    unit = "node"
+    input_name = "state"
+    input_example = "a state"
 
     def __init__(
         self, flow: GraphFlow, store: Store | None, run_id: str, options: Options, *, is_listening: bool
@@ -46,7 +50,6 @@ class NodeRun(Run):
         """The number of the newest record when the used signals were read. `_used_before` are these signals, as ranges.
         """
         self._used_before: list[list[int]] = []
-        self.unsaved: tuple[PendingRecord, ...] = ()
 
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
         """Walk from the entry on."""
@@ -89,6 +92,20 @@ class NodeRun(Run):
         """Walk on from the point `found`."""
         return self._unless_parked(finding.go_on(self, wish, found, amendment))
 
+    def recorded_end(self, failure: Record, end: Record) -> Routine[MilepostError]:
+        """Make the error that a run failed with: that of a node, or of all branches of a fork that failed."""
+        told = end.fields()
+        if told.get("error_type") == type_name(BranchError()):
+            # Failures of several branches may be recorded one after another. Those of an earlier owner do not count.
+            read: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(FAILURE,))
+            failures = [record for record in read if record.fields().get("epoch") == told.get("epoch")]
+            given_up = [record for record in failures if record.fields().get("given_up")]
+            return recorded_branch_error(self.run_id, told, given_up)
+        error = recorded_error(self.run_id, failure.fields(), failure.node_id)
+        if isinstance(error, NodeError):
+            error.visit = failure.visit
+        return error
+
     def _unless_parked(self, walk: Routine[Any]) -> Routine[Any]:
         """Walk to the end. Park a run that has to wait, or go on from its records if an answer came meanwhile."""
         while True:
@@ -104,7 +121,7 @@ class NodeRun(Run):
             self.walker = Walker(self, self.flow)
             walk = finding.go_on(self, ResumeRequest(), found, None)
 
-    # -- what waits need: see `milepost.executor.waits.Waiting` -------------------------------------------------
+    # -- what waits need -------------------------------------------------
 
     def enter(self, step_id: str) -> None:
         """Do nothing: the walker has checked already that the run may go on."""

@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Any
 
 from milepost.errors import DeserializeStateError
-from milepost.executor.continuation import CONTINUE
 from milepost.model.checkpoint import read_envelope
 from milepost.model.ranges import is_live
 from milepost.model.record import (
     CHECKPOINT,
+    CONTINUE,
     FAILURE,
     FINISH,
     ITEMS,

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from milepost.errors import DeserializeStateError
-from milepost.executor.continuation import newest_turn
 from milepost.executor.flow import END
+from milepost.executor.history import position_after
 from milepost.graph.status import RunStatus, Visit, standing
 from milepost.model.info import RunInfo
 from milepost.model.record import (
-    OWNER,
-    ROUTE,
     START,
     Record,
 )
@@ -209,15 +207,10 @@ def next_node(latest: RunSnapshot) -> str | None:
     if latest.point is None:
         return None
     try:
-        found = latest.point.fields().get("entry" if latest.point.kind == START else "next_node")
-        turn, tail = newest_turn(latest.tail)
-        if turn is not None:
-            return str(turn.fields().get("entry"))
-        for record in tail:
-            if record.kind == ROUTE:
-                found = record.fields().get("next_node")
-            elif record.kind == OWNER and record.fields().get("reroute"):
-                found = None
+        told = latest.point.fields().get("entry" if latest.point.kind == START else "next_node")
+        position = position_after(latest.point, told, latest.tail)
     except DeserializeStateError:
         return latest.row.info.next_node
-    return latest.row.info.next_node if latest.point.is_foreign else found
+    if latest.point.is_foreign and position.turn is None:
+        return latest.row.info.next_node
+    return None if position.is_rerouted else position.next_node

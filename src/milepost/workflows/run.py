@@ -133,7 +133,6 @@ class StepRun(Run):
         "cancel",
         "config",
         "failed_step",
-        "given",
         "is_live",
         "later",
         "main",
@@ -144,11 +143,12 @@ class StepRun(Run):
         "stood",
         "taken_at",
         "undos",
-        "unsaved",
         "version",
-        "wants_results",
     )
     flow: StepFlow
+    front = "workflow"
+    unit = "step"
+    input_name = input_example = "inputs"
     is_replayed = True
 
     def __init__(
@@ -156,11 +156,7 @@ class StepRun(Run):
     ) -> None:
         super().__init__(flow, store, run_id, options, is_listening=is_listening)
         self.config: Any = options.config
-        self.given: Mapping[str, Any] | None = None
-        """The inputs of a resume, to be compared with the recorded ones. None: the resume was given none."""
         self.version: int = flow.version
-        self.wants_results = False
-        """True if a caller wants the step results of a finished run. Its code is then played to get them."""
         self.forget()
 
     def forget(self) -> None:
@@ -190,15 +186,6 @@ class StepRun(Run):
         self.failed_step: StepResult | None = None
 
     # -- beginning and going on ------------------------------------------------------------------------
-
-    def expect(self, inputs: Mapping[str, Any] | None) -> None:
-        """Have a resume compare these inputs with those that the run began with. None: it takes the recorded ones."""
-        if inputs is not None:
-            self.given = inputs
-
-    def want_results(self) -> None:
-        """Have a finished run give the results of its steps too."""
-        self.wants_results = True
 
     def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
         """Copy the run up to a visit into a new one."""
@@ -249,6 +236,11 @@ class StepRun(Run):
         self.journal.missed = ()
         self.stood = {step_id for step_id, _ in self.pending}
         self.taken_at = self.journal.sequence
+
+    def recorded_end(self, failure: Record, end: Record) -> Routine[MilepostError]:
+        """Make the error of the step that failed, or of the workflow's own code."""
+        yield from ()
+        return recorded_step_error(self.run_id, failure.fields(), failure.node_id)
 
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """Return no node and visit 1: a replay counts visits over all records."""
@@ -618,10 +610,6 @@ class StepRun(Run):
         except StoreError as lost:
             keep_unrecorded(self, error, lost, is_end=True)
         return error
-
-    def known_before(self) -> dict[str, Any]:
-        """Return nothing: a replay reads the whole record anyway."""
-        return {}
 
     def still_waiting(self) -> Routine[tuple[Wait, ...]]:
         """Return the waits that are still open although the run ends otherwise."""

@@ -19,7 +19,19 @@ from msgspec.structs import replace
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError, OptionError
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ITEMS, OWNER, ROLLBACK, ROUTE, WAIT, Record, turnings
+from milepost.model.record import (
+    CHECKPOINT,
+    CONTINUE,
+    FAILURE,
+    FINISH,
+    ITEMS,
+    OWNER,
+    ROLLBACK,
+    ROUTE,
+    WAIT,
+    Record,
+    turnings,
+)
 from milepost.model.retry import as_seconds
 from milepost.store import Append, Status, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
@@ -83,7 +95,7 @@ def trace_of(record: Record) -> Trace:
         if record.kind == FINISH:
             needs = fields.get("result")
         elif record.kind == OWNER:
-            is_turn = fields.get("verb") == "continue"
+            is_turn = fields.get("verb") == CONTINUE
             amends = record.payload is not None or "reroute" in fields
             needs = fields.get("from") if amends and not is_turn else None
     return Trace(record.sequence, record.kind, record.node_id, record.visit, branch, needs, is_turn)
