@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from milepost.errors import CheckpointCorruptError
+from milepost.executor.history import read_history
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.ranges import Ranges, is_live
@@ -141,37 +143,33 @@ class Marked:
         """
         if mark.is_foreign:
             return point_of(mark.state() or b"", lambda: self._origin)
-        origin = self._origin
-        results: dict[str, dict[str, Any]] = {}
-        run: dict[str, Any] = {}
-        choices: dict[str, Any] = {}
-        for record in self._records:
-            if record.kind == START:
-                told = record.fields()
-                origin = origin_in(record)
-                run = {"begun_at": told.get("timestamp"), "version": told.get("flow_version")}
-            if record.sequence > mark.sequence:
-                continue
-            if record.is_foreign and self._records[0].kind != START:
+        own = [record for record in self._records if record.sequence <= mark.sequence]
+        origin, results, run = self._origin, dict[str, dict[str, Any]](), dict[str, Any]()
+        saved = [] if self._records[0].kind == START else [record for record in own if record.is_foreign]
+        for record in reversed(saved):
+            counting = self._counting(record)
+            if counting:
                 # The run went on from this point, and has nothing else of what came before it.
-                taken = point_of(record.state() or b"", lambda: NO_ORIGIN)
-                counting = self._counting(record, taken)
-                if counting:
-                    origin, results = (taken.workflow_name, taken.inputs_hash), counting
-                    run = next((result.pop("run") for result in results.values() if "run" in result), {})
-                    choices = dict(run.get("choices") or {})
-            if record.is_foreign or not self._counts(record):
-                continue
-            if record.kind == ROUTE:
-                told = record.fields()
-                choices[record.node_id] = {name: told[name] for name in _CHOICE if name in told}
-            elif record.kind == ROLLBACK and record.node_id in results:
-                # A run that goes on from here must not undo it once more.
-                results[record.node_id].pop("rollback", None)
-            elif record.kind == CHECKPOINT:
-                results.pop(record.node_id, None)
-                results[record.node_id] = _result_of(record)
-                choices.pop(record.node_id, None)
+                taken, results = point_of(record.state() or b"", lambda: NO_ORIGIN), counting
+                own = [later for later in own if later.sequence > record.sequence]
+                origin = (taken.workflow_name, taken.inputs_hash)
+                run = next((result.pop("run") for result in results.values() if "run" in result), {})
+                break
+        history = read_history((record for record in own if not record.is_foreign), self._live)
+        if history.start is not None:
+            told, origin = history.start.fields, origin_in(history.start.record)
+            run = {"begun_at": told.get("timestamp"), "version": told.get("flow_version")}
+        for entry in sorted(history.done.values(), key=attrgetter("sequence")):
+            results.pop(entry.record.node_id, None)
+            results[entry.record.node_id] = _result_of(entry.record)
+        for step_id in history.undone.keys() & results.keys():
+            # A run that goes on from here must not undo it once more.
+            results[step_id].pop("rollback", None)
+        choices = {name: choice for name, choice in (run.get("choices") or {}).items() if name not in history.done}
+        for step_id, choice in history.choices.items():
+            done = history.done.get(step_id)
+            if done is None or done.sequence < choice.sequence:
+                choices[step_id] = {name: choice.fields[name] for name in _CHOICE if name in choice.fields}
         _show_parts(results)
         results[mark.node_id]["run"] = {
             "begun_at": run.get("begun_at"),
@@ -181,8 +179,9 @@ class Marked:
         saved_at = parse_time(str(mark.fields()["timestamp"]))
         return CheckpointData(mark.node_id, *origin, tuple(results.values()), saved_at)
 
-    def _counting(self, record: Record, taken: CheckpointData) -> dict[str, dict[str, Any]]:
+    def _counting(self, record: Record) -> dict[str, dict[str, Any]]:
         """Return the live results of a point that was recorded from outside: they have its number and those before it."""
+        taken = point_of(record.state() or b"", lambda: NO_ORIGIN)
         first = record.sequence - len(taken.step_results) + 1
         return {
             str(result.get("name")): dict(result)
@@ -192,17 +191,12 @@ class Marked:
 
     def since(self, step_id: str, before: int) -> int | None:
         """Return the number from which on points have that step's result as it was below `before`; None if none has."""
-        for record in reversed(self._records):
-            if record.sequence >= before or record.kind != CHECKPOINT or record.is_foreign:
-                continue
-            if record.node_id == step_id and self._counts(record):
-                return record.sequence
-        for record in self._records:
-            if record.is_foreign and step_id in self._counting(
-                record, point_of(record.state() or b"", lambda: NO_ORIGIN)
-            ):
-                return record.sequence
-        return None
+        own = (record for record in self._records if record.sequence < before and not record.is_foreign)
+        done = read_history(own, self._live).done.get(step_id)
+        if done is not None:
+            return done.sequence
+        saved = (record for record in self._records if record.is_foreign)
+        return next((record.sequence for record in saved if step_id in self._counting(record)), None)
 
 
 def is_marked(record: Record) -> bool:
