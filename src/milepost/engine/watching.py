@@ -17,7 +17,7 @@ from milepost.errors import (
 from milepost.executor.checks import ResumeRequest, check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import codec_at
-from milepost.executor.history import JournalHistory, StepRecord, parent_of, read_history
+from milepost.executor.history import JournalHistory, StepRecord, newest_renames, parent_of, read_history
 from milepost.executor.journal import ask
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
@@ -26,7 +26,7 @@ from milepost.graph.resume import newest_live
 from milepost.model.record import CHECKPOINT, START, Record
 from milepost.model.results import StepResult
 from milepost.store import ENDED, RunSnapshot, check_number
-from milepost.workflows.replay import inputs_of, know_renames, primed_or_over, read
+from milepost.workflows.replay import inputs_of, primed_or_over, read
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.step import do
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step
@@ -235,7 +235,7 @@ def _looked(run: StepRun) -> Routine[WorkflowView]:
     check_flow(run, latest.row)
     look = WorkflowView(run)
     _, records, parsed = yield from read(look, latest, [])
-    know_renames(run, records)
+    run.know_renames(newest_renames(records))
     recorded = read_history(records, latest.row.live, run.renames, parsed)
     if recorded.start is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")

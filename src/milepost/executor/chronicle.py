@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from milepost.errors import CheckpointCorruptError, MilepostError
 from milepost.executor.flow import Flow, codec_at
+from milepost.executor.history import wait_of
 from milepost.model.events import (
     AttemptFailed,
     Event,
@@ -139,13 +138,7 @@ class Chronicle:
         """Make the event of a step that begins to wait, or waits on after an answer that was refused."""
         wait_id = str(fields.get("wait_id"))
         if record.kind == WAIT:
-            wake_at = fields.get("wake_at")
-            self._waits[wait_id] = Wait(
-                wait_id,
-                fields.get("signal"),
-                msgspec.json.decode(record.state() or b"null"),
-                None if wake_at is None else parse_time(str(wake_at)),
-            )
+            self._waits[wait_id] = wait_of(fields, record.state())
         elif not fields.get("refused"):
             return None
         wait = self._waits.get(wait_id) or Wait(wait_id, None)

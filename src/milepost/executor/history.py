@@ -43,6 +43,7 @@ value before somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -425,26 +426,35 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         ]
         return {step_id: done for _, step_id, done in sorted(due, key=itemgetter(0))}
 
+    def open_wait(self, step_id: str) -> StepRecord | None:
+        """Return the record of a step's wait, if that has not ended; else None."""
+        entry, reply = self.waits.get(step_id), self.replies.get(step_id)
+        if entry is None or (reply is not None and reply.sequence > entry.sequence):
+            return None
+        around = (self.done[over] for over in _with_around(step_id) if over in self.done)
+        is_over = any(done.sequence > entry.sequence for done in around)
+        return None if is_over or self.was_completed(step_id, entry.record.visit) else entry
+
+    def refusal_of(self, wait: StepRecord, step_id: str) -> str:
+        """Return the reason for which the newest reply to a wait was refused; "" for none."""
+        refused = self.refused.get(step_id)
+        is_its = refused is not None and refused.sequence > wait.sequence
+        return str(refused.fields.get("refused")) if refused is not None and is_its else ""
+
     def open_waits(self) -> dict[str, OpenWait]:
         """Return the waits that have not ended, by step."""
         found = {}
-        for step_id, entry in self.waits.items():
-            reply, refused = self.replies.get(step_id), self.refused.get(step_id)
-            if reply is not None and reply.sequence > entry.sequence:
-                continue
-            around = (self.done[over] for over in _with_around(step_id) if over in self.done)
-            if any(done.sequence > entry.sequence for done in around):
-                continue
-            if self.was_completed(step_id, entry.record.visit):
-                continue
-            fields = entry.fields
-            found[step_id] = OpenWait(
-                wait_of(fields, entry.record.state()),
-                entry.sequence,
-                int(fields.get("seen") or 0),
-                fields.get("early", True) is not False,
-                "" if refused is None or refused.sequence < entry.sequence else str(refused.fields.get("refused")),
-            )
+        for step_id in self.waits:
+            entry = self.open_wait(step_id)
+            if entry is not None:
+                fields = entry.fields
+                found[step_id] = OpenWait(
+                    wait_of(fields, entry.record.state()),
+                    entry.sequence,
+                    int(fields.get("seen") or 0),
+                    fields.get("early", True) is not False,
+                    self.refusal_of(entry, step_id),
+                )
         return found
 
     # -- nodes of a graph ------------------------------------------------------------------------------
@@ -981,6 +991,19 @@ class RunProgress:
     def take(self, sequence: int, decode: Callable[[], Any]) -> Any:
         """Return the value that was decoded of a record before, else that of `decode`. It is the caller's then."""
         return self.decoded.pop(sequence) if sequence in self.decoded else decode()
+
+
+def newest_renames(records: Sequence[Record]) -> Record | None:
+    """Return the newest owner record with renames, which holds all of them; None if nothing was renamed.
+
+    Damaged records are ignored here.
+    """
+    for record in reversed(records):
+        if record.kind == OWNER:
+            with suppress(CheckpointCorruptError):
+                if record.fields().get("renames"):
+                    return record
+    return None
 
 
 # -- where a run of a graph stands -------------------------------------------------------------------

@@ -77,8 +77,8 @@ def take(
     live = (*found.live, ("", sequence, None)) if found.live is not None else None
     entered = yield from _entered(run) if found.live is not None else _nothing()
     now = format_time(options.clock.time())
-    inside: Record | None = getattr(found, "at", None)
-    reroute: bool | None = getattr(found, "reroute", None)
+    inside: Record | None = found.at
+    reroute: bool | None = found.reroute
     updates = None
     if amendment is not None and amendment.updates is not None and inside is not None:
         updates = msgspec.Raw(amendment.updates)
@@ -597,7 +597,7 @@ def _asks_of_state(run: Run) -> bool:
 
 def _seen(found: Any) -> Any:
     """Return the state at the checkpoint after which a verb goes on. It may be inside a branch."""
-    return found.state if getattr(found, "at", None) is None else found.seen
+    return found.state if found.at is None else found.seen
 
 
 def _revalidate(run: Run, found: Any, state: Any) -> Routine[None]:

@@ -117,6 +117,11 @@ class Run(ABC):
         self.recorded = recorded
         self.progress = RunProgress(recorded)
 
+    def know_renames(self, told: Record | None) -> None:
+        """Take up the renames in this owner record (None: there are none), and those of the call."""
+        self.renamed_at = None if told is None else told.sequence
+        self.renames = Renames.told_by(None if told is None else told.fields(), self.options.rename)
+
     def spent(self, node_id: str, followed: int) -> AttemptBudget:
         """Return the attempts that a visit in flight has used up; `followed` is the number of the record before it."""
         return self.recorded.spent(node_id, followed, self.options.clock.time(), self.progress)

@@ -15,8 +15,15 @@ from milepost.errors import (
 )
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
 from milepost.executor.effects import Routine
-from milepost.executor.flow import END, Renames
-from milepost.executor.history import AttemptBudget, newest_turn, parent_of, position_after, read_history
+from milepost.executor.flow import END
+from milepost.executor.history import (
+    AttemptBudget,
+    newest_renames,
+    newest_turn,
+    parent_of,
+    position_after,
+    read_history,
+)
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
@@ -90,9 +97,8 @@ def _know_renames(run: NodeRun, latest: RunSnapshot) -> Routine[None]:
 
     Damaged records are ignored here: they are refused, or passed over, when the point is examined.
     """
-    told = [record for record in latest.tail if record.kind == OWNER and _fields_of(record).get("renames")]
-    point = latest.point
-    if not told and point is not None and point.kind == CHECKPOINT:
+    told, point = newest_renames(latest.tail), latest.point
+    if told is None and point is not None and point.kind == CHECKPOINT:
         after = -1 if point.is_foreign else _fields_of(point).get("renamed")
         if after is not None:
             owners: list[Record] = yield from ask(
@@ -100,9 +106,8 @@ def _know_renames(run: NodeRun, latest: RunSnapshot) -> Routine[None]:
             )
             for record in owners:
                 check_seal(run, record)
-            told = [record for record in owners if record.fields().get("renames")]
-    run.renamed_at = told[-1].sequence if told else None
-    run.renames = Renames.told_by(told[-1].fields() if told else None, run.options.rename)
+            told = newest_renames(owners)
+    run.know_renames(told)
 
 
 def _fields_of(record: Record) -> Mapping[str, Any]:

@@ -165,7 +165,7 @@ def _tell_begun(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> N
     """Fill in the fields of a step that has not ended."""
     step_id = step.step_id
     step.status = "unfinished" if is_over else "in flight"
-    waits, reply = recorded.waits.get(step_id), recorded.replies.get(step_id)
+    waits = recorded.waits.get(step_id)
     failures = recorded.failures.get(step_id, ())
     begun = [held[step_id] for held in (recorded.choices, recorded.items, recorded.waits) if step_id in held]
     newest = max([*failures, *begun], key=lambda entry: entry.sequence, default=None)
@@ -183,11 +183,9 @@ def _tell_begun(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> N
             step.status = "failed"
     if waits is not None:
         step.step_type = "timer" if waits.fields.get("signal") is None else "wait"
-        if not is_over and (reply is None or reply.sequence < waits.sequence):
+        if not is_over and recorded.open_wait(step_id) is not None:
             step.status, step.wait = "waiting", _wait_of(waits)
-            refused = recorded.refused.get(step_id)
-            if refused is not None and refused.sequence > waits.sequence:
-                step.reason = str(refused.fields.get("refused"))
+            step.reason = recorded.refusal_of(waits, step_id)
 
 
 def _place(step: TreeStep, entry: StepRecord) -> None:

@@ -27,8 +27,8 @@ from milepost.errors import (
 )
 from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
 from milepost.executor.effects import Ready, Routine
-from milepost.executor.flow import Renames, StepFlow
-from milepost.executor.history import AttemptBudget, StepRecord, read_history
+from milepost.executor.flow import StepFlow
+from milepost.executor.history import AttemptBudget, StepRecord, newest_renames, read_history
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, cut_short
@@ -327,6 +327,9 @@ def _is_whole(flow: StepFlow, inputs: Mapping[str, Any]) -> bool:
 class ExaminedWorkflow:
     """The point where a run of a workflow goes on; see `milepost.graph.checks.ExaminedRun`."""
 
+    at = reroute = None
+    """Nothing: a workflow has no checkpoints inside branches, and no routers."""
+
     def __init__(
         self, row: RunRow, newest: int, point: Record, state: Any, info: ResumeInfo, live: Ranges | None
     ) -> None:
@@ -359,7 +362,7 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     everything, records, parsed = yield from read(run, latest, remarks)
     live = _live_ranges(run, wish, latest, records)
     standing = latest.row.live if live is None else live
-    know_renames(run, everything)
+    run.know_renames(newest_renames(everything))
     recorded = read_history(everything, standing, run.renames, parsed)
     check_renames(run, recorded)
     begun = recorded.start
@@ -480,13 +483,6 @@ def read(
     return made, made, parsed if made is records else {}
 
 
-def know_renames(run: StepRun, records: list[Record]) -> None:
-    """Learn the present names of recorded ids. The newest owner record with renames has all of them."""
-    told = next((r for r in reversed(records) if r.kind == OWNER and r.fields().get("renames")), None)
-    run.renamed_at = None if told is None else told.sequence
-    run.renames = Renames.told_by(None if told is None else told.fields(), run.options.rename)
-
-
 def _live_ranges(run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]) -> Ranges | None:
     """Return new live ranges up to the claim if a part of the record no longer counts. None: they stay as they are."""
     live = latest.row.live
@@ -512,7 +508,7 @@ def _may_cut(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> bool:
 
 def _wished(run: StepRun, wish: ResumeRequest, live: Ranges, records: list[Record]) -> int:
     """Return the number of the last record that still counts for `resume_from`."""
-    know_renames(run, records)
+    run.know_renames(newest_renames(records))
     standing = read_history(records, live, run.renames)
     entry = standing.done.get(wish.node_id or "")
     if entry is None or wish.visit not in {None, entry.record.visit}:

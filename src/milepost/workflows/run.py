@@ -39,7 +39,7 @@ from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
-from milepost.executor.history import JournalHistory, PendingRecord, read_history
+from milepost.executor.history import JournalHistory, PendingRecord, newest_renames, read_history
 from milepost.executor.journal import ask
 from milepost.executor.recording import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.run import Run, complete
@@ -64,7 +64,7 @@ from milepost.workflows import step as performing
 from milepost.workflows.answers import matching
 from milepost.workflows.context import WorkflowContext
 from milepost.workflows.matching import described, non_determinism
-from milepost.workflows.replay import ExaminedWorkflow, as_recorded, inputs_of, know_renames, primed, primed_or_over
+from milepost.workflows.replay import ExaminedWorkflow, as_recorded, inputs_of, primed, primed_or_over
 from milepost.workflows.steps import Named, Step
 from milepost.workflows.visiting import StepFailed, answer_of, encoded_output
 
@@ -263,7 +263,7 @@ class StepRun(Run):
             self.forget()
             self.unsaved = unsaved
             records = as_recorded(self, records, row.live, self.given)
-            know_renames(self, records)
+            self.know_renames(newest_renames(records))
             self.know(read_history(records, row.live, self.renames))
             assert self.recorded.start is not None
             self.is_live = False
