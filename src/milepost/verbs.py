@@ -116,7 +116,7 @@ class Job:
         if known is None and "if_exists" in given:
             raise OptionError("if_exists needs a store: give store=", option="if_exists")
         if request is None and self.options.if_exists == CONTINUE:
-            check_options(self.options, flow.front)
+            check_options(self.options, has_state=flow.front == "graph")
         if flow.front == "graph":
             # The steps of a workflow are known only once its code asks for them.
             self._check_breakpoints(cast("GraphFlow", flow))

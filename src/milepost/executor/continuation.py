@@ -42,9 +42,9 @@ _HINTS = {
 }
 
 
-def check_options(options: Options, front: str) -> None:
-    """Raise `OptionError` for a workflow, and for options that say nothing about a turn."""
-    if front != "graph":
+def check_options(options: Options, *, has_state: bool) -> None:
+    """Raise `OptionError` for a flow that has no state, and for options that say nothing about a turn."""
+    if not has_state:
         text = "if_exists='continue' is for graphs: a workflow has no state that a turn could begin with"
         raise OptionError(text, option="if_exists")
     for name, why in _MEANINGLESS.items():

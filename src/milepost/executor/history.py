@@ -1016,8 +1016,8 @@ class RunPosition(NamedTuple):
     """The next node by the records; None if the point's router has not answered yet."""
     told_at: int
     """The number of the record that names it."""
-    override: bytes | None
-    """The encoded state that replaces that of the point, if there is one."""
+    override: Record | None
+    """The owner record whose state replaces that of the point; None if the point was never amended."""
     is_rerouted: bool
     """True if the point's router is asked again, and has not answered since."""
     turn: Record | None
@@ -1028,15 +1028,16 @@ class RunPosition(NamedTuple):
 
 def position_after(point: Record, next_node: str | None, tail: Sequence[Record]) -> RunPosition:
     """Find where a run stands: `next_node` is that of the point itself, `tail` are the records after it that count."""
-    told_at, override, is_rerouted = point.sequence, None, False
+    override: Record | None = None
+    told_at, is_rerouted = point.sequence, False
     turn, tail = newest_turn(tail)
     if turn is not None:
         next_node, told_at = turn.fields().get("entry"), turn.sequence
     for record in tail:
         if record.kind == ROUTE and record.node_id == point.node_id:
             next_node, told_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
-        elif record.kind == OWNER and record.fields().get("overrides") is None:
-            override = override if record.payload is None else record.state() or b""
+        elif record.kind == OWNER and record.fields().get("overrides") in {None, point.sequence}:
+            override = override if record.payload is None else record
             is_rerouted = bool(record.fields().get("reroute", is_rerouted))
     return RunPosition(next_node, told_at, override, is_rerouted, turn, tail)
 

@@ -193,7 +193,7 @@ def examine(
     next_node, iteration = _recorded_route(run, point, fields)
     position = position_after(point, next_node, tail)
     next_node, turn, tail = position.next_node, position.turn, position.tail
-    data = data if position.override is None else position.override
+    data = data if position.override is None else position.override.state() or b""
     if turn is not None:
         fields = {**fields, "timestamp": turn.fields().get("timestamp")}
         next_node, iteration = next_node or run.flow.entry, 0

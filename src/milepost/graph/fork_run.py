@@ -237,4 +237,5 @@ def _amendment(
 def _newest_override(prefix: Prefix, point: Record) -> bytes | None:
     """Return the newest state that replaces that of a point of the run's own graph; None if it was never amended."""
     tail = [record for record in prefix.records if record.sequence > point.sequence]
-    return position_after(point, None, tail).override
+    owner = position_after(point, None, tail).override
+    return None if owner is None else owner.state()

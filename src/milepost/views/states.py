@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from milepost.errors import CheckpointNotFoundError, DeserializeStateError
+from milepost.executor.history import position_after
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.record import (
     CHECKPOINT,
-    OWNER,
     Record,
 )
 from milepost.store import Store
@@ -84,10 +84,8 @@ def newest_state(store: Store, run_id: str) -> RecordedState:
     if latest.point is None:
         raise StateMissingError(f"run {run_id!r} has no state yet")
     point = _state_in(latest.point)
-    owners = (record for record in latest.tail if record.kind == OWNER and record.payload is not None)
-    # An override inside a branch is about the checkpoint that it names.
-    overrides = [record for record in owners if record.fields().get("overrides") in {None, point.sequence}]
-    return RecordedState(point.sequence, point.node_id, point.visit, _json_state(overrides[-1])) if overrides else point
+    override = position_after(latest.point, None, latest.tail).override
+    return point if override is None else replace(point, state=_json_state(override))
 
 
 def _state_in(record: Record) -> RecordedState:
