@@ -10,7 +10,7 @@ import pytest
 from milepost import StepError, WorkflowError
 from milepost.errors import CheckpointCorruptError, NoBranchMatchedError
 from milepost.executor.flow import Renames
-from milepost.executor.history import JournalHistory, StepRecord, parent_of, read_history
+from milepost.executor.history import JournalHistory, StepRecord, parent_of, position_after, read_history
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
     CHECKPOINT,
@@ -77,6 +77,38 @@ def shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: shown(inner) for name, inner in value.items()}
     return [shown(inner) for inner in value] if isinstance(value, list) else repr(value)
+
+
+def test_a_run_stands_where_the_records_after_its_point_say():
+    journal = Journal().add(CHECKPOINT, "a", next_node="b").add(ROUTE, "x", next_node="y").add(OWNER, state=b"7")
+    at = position_after(journal.records[1], "b", journal.records[2:])
+    assert ("b", 1, b"7", False, None) == (at.next_node, at.told_at, at.override.state(), at.is_rerouted, at.turn)  # type: ignore[union-attr]
+    journal.add(OWNER, reroute=True)
+    assert position_after(journal.records[1], "b", journal.records[2:]).is_rerouted
+    journal.add(ROUTE, "a", next_node="c").add(OWNER, overrides=99, state=b"8", reroute=True)
+    at = position_after(journal.records[1], "b", journal.records[2:])
+    assert ("c", 5, journal.records[3], False) == (at.next_node, at.told_at, at.override, at.is_rerouted)
+    journal.add(FINISH).add(OWNER, verb="continue", entry="a", state=b"9")
+    at = position_after(journal.records[1], "b", journal.records[2:])
+    assert ("a", journal.records[8], journal.records[8], (journal.records[8],)) == (
+        at.next_node, at.override, at.turn, at.tail,
+    )  # fmt: skip
+
+
+def test_a_wait_is_open_until_its_reply_or_the_end_of_a_step_around_it():
+    journal = Journal().add(WAIT, "s/w", wait_id="s/w#1", signal="go").add(REPLY, "s/w", signal=1, refused="no")
+    (found,) = journal.read().open_waits().values()
+    assert ("s/w#1", 1, "no") == (found.wait.wait_id, found.sequence, found.refused)
+    assert {} == Journal().add(WAIT, "s/w").add(REPLY, "s/w", signal=1).read().open_waits()
+    assert {} == Journal().add(WAIT, "s/w").done("s").read().open_waits()
+
+
+def test_a_lenient_reader_notes_what_it_cannot_read():
+    journal = Journal().done("a")
+    journal.records.append(journal.records[1]._replace(sequence=2, header=b"{{"))
+    with pytest.raises(CheckpointCorruptError):
+        journal.read()
+    assert [2] == read_history(journal.records, is_lenient=True).damaged
 
 
 def test_children_come_in_the_order_in_which_they_appeared():
