@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from milepost import END, Graph, GraphError
 from milepost.executor.flow import BranchEnd, Fork
-from milepost.graph.forks import Forks
-from milepost.graph.topology import Topology
+from milepost.graph.topology import Forks, Topology
 from milepost.reducers import append, total
 from thoroughness import examples
 
