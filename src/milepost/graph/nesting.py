@@ -22,6 +22,7 @@ import msgspec
 
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
 from milepost.executor import waits as parking
+from milepost.executor.attempt import perform
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Routine
 from milepost.executor.flow import (
@@ -37,7 +38,6 @@ from milepost.executor.flow import (
     Whole,
     find_node,
 )
-from milepost.executor.recording import perform
 from milepost.executor.run import Run, bounded_gather
 from milepost.graph.parallel import Stop, label_of, raise_of
 from milepost.graph.visits import DecisionVisit, NodeVisit

@@ -25,12 +25,11 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.attempt import AttemptOutcome, OutOfTime, UnitVisit
+from milepost.executor.attempt import AttemptOutcome, OutOfTime, UnitVisit, perform
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Halted, Outcome, Routine
 from milepost.executor.flow import BranchEnd, Fork, Function
 from milepost.executor.history import AttemptBudget
-from milepost.executor.recording import perform
 from milepost.executor.run import complete
 from milepost.executor.waits import Parked
 from milepost.graph.visits import updates_of

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from milepost.errors import MaxIterationsError, MilepostError, RouterError, RunStopped, SerializeStateError, StoreError
-from milepost.executor.attempt import AttemptOutcome, pause, run_attempt
+from milepost.executor.attempt import AttemptOutcome, go_on_without, keep_unrecorded, pause, record_outcome, run_attempt
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Halted, Routine
 from milepost.executor.flow import END, Fork, GraphFlow, StateCodec, Unit
 from milepost.executor.history import AttemptBudget, StepRecord
 from milepost.executor.journal import ask
-from milepost.executor.recording import go_on_without, keep_unrecorded, record_outcome
 from milepost.executor.run import Run, complete
 from milepost.graph.nesting import do_work
 from milepost.graph.parallel import split

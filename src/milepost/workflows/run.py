@@ -36,12 +36,12 @@ from milepost.errors import (
     WorkflowError,
 )
 from milepost.executor import waits as parking
+from milepost.executor.attempt import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
 from milepost.executor.history import JournalHistory, PendingRecord, newest_renames, read_history
 from milepost.executor.journal import ask
-from milepost.executor.recording import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.run import Run, complete
 from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import (

@@ -23,12 +23,11 @@ from milepost.errors import (
     SerializeStateError,
     StepError,
 )
-from milepost.executor.attempt import AttemptOutcome, PartsFailed, pause
+from milepost.executor.attempt import AttemptOutcome, PartsFailed, go_on_without, pause, perform
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, HoldOver, Routine
 from milepost.executor.history import PendingRecord, StepOutcome, StepRecord, parent_of
 from milepost.executor.journal import ask
-from milepost.executor.recording import go_on_without, perform
 from milepost.executor.waits import Parked
 from milepost.model.events import StepCompleted
 from milepost.model.failure import describe, failure_fields, first_line, message_of, place, shown, type_name
