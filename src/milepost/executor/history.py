@@ -1,4 +1,4 @@
-"""The history of a run: its journal, interpreted. Nothing else says what is newest, superseded or open.
+"""The history of a run: its journal, interpreted. Nothing else decides what counts of it, what is newest and what is open.
 
 A journal is a list of records that only grows. To a reader it is a state machine: each record, in order, changes what
 is known of one unit of work (a node or step, by its id) or of the run, and a kind says how.
