@@ -807,18 +807,18 @@ class _Builder:
             place = _label_now(self.renames, branch, entry.sequence), parent_of(step_id)
             self.trails.setdefault(place, []).append(entry)
 
-    def add(self, record: Record, is_live: bool = True, fields: Mapping[str, Any] | None = None) -> None:
+    def add(self, record: Record, counts: bool = True, fields: Mapping[str, Any] | None = None) -> None:
         """Take in the next record; `fields` are those of its header, if they are known already."""
         self.newest = record.sequence
         kind, step_id = record.kind, record.node_id
         try:
             fields = record.fields() if fields is None else fields
         except CheckpointCorruptError:
-            if is_live:
+            if counts:
                 raise
             fields = {}
         if self.renames and step_id:
-            step_id = self._called(record, is_live=is_live)
+            step_id = self._called(record, counts=counts)
         if step_id and kind != ROLLBACK:
             # An owner record holds the number of a visit that was deleted.
             self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
@@ -827,7 +827,7 @@ class _Builder:
         elif kind == OWNER:
             # A step was deleted with its replies; the signals that they used stay used.
             self.used_signals.update(fields.get("used") or ())
-        if not is_live and kind != START:
+        if not counts and kind != START:
             if kind == CHECKPOINT:
                 self.superseded.append(record)
             if self.start is not None:
@@ -879,10 +879,10 @@ class _Builder:
         elif kind == CHECKPOINT and fields.get("outcome") != "failed":
             self.succeeded.add((step_id, visit))
 
-    def _called(self, record: Record, *, is_live: bool = True) -> str:
+    def _called(self, record: Record, *, counts: bool = True) -> str:
         """Return the id that a record's step has now. Note a clash, where two recorded ids become one."""
         node_id = self.renames.now(record.node_id, record.sequence)
-        if is_live and self.renames.given:
+        if counts and self.renames.given:
             before = self.renames.before(record.node_id, record.sequence)
             other = self.earlier.setdefault(node_id, before)
             if other != before and self.clash is None:
