@@ -10,6 +10,7 @@ User code must not swallow `LeaseLost`, `RunSuspended` and `RunCancelled`. Each 
 
 from __future__ import annotations
 
+import os.path
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -517,11 +518,60 @@ class WorkflowError(MilepostError):
 
 
 class StepError(MilepostError):
-    """A step failed for good; the original exception is the `__cause__`."""
+    """A step failed for good.
+
+    The error is thrown into the workflow at the `yield` or `await` that asked for the step, and can be caught there. If
+    nothing catches it, it ends the run. A workflow that is replayed gets the same error again: the same class, text,
+    `args` and attributes. Only `error`, which is the original exception and the `__cause__`, is None then, so code must not
+    decide by it: ask `matches` instead.
+
+        try:
+            receipt = yield from step("pay").python(pay, (order,))
+        except StepError as exc:
+            if not exc.matches(ConnectionError):
+                raise
+            receipt = yield from step("invoice").python(invoice, (order,))
+    """
 
     step_name: str = ""
     step_type: str = ""
     attempt: int = 1
+    error_type: str = ""
+    """The qualified name of the original exception's type; built-in types come without a module."""
+    message: str = ""
+    """The message of the original exception, at most 500 characters."""
+    error_bases: tuple[str, ...] = ()
+    """The names that `matches` compares: those of the original exception's type and of its bases, at most 32."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """The original exception; None if another process, or an earlier attempt to go on, ran the step."""
+        return self.__cause__
+
+    def matches(self, *kinds: type[BaseException] | str) -> bool:
+        """Return whether the step failed with one of these exceptions, or with a subclass of one.
+
+        Each kind is a class or its qualified name, such as "ConnectionError" or "httpx.ReadTimeout". Of a step that is
+        made of others the parts that failed are asked too.
+        """
+        names = {kind if isinstance(kind, str) else class_name(kind) for kind in kinds}
+        return not names.isdisjoint((self.error_type, *self.error_bases))
+
+
+def class_name(kind: type) -> str:
+    """Return the qualified name by which other processes know a class; a built-in class has no module in it.
+
+    The module that a process was started with is called `__main__` there, and by its own name everywhere else.
+    """
+    module = kind.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        if spec is not None:
+            module = spec.name
+        elif path is not None:
+            module = os.path.splitext(os.path.basename(path))[0]
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 class NoBranchMatchedError(StepError, LookupError):

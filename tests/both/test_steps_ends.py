@@ -90,20 +90,6 @@ def test_a_failed_step_ends_the_workflow_with_a_step_error(verbs, store, log):
     assert "no 1" in store.get_run("r").info.reason
 
 
-def test_a_failed_step_is_not_thrown_into_the_workflow(verbs, store, log):
-    @workflow("w")
-    def wf():
-        try:
-            yield step("a").python(fail)
-        except Exception:
-            log.append("caught")
-        yield step("b").python(log.append, args=("b",))
-
-    with pytest.raises(StepError):
-        verbs.run(wf, store=store)
-    assert [] == log
-
-
 @pytest.mark.parametrize("is_async", [True, False])
 def test_the_finally_blocks_of_a_workflow_whose_step_failed_run_once(verbs, store, log, is_async):
     @workflow("w")
@@ -123,43 +109,6 @@ def test_the_finally_blocks_of_a_workflow_whose_step_failed_run_once(verbs, stor
     with pytest.raises(StepError):
         verbs.run(awaits if is_async else yields, store=store, run_id="r")
     assert (["finally"], "failed") == (log, status(store))
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-def test_a_step_that_is_asked_for_in_a_finally_is_refused(verbs, store, log, is_async):
-    late = step("late").python(log.append, args=("late",))
-
-    @workflow("w")
-    def yields():
-        try:
-            yield step("a").python(fail)
-        finally:
-            yield late
-
-    @workflow("w")
-    async def awaits():
-        try:
-            await step("a").python(fail)
-        finally:
-            await late
-
-    with pytest.raises(StepError, match="no 1") as caught:
-        verbs.run(awaits if is_async else yields, store=store, run_id="r")
-    assert ([], "failed") == (log, status(store))
-    assert any("finally" in note for note in caught.value.__notes__)
-
-
-def test_a_workflow_that_swallows_its_end_has_ended_all_the_same(verbs, store, log):
-    @workflow("w")
-    def wf():
-        try:
-            yield step("a").python(fail)
-        except GeneratorExit:
-            log.append("swallowed")
-
-    with pytest.raises(StepError):
-        verbs.run(wf, store=store, run_id="r")
-    assert (["swallowed"], "failed") == (log, status(store))
 
 
 def test_what_failed_deep_inside_is_told_once(verbs, store):
@@ -546,17 +495,3 @@ def test_a_finished_workflow_gives_its_stored_result_and_takes_no_retry(verbs, s
     with pytest.raises(RunNotResumableError):
         verbs.retry(wf, store, "r")
     assert (["a"], records) == (log, len(store.read("r")))
-
-
-def test_a_finally_that_raises_does_not_hide_why_the_workflow_failed(verbs, store):
-    @workflow("w")
-    def wf():
-        try:
-            yield step("a").python(fail)
-        finally:
-            raise KeyError("in finally")
-
-    with pytest.raises(StepError, match="no 1") as caught:
-        verbs.run(wf, store=store, run_id="r")
-    assert any("in finally" in note for note in caught.value.__notes__)
-    assert "failed" == status(store)

@@ -6,8 +6,9 @@ is known of one unit of work (a node or step, by its id) or of the run, and a ki
     kind        supersedes                              what holds after it
     start       nothing                                 the run has begun with this input
     checkpoint  the unit's checkpoint and its rollback  the visit has ended; its failures, choice, items and wait are over
-    failure     nothing: attempts are counted           one attempt is used up; with `given_up` the unit's last one, with
-                                                        `final` the run is about to fail
+    failure     nothing: attempts are counted           one attempt is used up; with `given_up` the unit's last one; with
+                                                        `caught` the code was given it and went on; with `final` the run
+                                                        is about to fail; with `held` a bug in the code holds the run
     route       the unit's last choice                  a router, a predicate or a branch step has answered
     items       the unit's last items                   a map has begun
     wait        the unit's last wait                    the unit waits: the wait is open until a reply
@@ -20,6 +21,7 @@ An owner record may say more, about records before it:
 
     live        only records in these ranges count from now on; all others are superseded
     crashed     the owner before died: an attempt of each unit in flight is used up
+    again       the step whose failure, caught before, has ended the run is tried again
     retry       (verb) attempts that failed before it are free again, and what a settled failure rolled back is forgotten
     payload     the state of the checkpoint `overrides`, or else of the point, is another one
     reroute     the router of that checkpoint is asked again; its answers so far do not count
@@ -319,6 +321,8 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
     """The sequence of the newest `retry`: what failed before it is run again."""
     renewed: int = -1
     """The sequence of the newest claim that went on after an end, or was a `retry`."""
+    reopened: Mapping[str, int] = {}
+    """The steps whose failure the code was given, and that are tried again, each with the number from which on."""
     newest: int = -1
     earlier: Mapping[str, str] = {}
     """For each id, the id before the map of names that is given now."""
@@ -353,6 +357,18 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         """Make the history after a `retry` with this number: everything that failed before it is done again."""
         builder = _Builder(self)
         builder.retry(sequence)
+        return builder.built()
+
+    def renewed_at(self, sequence: int) -> JournalHistory:
+        """Make the history after a claim with this number that goes on after the run had failed."""
+        builder = _Builder(self)
+        builder.renew(sequence)
+        return builder.built()
+
+    def reopened_at(self, step_id: str, sequence: int) -> JournalHistory:
+        """Make the history in which a step is tried again, though its code was given its failure."""
+        builder = _Builder(self)
+        builder.reopen(step_id, sequence)
         return builder.built()
 
     def completed_by(self, entry: StepRecord, step_id: str) -> JournalHistory:
@@ -390,10 +406,10 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
     # -- failures ------------------------------------------------------------------------------------
 
     def standing_failure(self, step_id: str) -> StepRecord | None:
-        """Return the failure with which a step inside another one ended for good; None if there is none.
+        """Return the failure with which a step ended for good, and that is thrown again; None if there is none.
 
-        The step around it has not ended yet, so nothing was made of the failure. It is settled all the same: the step
-        is not tried again.
+        Either the code was given it and went on, or it is one inside a step that has not ended yet, so that nothing was made
+        of it.
         """
         failures = self.failures.get(step_id)
         if not failures:
@@ -401,6 +417,8 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         last, done = failures[-1], self.done.get(step_id)
         if done is not None and done.sequence > last.sequence:
             return None
+        if last.fields.get("caught"):
+            return last if last.sequence > self.reopened.get(step_id, -1) else None
         is_last = last.fields.get("given_up") or last.fields.get("op") == "on_error"
         if not is_last or last.fields.get("final") or self.finish is not None or last.sequence <= self.renewed:
             return None
@@ -720,19 +738,22 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         """The steps at the top that have completed, in order."""
         return tuple(step_id for step_id in self.children("") if step_id in self.done)
 
-    def failed_root(self) -> int | None:
-        """Return the last number that counts for a `retry` of a run whose own code ended it; None if no step failed.
+    def failed_root(self) -> tuple[str, int] | None:
+        """Return where a `retry` begins of a run whose own code ended it: a step, and the last number that counts.
 
-        It is the number just before the newest step at the top that had a failure in it. That step is done again; the
-        parts of it that did not fail stay recorded.
+        The step is the newest at the top whose failure the code was given, or that had a failure in it. It is done again;
+        the parts of it that did not fail stay recorded. None if no step failed.
         """
         for root in reversed(self.children("")):
             entry = self.done.get(root)
             if entry is None:
+                failure = self.standing_failure(root)
+                if failure is not None:
+                    return root, failure.sequence
                 continue
             inside = (self.done[step_id] for step_id in self.below(root) if step_id in self.done)
             if any(found.fields.get("outcome") == "failed" for found in (entry, *inside)):
-                return entry.sequence - 1
+                return "", entry.sequence - 1
         return None
 
     def first_undone(self) -> int | None:
@@ -772,6 +793,7 @@ class _Builder:
     damaged: list[int]
     retried: int
     renewed: int
+    reopened: dict[str, int]
     newest: int
     earlier: dict[str, str]
     tried: dict[tuple[str, int], int]
@@ -840,6 +862,8 @@ class _Builder:
             self.start = entry
         elif kind == FAILURE:
             self.failures.setdefault(step_id, []).append(entry)
+            if fields.get("retry_at"):
+                self._reopen_inside(step_id, entry)
             if fields.get("final"):
                 self.final = entry
         elif kind == ROUTE:
@@ -897,7 +921,9 @@ class _Builder:
         if self.finish is not None:
             # A run that had ended goes on: it has no end any more.
             self.finish = self.final = None
-            self.renewed = sequence
+            self.renew(sequence)
+        if fields.get("again"):
+            self.reopen(fields["again"], sequence)
 
     def retry(self, sequence: int) -> None:
         """Have everything that failed before this number be done again.
@@ -905,24 +931,58 @@ class _Builder:
         A failed part may have rolled back steps of its own before it failed. They are done again too: nothing is left
         of them.
         """
-        self.retried = self.renewed = sequence
+        self.retried = sequence
+        self.renew(sequence)
         for step_id in [step_id for step_id in self.undone if _is_settled(step_id, self.undone, self.done)]:
             if step_id in self.undone:
                 self._forget_from(step_id)
+
+    def renew(self, sequence: int) -> None:
+        """Have the failures before this number be tried again, but for those that the code was given and went on with."""
+        self.renewed = sequence
+        for step_id, entries in [*self.failures.items()]:
+            if not entries[-1].fields.get("caught"):
+                self._reopen_inside(step_id, entries[-1])
+
+    def reopen(self, step_id: str, sequence: int) -> None:
+        """Have a step be tried again, though the code was given its failure."""
+        self.reopened[step_id] = sequence
+        for entry in [*self.failures.get(step_id, ())[-1:]]:
+            self._reopen_inside(step_id, entry)
+
+    def _reopen_inside(self, step_id: str, entry: StepRecord) -> None:
+        """Have the step inside a workflow be tried again whose failure left that workflow's code at last.
+
+        What the code did after it had been given that failure no longer counts.
+        """
+        of = entry.fields.get("of")
+        if of and step_id and of in self.failures:
+            self._forget(step_id, self.failures[of][-1].sequence)
+            self.reopen(of, entry.sequence)
 
     def _forget_from(self, step_id: str) -> None:
         """Forget the records of the innermost settled part around a step, from its first step on that was rolled back."""
         part = next(outer for outer in _around(step_id) if outer in self.done)
         parts = [*_below(self.inside, part)]
         first = min(self.done[found].sequence for found in parts if found in self.undone and found in self.done)
-        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused, self.undone)
         for found in parts:
-            for entries in held:
-                if found in entries and entries[found].sequence >= first:
-                    del entries[found]
             self.failures.pop(found, None)
+        self._forget(part, first - 1)
+
+    def _forget(self, part: str, after: int) -> None:
+        """Forget the records inside a part with a number above `after`."""
+        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused, self.undone)
+        for found in [*_below(self.inside, part)]:
+            for entries in held:
+                if found in entries and entries[found].sequence > after:
+                    del entries[found]
+            kept = [entry for entry in self.failures.pop(found, ()) if entry.sequence <= after]
+            if kept:
+                self.failures[found] = kept
         self.inside[part] = {
-            child: None for child in self.inside.get(part, ()) if any(child in entries for entries in held)
+            child: None
+            for child in self.inside.get(part, ())
+            if child in self.failures or any(child in entries for entries in held)
         }
 
     def _place(self, step_id: str) -> None:

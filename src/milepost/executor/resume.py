@@ -101,6 +101,7 @@ def take(
             "live": None if live is None else [list(r) for r in live],
             "reason": "the owner before it was gone" if crashed else None,
             "renames": run.renames.told(sequence),
+            "again": getattr(found, "again", None),
         },
         compressing=bool(options.compress),
     )

@@ -26,6 +26,7 @@ from milepost.errors import (
     StateTooLargeError,
     StepError,
     WorkflowError,
+    class_name,
 )
 from milepost.model.record import Segment, turnings
 
@@ -79,6 +80,7 @@ def contained(fn: Callable[..., T], *args: Any) -> T:
 
 
 MAX_TEXT = 20_000
+HOW_TO_CATCH = "; to go on in the workflow's code instead, catch it there: except StepError"
 MAX_LINE = 500
 _MAX_PART = 2_000
 """Largest length in characters of a frame or a message in a traceback."""
@@ -117,8 +119,12 @@ def shown(value: Any, limit: int = 200) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, cut at a length that a table can show."""
-    line = message_of(error).partition("\n")[0]
-    return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"
+    return cut(message_of(error).partition("\n")[0], MAX_LINE)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def describe(error: BaseException) -> str:
@@ -130,6 +136,24 @@ def describe(error: BaseException) -> str:
 def failure_fields(error: BaseException) -> dict[str, Any]:
     """Return the fields that a record has for an error: its type, message and traceback."""
     return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
+
+
+def bases_of(error: BaseException) -> tuple[str, ...]:
+    """Return the names of an error's class and of its bases, at most 32.
+
+    Those of the part that failed follow where the error is that of a step made of others.
+    """
+    names: dict[str, None] = {}
+    seen: list[BaseException] = []
+    part: BaseException | None = error
+    while part is not None and part not in seen:
+        seen.append(part)
+        kinds = (kind for kind in type(part).__mro__ if kind not in (object, BaseException))
+        names.update(dict.fromkeys(_printable(class_name(kind)) for kind in kinds))
+        known = part.error_bases if isinstance(part, StepError) else ()
+        names.update(dict.fromkeys(known))
+        part = part.__cause__ if isinstance(part, MilepostError) and not known else None
+    return tuple(names)[:32]
 
 
 def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> MilepostError:
@@ -179,8 +203,11 @@ def _branch_error(
 
 def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, step_type: str = "") -> MilepostError:
     """Make the error of a workflow from a failure record of one of its steps; with `step_id` "", of its own code."""
+    if fields.get("of") and fields.get("op") == "execute":
+        step_id = str(fields["of"])  # the error of a step left the code later
     what = f"step {step_id!r} of run {run_id!r}" if step_id else f"the workflow of run {run_id!r}"
-    text = f"{what} failed: {_told(fields)}, then resume or retry{_traced(fields)}"
+    how = HOW_TO_CATCH if step_id and fields.get("op") != "save" else ""
+    text = f"{what} failed: {_told(fields)}, then resume or retry{how}{_traced(fields)}"
     usual: type[MilepostError] = StepError if step_id else WorkflowError
     kind = _OURS.get(str(fields.get("error_type")), usual)
     if step_id and fields.get("op") != "save" and not issubclass(kind, StepError):
@@ -191,6 +218,21 @@ def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, st
     if isinstance(error, StepError):
         error.step_name, error.step_type = step_id, step_type
         error.attempt = int(fields.get("attempt") or 1)
+        error.error_type, error.message = str(fields.get("error_type")), str(fields.get("message") or "")[:MAX_LINE]
+        error.error_bases = tuple(fields.get("error_bases") or (error.error_type,))
+    return error
+
+
+def thrown_again(run_id: str, fields: Mapping[str, Any], step_id: str) -> MilepostError:
+    """Make the error of a step that its workflow was given, as it was given: the same class, text and attributes."""
+    error = recorded_step_error(run_id, fields, step_id, str(fields.get("step_type") or ""))
+    kind = _OURS.get(f"milepost.errors.{fields.get('class')}", StepError)
+    if type(error) is not kind:
+        made = kind()
+        vars(made).update(vars(error))
+        error = made
+    if "text" in fields:
+        error.args = (str(fields["text"]),)
     return error
 
 

@@ -63,7 +63,7 @@ _encode = msgspec.json.Encoder().encode
 class PartsVisit(UnitVisit):
     """The visit of a step as far as it is made of others: what it has begun, and until when it may go on."""
 
-    __slots__ = ("arguments", "ends_at", "floor", "frame", "is_open", "mods", "parts", "step")
+    __slots__ = ("arguments", "ended_by", "ends_at", "floor", "frame", "is_open", "mods", "parts", "step")
     run: StepRun
 
     def __init__(self, run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
@@ -77,6 +77,8 @@ class PartsVisit(UnitVisit):
         self.floor = run.recorded.retried
         """The number of the record up to which failures of parts belong to an earlier attempt."""
         self.ends_at = frame.ends_at
+        self.ended_by: str | None = None
+        """The step inside whose failure, given to the code of a workflow inside, left that code later."""
         self.is_open = False
         """True after the event of its beginning and before the event of its end."""
 
@@ -142,7 +144,8 @@ class PartsVisit(UnitVisit):
         failed = [result for result in results if not result.success]
         if self.mods.must_succeed and failed:
             named = "; ".join(f"{result.name!r}: {result.error}" for result in failed)
-            raise PartsFailed from StepError(f"{len(failed)} of its {len(results)} steps failed ({named})")
+            text = f"{len(failed)} of its {len(results)} steps failed ({named})"
+            raise PartsFailed from self._of_parts(text, [result.name for result in failed])
         return results, _encode([child.name for child in work.children])
 
     def _choose(self, work: Chooses) -> Routine[Any]:
@@ -228,8 +231,21 @@ class PartsVisit(UnitVisit):
         if failed:
             named = "; ".join(f"{result.name!r}: {result.error}" for result in failed[:5])
             more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-            raise PartsFailed from StepError(f"{len(failed)} of its {len(results)} items failed ({named}{more})")
+            text = f"{len(failed)} of its {len(results)} items failed ({named}{more})"
+            raise PartsFailed from self._of_parts(text, [result.name for result in failed])
         return [result.output for result in results], _encode({"count": len(ids)})
+
+    def _of_parts(self, text: str, names: Iterable[str]) -> StepError:
+        """Make the error of parts that failed. It matches what any of theirs does."""
+        bases: dict[str, None] = {}
+        for name in names:
+            part_id = f"{self.node_id}/{name}"
+            found = self.run.error_bases.get(part_id)
+            if found is None:
+                failures = self.run.recorded.failures.get(part_id)
+                found = failures[-1].fields.get("error_bases", ()) if failures else ()
+            bases.update(dict.fromkeys(found))
+        return StepError(text, error_bases=tuple(bases)[:32])
 
     def _invoke(self, work: Invokes) -> Routine[Any]:
         """Run another flow inside this journal."""
@@ -245,6 +261,7 @@ class PartsVisit(UnitVisit):
             if not run.is_failure(exc) or isinstance(getattr(exc, "error", exc), SerializeStateError):
                 raise
             yield from run.live()
+            self.ended_by = inner.ended_by
             yield from self._inner_failed(exc)
             raise PartsFailed from getattr(exc, "error", exc)
         told = data if isinstance(data, SerializeStateError) else b'{"final_output":' + data + b"}"
@@ -253,12 +270,15 @@ class PartsVisit(UnitVisit):
     def _save_last(self, exc: BaseException) -> Routine[None]:
         """Record the last failure of a step, if `exc` is one that is not recorded yet."""
         if isinstance(exc, StepFailed) and exc.draft is not None:
-            yield from self.run.record((exc.draft,))
+            yield from self.run.record((exc.of_part(),))
             exc.draft = None
 
     def _inner_failed(self, exc: BaseException) -> Routine[None]:
         """Record why a workflow inside failed and, if no attempt is left, undo its steps."""
-        yield from self._save_last(exc)
+        if isinstance(exc, StepFailed) and exc.draft is not None:
+            # The code of the workflow inside has been given this failure, and is given it again on a replay.
+            yield from self.run.record((exc.replayable(),))
+            exc.draft = None
         policy = self.mods.retry
         if policy is None or self.budget.failures + 1 >= policy.max_attempts:
             # All steps inside are undone, whichever attempt did them.

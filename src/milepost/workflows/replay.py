@@ -28,7 +28,7 @@ from milepost.errors import (
 from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.flow import StepFlow
-from milepost.executor.history import AttemptBudget, StepRecord, newest_renames, read_history
+from milepost.executor.history import AttemptBudget, JournalHistory, StepRecord, newest_renames, read_history
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, cut_short
@@ -341,6 +341,8 @@ class ExaminedWorkflow:
         self.info = info
         self.live = live
         self.spent = AttemptBudget()
+        self.again: str | None = None
+        """The step that is tried again although the code was given its failure, because that failure ended the run."""
         self.next_node = info.next_node
 
     @property
@@ -360,7 +362,7 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     run.forget()
     remarks: list[str] = []
     everything, records, parsed = yield from read(run, latest, remarks)
-    live = _live_ranges(run, wish, latest, records)
+    live, again = _live_ranges(run, wish, latest, records)
     standing = latest.row.live if live is None else live
     run.know_renames(newest_renames(everything))
     recorded = read_history(everything, standing, run.renames, parsed)
@@ -370,6 +372,10 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     if wish.verb == "retry":
         recorded = recorded.retried_at(latest.newest + 1)
+    elif latest.row.info.status == "failed":
+        recorded = recorded.renewed_at(latest.newest + 1)
+    if again is not None:
+        recorded = recorded.reopened_at(again, latest.newest + 1)
     run.know(recorded)
     inputs = inputs_of(run, begun)
     run.version = int(begun.fields.get("flow_version") or 1)
@@ -389,7 +395,9 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     run.main = run.whole(inputs)
     yield from primed(run.main)
     info = _info(run, latest, point, _next(run), (*remarks, *differences), is_finished=False)
-    return ExaminedWorkflow(latest.row, latest.newest, point, inputs, info, live)
+    found = ExaminedWorkflow(latest.row, latest.newest, point, inputs, info, live)
+    found.again = again
+    return found
 
 
 def refusal(run: StepRun, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
@@ -483,22 +491,42 @@ def read(
     return made, made, parsed if made is records else {}
 
 
-def _live_ranges(run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]) -> Ranges | None:
-    """Return new live ranges up to the claim if a part of the record no longer counts. None: they stay as they are."""
+def _live_ranges(
+    run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]
+) -> tuple[Ranges | None, str | None]:
+    """Return new live ranges up to the claim if a part of the record no longer counts. None: they stay as they are.
+
+    The second value is the step whose failure ended the run after its code had been given it, if that is tried again.
+    """
     live = latest.row.live
     if wish.verb == "resume_from":
-        return ranges_upto(live, _wished(run, wish, live, records))
+        return ranges_upto(live, _wished(run, wish, live, records)), None
     standing = read_history(records, live) if _may_cut(run, wish, latest) else None
-    cut = None
-    if standing is not None:
+    cuts = []
+    again: str | None = None
+    if standing is not None and (standing.final is None or standing.finish is not None or wish.verb == "retry"):
         undone = standing.first_undone()
         if undone is not None and (standing.final is None or standing.finish is not None):
-            cut = undone - 1
-        elif wish.verb == "retry" and standing.final is not None and not standing.final.record.node_id:
-            cut = standing.failed_root()
+            cuts.append(undone - 1)
+        at = _tried_again(standing, wish)
+        if at is not None and (at[0] or not cuts):
+            again = at[0] or None
+            cuts.append(at[1])
     if records and records[-1].sequence < latest.newest:
-        cut = records[-1].sequence if cut is None else min(cut, records[-1].sequence)
-    return None if cut is None else ranges_upto(live, cut)
+        cuts.append(records[-1].sequence)
+    return (ranges_upto(live, min(cuts)), again) if cuts else (None, None)
+
+
+def _tried_again(standing: JournalHistory, wish: ResumeRequest) -> tuple[str, int] | None:
+    """Return the step whose failure left the code later than it was thrown, and the last number that still counts."""
+    final = standing.final
+    if final is None or final.record.node_id:
+        return None
+    of = final.fields.get("of")
+    failure = standing.standing_failure(of) if of else None
+    if failure is not None:
+        return str(of), failure.sequence
+    return standing.failed_root() if wish.verb == "retry" else None
 
 
 def _may_cut(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from types import CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from milepost.errors import (
     AsyncNodeError,
@@ -45,6 +46,7 @@ from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
 from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import (
+    HOW_TO_CATCH,
     contained,
     describe,
     error_of,
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     from milepost.model.info import Wait
 
 READY = Ready()
+_MOST_REFUSED = 1000
+"""The number of steps after which code that is closed, and asks for one step after the other, is left alone."""
 
 
 class Frame:
@@ -88,6 +92,10 @@ class Frame:
         """The ids of the steps that the code asked for before, in order."""
         self.asked: list[str] = []
         """The ids of the steps that the code has asked for now."""
+        self.thrown: list[StepFailed] = []
+        """The failures that the code was given."""
+        self.ended_by: str | None = None
+        """The step whose failure, given to the code before, made it fail."""
         self.position = 0
         self.followed = 0
         """The sequence of the record that the next step follows."""
@@ -132,6 +140,7 @@ class StepRun(Run):
     __slots__ = (
         "cancel",
         "config",
+        "error_bases",
         "failed_step",
         "is_live",
         "later",
@@ -174,6 +183,8 @@ class StepRun(Run):
         self.taken_at = -1
         """The sequence of the record of the claim."""
         self.undos: dict[str, undoing.Undo] = {}
+        self.error_bases: dict[str, tuple[str, ...]] = {}
+        """The classes of errors with which parts of steps have failed in this process."""
         self.unsaved: tuple[PendingRecord, ...] = ()
         self.rollback_errors: tuple[RollbackError, ...] = ()
         self.rolled_back: set[str] = set()
@@ -285,7 +296,10 @@ class StepRun(Run):
             if cancelled is None and self._is_refusal(exc):
                 raise
             yield from self.live()
-            raise (yield from self._fail(cancelled or exc)) from getattr(exc, "__cause__", None)
+            error = yield from self._fail(cancelled or exc)
+            if isinstance(exc, StepFailed) and isinstance(error, StepError):
+                error.args = (f"{error}{HOW_TO_CATCH}",)
+            raise error from getattr(exc, "__cause__", None)
         return output
 
     def _cancelled_by(self, exc: BaseException) -> RunCancelled | None:
@@ -322,40 +336,75 @@ class StepRun(Run):
         """Ask the code for steps and do them until it returns; return its output."""
         body = frame.flow.begin(frame.context, frame.inputs)
         answer: Any = None
+        failed: StepFailed | None = None
         try:
             while True:
+                asked, end = None, None
                 try:
-                    asked = body.send(answer)
-                except StopIteration as stop:
-                    self._check_used_up(frame, "its end")
-                    return stop.value
-                except MilepostError as exc:
-                    self._check_used_up(frame, f"its end with {describe(exc)}")
-                    raise (
-                        self._placed(exc)
-                        if isinstance(exc, (WorkflowError, DuplicateStepNameError))
-                        else self._broken(frame, exc)
-                    ) from exc
-                except Exception as exc:
-                    self._check_used_up(frame, f"its end with {describe(exc)}")
-                    raise self._broken(frame, exc) from exc
+                    asked = body.send(answer) if failed is None else body.throw(failed.error)
                 except BaseException as exc:
-                    if error_of(exc) is None:
-                        raise
-                    raise self._broken(frame, exc) from exc
+                    end = exc
+                if failed is not None:
+                    if end is failed.error:
+                        self._check_used_up(frame, f"its end with {describe(end)}")
+                        frame.results.pop(failed.result.name)
+                        raise failed
+                    yield from self._caught(frame, failed)
+                if isinstance(end, StopIteration):
+                    self._check_used_up(frame, "its end")
+                    return end.value
+                if end is not None:
+                    self._fail_code(frame, end)
                 step = self._asked(frame, asked)
                 step_id = frame.prefix + step.name
-                result: StepResult | None = None
-                if not self.is_live:
-                    if frame.id:
-                        self._check_failed(frame, step, step_id)
-                    result = matching(self, step, step_id, frame)
-                if result is None:
-                    result = yield from performing.do(self, step, step_id, frame)
-                answer = answer_of(self, step, step_id, result, frame)
+                failed = None
+                try:
+                    result = None if self.is_live else matching(self, step, step_id, frame)
+                    if result is None:
+                        result = yield from performing.do(self, step, step_id, frame)
+                except StepFailed as exc:
+                    if not isinstance(exc.error, StepError):
+                        raise
+                    failed = exc
+                    self._throw(frame, failed)
+                else:
+                    answer = answer_of(self, step, step_id, result, frame)
         except BaseException as exc:
             _close(body, exc)
             raise
+
+    def _throw(self, frame: Frame, failed: StepFailed) -> None:
+        """Prepare that the code is given a failure: it sees the step's result, and the time of the record."""
+        failed.timestamp = failed.timestamp or format_time(self.options.clock.time())
+        frame.thrown.append(failed)
+        frame.has_replayed(failed.result, max(frame.followed, failed.sequence), failed.timestamp)
+
+    def _caught(self, frame: Frame, failed: StepFailed) -> Routine[None]:
+        """Record a failure that the code was given and went on with, before anything else begins."""
+        if failed.draft is not None:
+            draft, failed.draft = failed.replayable(is_caught=True), None
+            yield from self.live()
+            frame.followed, _ = yield from self.record((draft,), at=failed.timestamp)
+
+    def _fail_code(self, frame: Frame, end: BaseException) -> NoReturn:
+        """Raise what the workflow fails with, as its code has raised `end`."""
+        if isinstance(end, Exception):
+            self._check_used_up(frame, f"its end with {describe(end)}")
+        elif error_of(end) is None:
+            raise end
+        chain, around = [end], end.__cause__ or end.__context__
+        while around is not None and around not in chain:
+            chain.append(around)
+            around = around.__cause__ or around.__context__
+        by = next((failed for error in chain for failed in frame.thrown if failed.error is error), None)
+        frame.ended_by = None if by is None else frame.prefix + by.result.name
+        if by is not None and by.error is end:
+            told = failure_fields(end.__cause__ or end)
+            draft = PendingRecord(FAILURE, "", 1, {"op": "execute", "attempt": 1, "of": frame.ended_by, **told})
+            raise StepFailed(by.error, by.result, None if frame.id else draft) from end.__cause__
+        raise (
+            self._placed(end) if isinstance(end, (WorkflowError, DuplicateStepNameError)) else self._broken(frame, end)
+        ) from end
 
     def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
         """Return the step that the code asks for, after the checks.
@@ -393,18 +442,6 @@ class StepRun(Run):
         frame.position += 1
         frame.asked.append(step_id)
         return asked
-
-    def _check_failed(self, frame: Frame, step: Step[Any], step_id: str) -> None:
-        """Raise the recorded failure of a step that ended the workflow around it, if that workflow is itself a step."""
-        entry = self.recorded.standing_failure(step_id)
-        if entry is None or (step.modifiers.on_error is not None and entry.fields.get("op") != "on_error"):
-            return
-        told = entry.fields
-        result = StepResult(
-            step.name, step.step_type, False, None, 0.0, str(told.get("message") or told.get("error_type")),
-            str(told.get("error_type")), "failed", int(told.get("attempt") or 1),
-        )  # fmt: skip
-        raise StepFailed(recorded_step_error(self.run_id, told, step_id, step.step_type.value), result, None)
 
     def _told(self, step_id: str) -> str:
         entry = self.recorded.done.get(step_id)
@@ -504,17 +541,19 @@ class StepRun(Run):
         release: Release | None = None,
         statements: tuple[Statement, ...] = (),
         tags: dict[str, str] | None = None,
+        at: str = "",
     ) -> Routine[tuple[int, str]]:
         """Write records; return the number and the time of the last of them.
 
         Records that fail to be written join the next write.
 
-        `tags` go with this write, beside those that wait for the next one. With statements the records are written now or
+        `at` is the time of the records, if it was taken before. `tags` go with this write, beside those that wait for the
+        next one. With statements the records are written now or
         not at all: `StatementError` leaves everything as it was.
         """
         if statements:
             yield Alone()
-        now = format_time(self.options.clock.time())
+        now = at or format_time(self.options.clock.time())
         if not self.is_recorded:
             return self.journal.next_number(), now
         before = self.unsaved
@@ -585,6 +624,7 @@ class StepRun(Run):
         error: BaseException = exc if failed is None else failed.error
         if failed is not None:
             self.failed_step = failed.result
+        by = None if self.root is None else self.root.ended_by
         if not _ends_run(error) or not self.is_recorded:
             if _ends_run(error):
                 yield from undoing.roll_back(self)
@@ -594,7 +634,8 @@ class StepRun(Run):
         if draft is None:
             at = failed.result.name if failed is not None else ""
             told = failure_fields(error.__cause__ or error)
-            draft = PendingRecord(FAILURE, at, 1, {"op": "workflow" if not at else "execute", "attempt": 1, **told})
+            op = "workflow" if not at else "execute"
+            draft = PendingRecord(FAILURE, at, 1, {"op": op, "attempt": 1, "of": by, **told})
         draft = draft._replace(fields={**draft.fields, "final": True})
         try:
             if self.undos:
@@ -624,7 +665,7 @@ class StepRun(Run):
     def told(self, value: Any, error: BaseException | None) -> WorkflowResult[Any]:
         """Return the result so far, or with `error`."""
         results = () if self.root is None else tuple(self.root.results.values())
-        if self.failed_step is not None:
+        if self.failed_step is not None and self.failed_step not in results:
             results = (*results, self.failed_step)
         return WorkflowResult(
             workflow_name=self.flow.name,
@@ -686,11 +727,18 @@ def _ends_run(error: BaseException) -> bool:
 
 
 def _close(body: Any, why: BaseException) -> None:
-    """Close a workflow's code, which ends because of `why`. A step that it asks for in a `finally` is refused."""
-    try:
-        contained(body.close)
-    except Exception as exc:
-        if isinstance(exc, RuntimeError) and "ignored GeneratorExit" in str(exc):
-            why.add_note("a step that the workflow asked for in a finally was refused: the workflow had ended")
-        else:
+    """Close a workflow's code, which ends because of `why`. The steps that it still asks for in a `finally` are not done.
+
+    The generators that it delegates to are closed first: Python leaves one open that yields while it is closed.
+    """
+    for _ in range(_MOST_REFUSED):
+        inner = getattr(body, "gi_yieldfrom", None) or getattr(body, "cr_await", None)
+        if isinstance(inner, (GeneratorType, CoroutineType)):
+            _close(inner, why)
+        try:
+            contained(body.close)
+        except Exception as exc:
+            if isinstance(exc, RuntimeError) and "ignored GeneratorExit" in str(exc):
+                continue
             why.add_note(f"a finally of the workflow failed as it ended: {describe(exc)}")
+        return

@@ -30,12 +30,25 @@ from milepost.executor.history import PendingRecord, StepOutcome, StepRecord, pa
 from milepost.executor.journal import ask
 from milepost.executor.waits import Parked
 from milepost.model.events import StepCompleted
-from milepost.model.failure import describe, failure_fields, first_line, message_of, place, shown, type_name
+from milepost.model.failure import (
+    MAX_LINE,
+    bases_of,
+    cut,
+    describe,
+    failure_fields,
+    first_line,
+    message_of,
+    place,
+    shown,
+    thrown_again,
+    type_name,
+)
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, Record, format_time
 from milepost.model.results import SkipMarker, StepResult, step_result
 from milepost.store import Statement
 from milepost.workflows.answers import answered, fallback
 from milepost.workflows.groups import PartsVisit, lasting
+from milepost.workflows.matching import described, differs, how_to_agree, non_determinism
 from milepost.workflows.rollback import register
 from milepost.workflows.steps import Calls, Invokes, Maps, Step
 from milepost.workflows.visiting import (
@@ -53,6 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("milepost")
 
 _encode = msgspec.json.Encoder().encode
+ADVICE = "; mend the cause, then resume or retry"
 
 
 def do(
@@ -116,17 +130,19 @@ class StepVisit(PartsVisit):
         if entry is not None and (entry.sequence > floor or entry.fields.get("outcome") != "failed"):
             return (yield from answered(run, self.step, self.node_id, entry, self.frame))
         check_begun(run, self.step, self.node_id, self.frame)
-        if not run.is_live:
-            run.pending.append((self.node_id, self.step))
-        self.begun_at = began = run.options.clock.monotonic()
         if run.is_recorded:
             # The arguments are written down before any call: a function may change its arguments.
             self.arguments = asked_with(run, self.step)
+        given_up = self._given_up() if run.recorded.failures else None
+        if given_up is not None and (self.mods.on_error is None or given_up.fields.get("op") == "on_error"):
+            raise self._thrown_again(given_up)
+        if not run.is_live:
+            run.pending.append((self.node_id, self.step))
+        self.begun_at = began = run.options.clock.monotonic()
         if self.mods.when is not None and self.node_id not in run.recorded.choices:
             skipped = yield from self._asked()
             if skipped is not None:
                 return (yield from self._complete(SkipMarker(skipped), "skipped", began))
-        given_up = self._given_up() if run.recorded.failures else None
         if given_up is not None:
             self.parts = run.recorded.begun(self.node_id, given_up.sequence)
             failed = self._recorded_failure(given_up)
@@ -167,7 +183,9 @@ class StepVisit(PartsVisit):
         if mods.skip_on_error:
             return (yield from self._complete(SkipMarker("error_skipped"), "skipped", began, failed=failed))
         if mods.as_result or self.is_child:
+            run.error_bases[self.node_id] = getattr(failed.error, "error_bases", ())
             return (yield from self._complete(None, "failed", began, failed=failed))
+        failed.arguments = self.arguments
         raise failed
 
     # -- when ------------------------------------------------------------------------------------------
@@ -189,28 +207,56 @@ class StepVisit(PartsVisit):
             )  # fmt: skip
             return "predicate_exception"
         if type(verdict) is not bool:
-            raise PredicateTypeError(
+            error = PredicateTypeError(
                 f"the predicate of step {self.node_id!r} of run {run.run_id!r} answered {shown(verdict)}: it must answer True "
                 f"or False",
-                run_id=run.run_id,
                 node_id=self.node_id,
-                step_name=self.node_id,
-                step_type=self.step.step_type.value,
                 returned=verdict,
             )
+            raise self._refused(error)
         if not verdict:
             return "predicate_false"
         visit = run.spent(self.node_id, self.frame.followed).visit
         yield from run.record((PendingRecord(ROUTE, self.node_id, visit, {"verdict": True}),))
         return None
 
+    def _refused(self, error: PredicateTypeError) -> StepFailed:
+        """Make the failure of a step whose predicate gave no answer. No modifier of the step applies to it."""
+        run = self.run
+        fields = {"op": "when", "attempt": 1, **failure_fields(error), "given_up": True}
+        visit = run.spent(self.node_id, self.frame.followed).visit
+        result = self._failure(message_of(error), type_name(error))
+        failed = StepFailed(self._step_error(error, 1), result, PendingRecord(FAILURE, self.node_id, visit, fields))
+        failed.arguments = self.arguments
+        return failed
+
     # -- the work, with its attempts -------------------------------------------------------------------
 
     def _given_up(self) -> StepRecord | None:
         """Return the failure that used up the step's attempts, if its handling is what comes next, or None."""
-        if self.mods.on_error is None:
-            return self.run.recorded.standing_failure(self.node_id) if parent_of(self.node_id) else None
+        standing = self.run.recorded.standing_failure(self.node_id)
+        if self.mods.on_error is None or (standing is not None and standing.fields.get("op") == "on_error"):
+            return standing
         return self.run.recorded.given_up(self.node_id)
+
+    def _thrown_again(self, entry: StepRecord) -> StepFailed:
+        """Make the failure that the code was given before; refuse it if the step is asked for with other arguments."""
+        run, told, mine = self.run, entry.fields, self.step.work.step_type.value
+        if "text" in told:
+            was = described(self.node_id, str(told.get("step_type")), told.get("args"))
+            is_other = self.mods.compare_args is not False and differs(told.get("args"), self.arguments)
+            if told.get("step_type") != mine or is_other:
+                raise non_determinism(
+                    run.run_id, self.frame.position - 1, was, described(self.node_id, mine, self.arguments),
+                    how_to_agree(told.get("args"), self.arguments) if is_other else "",
+                )  # fmt: skip
+        self.tried = int(told.get("attempt") or 1)
+        text = str(told.get("message") or told.get("error_type"))
+        failed = StepFailed(
+            thrown_again(run.run_id, told, self.node_id), self._failure(text, str(told.get("error_type"))), None
+        )
+        failed.timestamp, failed.sequence = str(told.get("timestamp")), entry.sequence
+        return failed
 
     def _recorded_failure(self, entry: StepRecord) -> StepFailed:
         told = entry.fields
@@ -219,6 +265,7 @@ class StepVisit(PartsVisit):
         error = StepError(
             f"step {self.node_id!r} of run {self.run.run_id!r} failed: {text}", run_id=self.run.run_id,
             node_id=self.node_id, step_name=self.node_id, step_type=self.step.step_type.value,
+            error_bases=tuple(told.get("error_bases") or ()),
         )  # fmt: skip
         self.tried = int(told.get("attempt", 1))
         result = self._failure(str(told.get("message") or text), str(told.get("error_type")))
@@ -354,6 +401,8 @@ class StepVisit(PartsVisit):
         fields = {"op": outcome.op, "attempt": attempt, **failure_fields(outcome.error), "retry_at": retry_at}
         if is_last:
             fields["given_up"] = True
+        if self.ended_by is not None:
+            fields["of"] = self.ended_by
         return PendingRecord(FAILURE, self.node_id, outcome.context.visit, fields)
 
     def _take_in(self) -> Routine[None]:
@@ -373,19 +422,23 @@ class StepVisit(PartsVisit):
             "step_name": self.node_id,
             "step_type": self.step.step_type.value,
             "attempt": attempt,
+            "error_type": type_name(cause),
+            "error_bases": bases_of(cause),
         }
         if type(cause) in (NoBranchMatchedError, PredicateTypeError) and getattr(cause, "node_id", "") == self.node_id:
             for name, value in facts.items():
                 setattr(cause, name, value)
+            cause.message = message_of(cause)[:MAX_LINE]  # type: ignore[attr-defined]
             assert isinstance(cause, MilepostError)
             return cause
         what = self.describe_end(cause, _told(cause))
-        error = StepError(f"step {self.node_id!r} of run {self.run.run_id!r} {what}{self._advice()}", **facts)
-        error.__cause__ = cause
+        text = f"step {self.node_id!r} of run {self.run.run_id!r} {what}"
+        error = StepError(f"{cut(text, MAX_LINE - len(ADVICE))}{self._advice()}", **facts)
+        error.__cause__, error.message = cause, message_of(cause)[:MAX_LINE]
         return error
 
     def _advice(self) -> str:
-        return "; mend the cause, then resume or retry" if self.run.is_recorded and not parent_of(self.node_id) else ""
+        return ADVICE if self.run.is_recorded and not parent_of(self.node_id) else ""
 
     def _failure(self, error: str, error_type: str, duration: float = 0.0) -> StepResult:
         return StepResult(
@@ -396,14 +449,18 @@ class StepVisit(PartsVisit):
         """Make the failure of a step whose on_error failed as well."""
         yield from self._save_last(second)
         text = f"{first.result.error}; and what its on_error gave failed too: {second.result.error}"
+        what = cut(f"step {self.node_id!r} of run {self.run.run_id!r} failed: {text}", MAX_LINE - len(ADVICE))
         error = StepError(
-            f"step {self.node_id!r} of run {self.run.run_id!r} failed: {text}{self._advice()}",
+            f"{what}{self._advice()}",
             run_id=self.run.run_id,
             node_id=self.node_id,
             step_name=self.node_id,
             step_type=self.step.step_type.value,
             attempt=self.tried,
+            error_type=second.result.error_type,
+            error_bases=getattr(first.error, "error_bases", ()),
         )
+        error.message = text[:MAX_LINE]
         error.__cause__ = second.error.__cause__ or second.error
         for note in getattr(first.error, "__notes__", ()):
             error.add_note(note)
@@ -453,8 +510,11 @@ class StepVisit(PartsVisit):
             sequence, now = run.journal.next_number(), format_time(run.options.clock.time())
         else:
             draft = self._draft(result, data, is_undoable=undoes)
+            failure = None
+            if failed is not None and failed.draft is not None:
+                failure = failed.of_part() if self.is_child else failed.draft
             sequence, now = yield from run.record(
-                (draft,) if failed is None or failed.draft is None else (failed.draft, draft),
+                (draft,) if failure is None else (failure, draft),
                 is_fatal=mods.checkpoint,
                 statements=statements,
                 tags=tags,
@@ -521,9 +581,9 @@ def _told(cause: BaseException) -> str:
     """
     if not isinstance(cause, StepError):
         return describe(cause)
-    while isinstance(cause.__cause__, StepError) and cause.__cause__.node_id:
-        cause = cause.__cause__
-    return first_line(cause)
+    # Only the text is the same live and on a replay. It names the innermost step already.
+    line = first_line(cause)
+    return line[max(0, line.find(f"step {cause.node_id!r}"[:-1] + "/")) :]
 
 
 def _carry_tags(run: StepRun, context: Context[Any]) -> None:

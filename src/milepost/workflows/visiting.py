@@ -12,6 +12,7 @@ from milepost.errors import (
     MilepostError,
     SerializeStateError,
     StateTypeError,
+    StepError,
 )
 from milepost.executor.context import Context
 from milepost.executor.history import PendingRecord
@@ -39,6 +40,35 @@ class StepFailed(Exception):
         self.error = error
         self.result = result
         self.draft = draft
+        self.arguments: Arguments = {}
+        """The arguments of the step, which are compared when the failure is thrown again."""
+        self.timestamp = ""
+        """The time of the record, once the code has been given the failure."""
+        self.sequence = -1
+        """The number of the record, if the failure is one that is thrown again."""
+
+    def of_part(self) -> PendingRecord:
+        """Return the record of a part of a step, which names the classes that the whole step's error matches."""
+        assert self.draft is not None
+        bases = getattr(self.error, "error_bases", ())
+        return self.draft._replace(fields={**self.draft.fields, "error_bases": [*bases]})
+
+    def replayable(self, *, is_caught: bool = False) -> PendingRecord:
+        """Return the record from which a replay throws the same error again; `is_caught`: the code went on with it."""
+        assert self.draft is not None
+        error = self.error
+        fields = {
+            **self.draft.fields,
+            "caught": is_caught or None,
+            "text": str(error),
+            "class": None if type(error) is StepError else type(error).__name__,
+            "error_bases": [*getattr(error, "error_bases", ())],
+            "step_type": getattr(error, "step_type", ""),
+            "args": self.arguments or None,
+        }
+        if fields["op"] == "on_error":  # the error is told by the step's own, and by both messages
+            fields |= {"error_type": self.result.error_type, "message": self.result.error}
+        return self.draft._replace(fields=fields)
 
     def add_note(self, note: str) -> None:
         """Add the note to the error, which is the exception that a user gets to see."""
