@@ -65,6 +65,8 @@ __all__ = [
 
 Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead"]
 ENDED = frozenset({"failed", "cancelled", "finished", "blocked"})
+GOES_ON = frozenset({"bug", "input", "value"})
+"""What blocks a run until somebody has mended it: `resume` goes on then, without `reopen`."""
 MAX_ID_BYTES = 512
 
 Records = list[Record]
@@ -169,6 +171,8 @@ class Release(NamedTuple):
     missed: tuple[str, ...] = ()
     crash_count: int | None = None
     """The number of crashes in a row without a checkpoint in between, this one included; None: this is no crash."""
+    blocked_by: str = ""
+    """For status `blocked`: "crashes", "bug" (of a workflow's own code), "input" or "value" (one that can't be encoded)."""
 
 
 class Statement(NamedTuple):

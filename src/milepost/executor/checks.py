@@ -32,7 +32,7 @@ from milepost.model.record import (
     CONTINUE,
     Record,
 )
-from milepost.store import RunRow
+from milepost.store import GOES_ON, RunRow
 
 if TYPE_CHECKING:
     from milepost.executor.history import JournalHistory
@@ -72,7 +72,7 @@ def refused_by_status(run: Run, wish: ResumeRequest, row: RunRow) -> MilepostErr
     status = info.status
     if wish.verb == CONTINUE:
         return refused(run, row)
-    if status in {"cancelled", "blocked"} and not options.reopen:
+    if status in {"cancelled", "blocked"} and info.blocked_by not in GOES_ON and not options.reopen:
         return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
     if wish.verb == "retry" and status != "failed":
         return not_resumable(run, status, info.reason, "retry is for a run that failed; use resume or resume_from")

@@ -80,6 +80,10 @@ class RunInfo:
     tags: Mapping[str, str]
     error: RunFailure | None = None
     """The error of a failed run. A listing does not read it: there `reason` has the node and the error's first line."""
+    blocked_by: str | None = None
+    """Why a blocked run is blocked: "crashes", "damage", "bug" (of a workflow's own code), "input" (one that does not fit
+    the flow) or "value" (one that can't be encoded); None for every other run. `resume` goes on with the last three once
+    the cause is mended, and with the first where `reopen=True` is given."""
 
 
 @dataclass(frozen=True, slots=True)

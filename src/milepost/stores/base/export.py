@@ -131,6 +131,7 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
     worked: bool = False
     sequence: Count = 0
     pruned: Count = 0
+    blocked_by: str = ""
 
 
 class _Place(msgspec.Struct):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from milepost.model.ids import describe_owner
 from milepost.model.ranges import Ranges
-from milepost.store import ENDED, Append, Claim, LeaseState, Release, Token
+from milepost.store import ENDED, GOES_ON, Append, Claim, LeaseState, Release, Token
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -61,6 +61,8 @@ class Row(msgspec.Struct, frozen=True):
     """The number of the newest record when the row was last written. The journal may be longer, never shorter."""
     pruned: int = 0
     """The total number of records that were removed from the journal to save space."""
+    blocked_by: str = ""
+    """Why a blocked run is blocked: "crashes", "bug", "input" or "value"; "" for every other one."""
 
 
 class TokenState(NamedTuple):
@@ -130,7 +132,7 @@ def claim(
     is_crash = state == "ended"
     if wish.epoch != row.epoch + 1 or wish.sequence != newest or wish.crashed != is_crash:
         return Ruling("moved")
-    if row.status == "blocked" and not wish.reopen and row.cancel is None:
+    if row.status == "blocked" and row.blocked_by not in GOES_ON and not wish.reopen and row.cancel is None:
         return Ruling("blocked")
     count = 0 if wish.reopen else crashes(row, newest_checkpoint)
     if is_crash:
@@ -140,6 +142,7 @@ def claim(
     new = replace(
         row,
         status="running",
+        blocked_by="",
         reason="",
         updated_at=now,
         epoch=wish.epoch,
@@ -168,6 +171,7 @@ def _blocked(row: Row, count: int, newest: int, newest_checkpoint: int, now: flo
     return replace(
         give_up(row, now),
         status="blocked",
+        blocked_by="crashes",
         reason=reason,
         crash_count=count,
         crashed_at=newest_checkpoint,
@@ -210,6 +214,7 @@ def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row
     return replace(
         give_up(crashed, now),
         status=release.status,
+        blocked_by=release.blocked_by,
         reason=release.reason,
         wake_at=release.wake_at,
         waiting=release.waiting_for,

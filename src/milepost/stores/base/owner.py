@@ -622,6 +622,7 @@ class OwnerStore(Store):
             waiting_for=row.waiting if row.status in {"waiting", "ready", "failed", "interrupted"} else (),
             crash_count=fence.crashes(row, -1 if newest_checkpoint is None else newest_checkpoint.record.sequence),
             tags=dict(row.tags),
+            blocked_by=row.blocked_by or "damage" if row.status == "blocked" else None,
         )
         return RunRow(info, row.epoch, state, row.cancel, row.signals, row.live)
 

@@ -435,6 +435,7 @@ class _RowColumns(msgspec.Struct, array_like=True):
     worked: int
     sequence: Count
     pruned: Count
+    blocked_by: str
     id: int
 
 
@@ -480,6 +481,7 @@ def row_values(row: Row) -> tuple[Any, ...]:
         row.worked,
         row.sequence,
         row.pruned,
+        row.blocked_by,
     )
 
 
@@ -506,7 +508,7 @@ def row_of(values: Sequence[Any]) -> Row:
             _decode_tags(values[19]) if values[19] != "{}" else {},
             _decode_live(values[20]) if values[20] != "[]" else (),
             bool(values[21]),
-            *values[22:24],
+            *values[22:25],
         )
         return Row(*columns)
     except msgspec.MsgspecError as exc:

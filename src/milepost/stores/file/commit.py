@@ -102,6 +102,7 @@ class RowText(msgspec.Struct, omit_defaults=True):
     worked: bool = False
     sequence: Count = 0
     pruned: Count = 0
+    blocked_by: str = ""
 
 
 class Placed(msgspec.Struct, omit_defaults=True):

@@ -50,16 +50,16 @@ _CREATE = f"""
 WITH run AS (
     INSERT INTO {{runs}} ({", ".join(ROW_NAMES)})
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20::jsonb, $21, $22, $23,
-        $24)
+        $24, $25)
     ON CONFLICT (run_id) DO NOTHING RETURNING id
 )
 INSERT INTO {{records}} (run, sequence, kind, node_id, visit, size, packing, header, payload)
-SELECT id, $25, $26, $27, $28, $29, $30, $31, $32 FROM run
+SELECT id, $26, $27, $28, $29, $30, $31, $32, $33 FROM run
 RETURNING run
 """  # noqa: S608
 _CREATE_TYPES = (
     "text text text float8 float8 int8 text text float8 float8 text float8 text "
-    "int8 int8 int8 text bool text text text bool int8 int8 "
+    "int8 int8 int8 text bool text text text bool int8 int8 text "
     "int8 text text int8 int8 text text bytea"
 )
 
@@ -156,7 +156,7 @@ def is_ordinary(append: Append) -> bool:
     token, records, release, tags, statements = append
     if tags is not None or statements or not token.nonce or not token.is_ours or (release is None and not records):
         return False
-    if release is not None and release.crash_count is not None:
+    if release is not None and (release.crash_count is not None or release.blocked_by):
         return False
     first = records[0].sequence if records else 0
     return all(

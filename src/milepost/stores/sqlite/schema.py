@@ -21,7 +21,7 @@ from typing import Any
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
 
-VERSION = 3
+VERSION = 4
 BUSY_SECONDS = 10.0
 """Seconds that any statement waits for the lock of a file before it fails."""
 
@@ -89,7 +89,8 @@ CREATE TABLE runs (
     live TEXT NOT NULL,
     worked INTEGER NOT NULL,
     sequence INTEGER NOT NULL,
-    pruned INTEGER NOT NULL DEFAULT 0
+    pruned INTEGER NOT NULL DEFAULT 0,
+    blocked_by TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
 
@@ -160,6 +161,7 @@ _STEPS = {
     + _RUN_INDEXES
     + "INSERT INTO run_tags SELECT key, value, runs.id FROM runs, json_each(CASE WHEN json_valid(tags) THEN tags END) "
     "WHERE value IS NOT NULL;",
+    3: "ALTER TABLE runs ADD COLUMN blocked_by TEXT NOT NULL DEFAULT '';",
 }
 """For each version, the statements that turn its tables into the next version's."""
 

@@ -137,11 +137,11 @@ _LAST = (1 << 63) - 1
 
 _ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
-    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned"
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned, blocked_by"
 )
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
-_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 24)})"  # noqa: S608
-_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 24)}) WHERE id = ?"  # noqa: S608
+_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 25)})"  # noqa: S608
+_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 25)}) WHERE id = ?"  # noqa: S608
 
 # Rows are looked up one by one: without CROSS JOIN, which keeps that order, all runs might be read.
 _RENEW = """
@@ -213,7 +213,7 @@ class SQLTransaction(Transaction):
 
     def _row(self, values: Sequence[Any]) -> Row:
         row = row_of(values)
-        self._numbers[row.run_id] = values[24]
+        self._numbers[row.run_id] = values[-1]
         return row
 
     def _row_to_show(self, values: Sequence[Any]) -> Row:
@@ -221,7 +221,7 @@ class SQLTransaction(Transaction):
         try:
             return self._row(values)
         except DamagedRow as exc:
-            self._numbers[str(values[0])] = values[24]
+            self._numbers[str(values[0])] = values[-1]
             return row_to_show(values, exc)
 
     def _fetch(self, query: str, values: Sequence[Any]) -> builtins.list[Any]:
