@@ -69,6 +69,7 @@ __all__ = [
     "StoreError",
     "StoreVersionError",
     "WorkflowError",
+    "WorkflowHeldError",
     "WrongFlowError",
 ]
 
@@ -515,6 +516,13 @@ class WorkflowError(MilepostError):
     def __init__(self, reason: str = "", **data: Any) -> None:
         super().__init__(reason, **data)
         self.reason = reason
+
+
+class WorkflowHeldError(WorkflowError):
+    """A bug in the workflow's own code, which is the `__cause__`, holds the run: it is blocked and nothing is undone.
+
+    Mend the code, then `resume` goes on from what is recorded.
+    """
 
 
 class StepError(MilepostError):

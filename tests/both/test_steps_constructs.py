@@ -35,6 +35,7 @@ from milepost.errors import (
     NoBranchMatchedError,
     PredicateTypeError,
     RunStopped,
+    WorkflowHeldError,
 )
 from milepost.model.results import StepType, SubWorkflowInvocationResult
 
@@ -150,10 +151,12 @@ def test_a_second_step_of_one_name_fails_the_workflow_and_the_error_shows_the_wa
         for n in range(2):
             yield step("a").python(work(double), args=(n,))
 
-    with pytest.raises(DuplicateStepNameError, match=r'"a-\{i\}"') as caught:
+    with pytest.raises(WorkflowHeldError, match=r'"a-\{i\}"') as caught:
         verbs.run(wf, store=store, run_id="r")
-    assert ("a", "r", ["double"]) == (caught.value.step_name, caught.value.run_id, log)
-    assert "failed" == store.get_run("r").info.status
+    error = caught.value.__cause__
+    assert isinstance(error, DuplicateStepNameError)
+    assert ("a", "r", ["double"]) == (error.step_name, error.run_id, log)
+    assert "blocked" == store.get_run("r").info.status
 
 
 def test_names_inside_a_step_are_its_own(verbs, store, work, log):

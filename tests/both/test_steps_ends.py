@@ -23,6 +23,7 @@ from milepost import (
     workflow,
 )
 from milepost.events import StepCompleted, StepStarted, WorkflowCompleted, WorkflowStarted
+from milepost.model.failure import HOW_TO_CATCH
 
 
 def fail(n: int = 1) -> None:
@@ -127,7 +128,7 @@ def test_what_failed_deep_inside_is_told_once(verbs, store):
     with pytest.raises(StepError) as caught:
         verbs.run(wf, store=store, run_id="r")
     text = "step 'b' of run 'r' failed: step 'b/c/d' of run 'r' failed: ValueError: no 1; mend the cause, then resume or retry"
-    assert (text, text) == (str(caught.value), store.get_run("r").info.reason)
+    assert (f"{text}{HOW_TO_CATCH}", text) == (str(caught.value), store.get_run("r").info.reason)
 
 
 def test_code_that_raises_what_closes_generators_fails_and_is_undone(verbs, store, log):
@@ -178,18 +179,18 @@ def test_an_error_of_the_code_fails_it_with_the_original_as_cause(verbs, store):
     @workflow("w")
     def wf():
         yield step("a").python(int)
-        raise KeyError("mine")
+        raise ValueError("mine")
 
-    with pytest.raises(WorkflowError, match=r"code of workflow 'w' of run 'r' failed: KeyError: 'mine'") as caught:
+    with pytest.raises(WorkflowError, match=r"code of workflow 'w' of run 'r' failed: ValueError: mine") as caught:
         verbs.run(wf, store=store, run_id="r")
-    assert isinstance(caught.value.__cause__, KeyError)
+    assert isinstance(caught.value.__cause__, ValueError)
     assert "failed" == status(store)
 
 
 def test_an_error_of_the_code_before_its_first_step_fails_it_too(verbs, store):
     @workflow("w")
     def wf():
-        raise KeyError("mine")
+        raise ValueError("mine")
         yield
 
     with pytest.raises(WorkflowError, match="mine"):
@@ -245,7 +246,7 @@ def test_what_is_no_step_is_refused_wherever_it_is_yielded(verbs, store, log, ma
     with pytest.raises(WorkflowError, match=r"workflow 'w' of run 'r' asked for") as caught:
         verbs.run(wf, store=store, run_id="r")
     assert isinstance(caught.value.__cause__, TypeError)
-    assert (["before"], "failed") == (log, status(store))
+    assert (["before"], "blocked") == (log, status(store))
 
 
 def test_a_step_without_a_kind_is_refused_with_what_to_do(verbs):
@@ -287,7 +288,7 @@ def test_awaiting_what_is_no_step_is_refused(verbs, store, log, kind):
 
     with pytest.raises(WorkflowError, match=r"'r'"):
         verbs.run(wf, store=store, run_id="r")
-    assert (["before"], "failed") == (log, status(store))
+    assert (["before"], "blocked") == (log, status(store))
 
 
 def test_a_workflow_may_await_coroutines_that_await_steps(verbs, store):

@@ -24,6 +24,7 @@ from milepost.model.events import (
     NodeStarted,
     Progress,
     RollbackCompleted,
+    RunBlocked,
     RunCompleted,
     RunWaiting,
     StepCompleted,
@@ -69,6 +70,8 @@ class Spinner:
 
 
 def _style(event: Event) -> str:
+    if isinstance(event, RunBlocked):
+        return "red"
     if isinstance(event, (AttemptFailed, CheckpointFailed)):
         return "red" if getattr(event, "retry_in", None) is None else "yellow"
     if isinstance(event, NodeCompleted):

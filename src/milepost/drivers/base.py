@@ -28,6 +28,7 @@ from milepost.model.events import (
     Event,
     Hook,
     NodeOverdue,
+    RunBlocked,
     RunCompleted,
     RunStarted,
     RunWaiting,
@@ -51,7 +52,7 @@ end does not end that wait.
 
 
 _LEVELS: dict[type[Event], int] = {
-    **dict.fromkeys((AttemptFailed, CheckpointFailed, NodeOverdue), logging.WARNING),
+    **dict.fromkeys((AttemptFailed, CheckpointFailed, NodeOverdue, RunBlocked), logging.WARNING),
     **dict.fromkeys((RunStarted, RunCompleted, RunWaiting, WorkflowStarted, WorkflowCompleted), logging.INFO),
 }
 """The log level of events; DEBUG for the others."""

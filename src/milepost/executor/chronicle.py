@@ -13,6 +13,7 @@ from milepost.model.events import (
     Event,
     NodeCompleted,
     RollbackCompleted,
+    RunBlocked,
     RunCompleted,
     RunStarted,
     RunWaiting,
@@ -20,7 +21,7 @@ from milepost.model.events import (
     WorkflowCompleted,
     WorkflowStarted,
 )
-from milepost.model.failure import recorded_error, recorded_step_error
+from milepost.model.failure import first_line, recorded_error, recorded_step_error
 from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, REPLY, ROLLBACK, START, WAIT, Record, parse_time
 from milepost.model.reports import ResumeInfo
@@ -121,6 +122,9 @@ class Chronicle:
     def _attempt(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event | None:
         if fields.get("final"):
             self._final = fields, record.node_id
+        if fields.get("held"):
+            error = self._error(fields, "")
+            return RunBlocked(reason=first_line(error), error=error, **told)
         if self._is_workflow and not record.node_id:
             return (
                 None  # the code between steps failed, which is no attempt of anything: the event of the end reports it

@@ -223,9 +223,10 @@ class NullJournal:
         waits: tuple[Wait, ...] = (),
         crash_count: int | None = None,
         signals: int | None = None,
+        blocked_by: str = "",
     ) -> Release:
         """Make the release of the run, with what could not be saved of it."""
-        return Release(status, reason, wake_at, waits, signals, self.degraded, self.missed, crash_count)
+        return Release(status, reason, wake_at, waits, signals, self.degraded, self.missed, crash_count, blocked_by)
 
     def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
         """Make a failure record; it holds the error as text."""

@@ -473,7 +473,7 @@ def plan(run: Run, wish: ResumeRequest) -> Routine[ResumePlan]:
         found = yield from run.find(wish, latest)
         if _is_ending(run, latest.row):
             return _plan_of(found.info, "roll_back", f"a cancel is open ({latest.row.cancel}): the run is ended", None)
-        refusal = refusal or run.refusal(wish, found)
+        refusal = refusal or run.refusal(wish, found) or run.held_by()
         if isinstance(refusal, RunSuspended):
             return _plan_of(found.info, "waiting", str(refusal), refusal)
         if refusal is not None:

@@ -23,6 +23,7 @@ from milepost.errors import (
     RunSuspended,
     RunTimeoutError,
     StoreError,
+    WorkflowHeldError,
 )
 from milepost.executor.context import RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
@@ -30,7 +31,7 @@ from milepost.executor.flow import Flow, Renames
 from milepost.executor.history import AttemptBudget, JournalHistory, PendingRecord, RunProgress
 from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
-from milepost.model.record import FINISH, Origin, Record, format_time
+from milepost.model.record import FAILURE, FINISH, Origin, Record, format_time
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
 from milepost.store import ENDED, Release, RunRow, RunSnapshot, Store
@@ -328,6 +329,7 @@ class Run(ABC):
         records: tuple[Record, ...] = ()
         wake_at: float | None = None
         crash_count: int | None = None
+        blocked_by = ""
         if isinstance(exc, RunCancelled):
             self.status, reason = "cancelled", exc.reason or "cancelled"
             records = (journal.make(FINISH, status="cancelled", reason=reason),)
@@ -338,10 +340,15 @@ class Run(ABC):
             self.status, reason = "ready", first_line(exc)
             wake_at = self.options.clock.time() + pause_after(self.claims)
         elif isinstance(exc, StoreError) and self.claims and exc.op == "park":
-            self.status, reason = "blocked", f"{first_line(exc)}, with reopen=True"
+            self.status, reason, blocked_by = "blocked", first_line(exc), "value"
         elif self.claims and not isinstance(exc, Exception):
             crash = self.crash(exc)
             self.status, reason, wake_at, crash_count = crash.status, crash.reason, crash.wake_at, crash.crash_count
+            blocked_by = crash.blocked_by
+        elif isinstance(exc, WorkflowHeldError):
+            self.status, reason, blocked_by = "blocked", first_line(exc), "bug"
+            told = failure_fields(exc.__cause__ or exc)
+            records = (journal.make(FAILURE, op="workflow", attempt=1, held=True, **told),)
         elif isinstance(exc, RunSuspended):
             self.status, reason = "waiting", ""
         elif isinstance(exc, RunTimeoutError) and self.claims and not journal.has_saved:
@@ -359,13 +366,17 @@ class Run(ABC):
         if journal.is_released or journal.token is None or journal.owed is not None:
             return exc
         waits = () if self.status == "cancelled" else (yield from self.still_waiting())
-        release = journal.make_release(self.status, reason, wake_at, waits, crash_count)
+        release = journal.make_release(self.status, reason, wake_at, waits, crash_count, blocked_by=blocked_by)
         if (yield from journal.give_up(release, records)) == "lost":
             if isinstance(exc, Exception):
                 return journal.lost()
             # The exception that interrupted the verb still reaches the caller; that the run was lost is its context.
             exc.__context__ = journal.lost()
         return exc
+
+    def held_by(self) -> MilepostError | None:
+        """Return the error with which a resume would hold the run, if its code is known to come to a bug."""
+        return None
 
     def is_stopped_by(self, exc: BaseException) -> bool:
         """Return whether `exc` is the exception with which a worker that stops takes its runs back."""
@@ -385,7 +396,7 @@ class Run(ABC):
                 f"it crashed {count} time{'s in a row' if count > 1 else ''} without a checkpoint in between, the last "
                 f"time because its code raised {told}: mend it, then resume it with reopen=True"
             )
-            return Release("blocked", reason, crash_count=count)
+            return Release("blocked", reason, crash_count=count, blocked_by="crashes")
         pauses = count - OUTAGES
         wake_at = self.options.clock.time() + pause_after(pauses) if pauses > 0 else None
         return Release("ready", f"it crashed: its code raised {told}", wake_at, crash_count=count)

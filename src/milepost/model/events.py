@@ -28,6 +28,7 @@ __all__ = [
     "NodeStarted",
     "Progress",
     "RollbackCompleted",
+    "RunBlocked",
     "RunCompleted",
     "RunStarted",
     "RunWaiting",
@@ -205,6 +206,14 @@ class RunWaiting(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunBlocked(Event):
+    """A bug in the workflow's own code holds the run, which waits for the code to be mended; `error` is that bug."""
+
+    reason: str
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackCompleted(Event):
     """A rollback has ended; `error` is None when it succeeded."""
 
@@ -337,6 +346,8 @@ def sentence(event: Event) -> str:
             # The reason of a refusal quotes the payload, which belongs in the store and not in a log.
             refused = "; the newest answer was refused" if event.reason else ""
             told = f"waits at {event.wait.wait_id!r} for {what}{until}{refused}"
+        case RunBlocked():
+            told = f"blocked: {event.reason}"
         case RollbackCompleted():
             failed = "" if event.error is None else f", and that failed: {describe(event.error)}"
             told = f"step {event.step_name!r} is rolled back{failed}"

@@ -138,6 +138,14 @@ def failure_fields(error: BaseException) -> dict[str, Any]:
     return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
 
 
+def raised_here(error: BaseException) -> bool:
+    """Return whether this library itself raised an error, and not the code that called it."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    return frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
 def bases_of(error: BaseException) -> tuple[str, ...]:
     """Return the names of an error's class and of its bases, at most 32.
 

@@ -19,6 +19,7 @@ from milepost.model.events import (
     NodeStarted,
     Progress,
     RollbackCompleted,
+    RunBlocked,
     RunCompleted,
     RunStarted,
     RunWaiting,
@@ -66,6 +67,8 @@ def line_of(event: Event, error: str | None = None) -> str | None:
         case RunWaiting():
             refused = f"; {short(event.reason, 160)}" if event.reason else ""
             return f"  waits   {_padded(event.wait.wait_id)} for {wait_text(event.wait)}{refused}"
+        case RunBlocked():
+            return f"  blocked {short(event.reason, 160)}"
         case RollbackCompleted():
             if event.error is None:
                 return f"  undone  {clean(event.step_name)}"

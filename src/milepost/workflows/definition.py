@@ -32,6 +32,7 @@ import msgspec
 from milepost.codec import Codec
 from milepost.codec.functions import FunctionCodecs, classes, hints_of, lenient
 from milepost.errors import DeserializeStateError, MilepostError, OptionError, SerializeStateError, StateTypeError
+from milepost.model.failure import shown
 from milepost.model.reports import RunResult
 from milepost.model.results import (
     BranchResult,
@@ -46,6 +47,17 @@ from milepost.store import check_id
 from milepost.verbs import Bound, InputVerbs
 from milepost.workflows.context import WorkflowContext
 from milepost.workflows.matching import hash_of
+
+HELD = (
+    TypeError,
+    AttributeError,
+    NameError,
+    ImportError,
+    LookupError,
+    AssertionError,
+    NotImplementedError,
+)
+"""The exceptions that are bugs where a workflow's own code raises them between its steps."""
 
 if TYPE_CHECKING:
     from milepost.executor.run import Run
@@ -99,8 +111,10 @@ class Workflow(InputVerbs[R], Generic[P, R]):
         description: str,
         version: int,
         types: Sequence[type],
+        hold_on: tuple[type[Exception], ...] = HELD,
     ) -> None:
         self._fn = fn
+        self.hold_on = hold_on
         self.name = name
         self.description = description or inspect.getdoc(fn) or ""
         self.version = version
@@ -294,8 +308,15 @@ def _named(path: str) -> str:
 class _Decorator:
     """The decorator that `@workflow(...)` gives. Its overloads tell type checkers which workflow a function becomes."""
 
-    def __init__(self, name: str, description: str, version: int, types: Sequence[type]) -> None:
-        self._made = (name, description, version, types)
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        version: int,
+        types: Sequence[type],
+        hold_on: tuple[type[Exception], ...],
+    ) -> None:
+        self._made = (name, description, version, types, hold_on)
 
     # The context stays among the parameters here: an overload on it would leave mypy undecided, and every workflow with
     # an Any among its parameters untyped.
@@ -304,22 +325,31 @@ class _Decorator:
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncWorkflow[P, R]: ...
     def __call__(self, fn: Callable[..., Any]) -> Any:
-        name, description, version, types = self._made
+        name, *_ = self._made
         if not (inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)):
             what = "an async generator" if inspect.isasyncgenfunction(fn) else "a function without a step"
             raise TypeError(
                 f"workflow {name!r} is {what}: write a generator that yields steps, or an async def that awaits them"
             )
-        return Workflow(fn, name, description, version, types)
+        return Workflow(fn, *self._made)
 
 
-def workflow(name: str, description: str = "", *, version: int = 1, types: Sequence[type] = ()) -> _Decorator:
+def workflow(
+    name: str,
+    description: str = "",
+    *,
+    version: int = 1,
+    types: Sequence[type] = (),
+    hold_on: tuple[type[Exception], ...] = HELD,
+) -> _Decorator:
     """Make a workflow from a generator that yields steps, or from an `async def` that awaits them.
 
     `name` is the flow's name in a store. `version` is recorded when a run begins and stays `ctx.version` for as long as
     the run lives, so that code can branch on it. `types` are classes that outputs may have beside those that functions
-    declare. Raises ValueError for an empty name, or a version that is no whole number of at least 1; `OptionError` for
-    a name that no store accepts; TypeError for another kind of function.
+    declare. An exception of a class in `hold_on` that the code raises between its steps is a bug: it holds the run, which
+    is `blocked` and goes on where it was once the code is mended, instead of failing it; () holds nothing. Raises
+    ValueError for an empty name, or a version that is no whole number of at least 1; `OptionError` for a name that no
+    store accepts; TypeError for another kind of function.
     """
     if type(name) is not str or not name.strip():
         raise ValueError(f"a workflow needs a name, not {name!r}: @workflow('orders')")
@@ -329,7 +359,11 @@ def workflow(name: str, description: str = "", *, version: int = 1, types: Seque
         raise OptionError(str(exc), option="name") from exc
     if type(version) is not int or version < 1:
         raise ValueError(f"version of workflow {name!r} must be a whole number of at least 1, not {version!r}")
-    return _Decorator(name, description, version, types)
+    if type(hold_on) is not tuple or not all(
+        isinstance(kind, type) and issubclass(kind, Exception) for kind in hold_on
+    ):
+        raise TypeError(f"hold_on of workflow {name!r} must be a tuple of exception classes, not {shown(hold_on)}")
+    return _Decorator(name, description, version, types, hold_on)
 
 
 def _signature_of(fn: Callable[..., Any], name: str) -> tuple[inspect.Signature, bool]:

@@ -403,6 +403,8 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
 def refusal(run: StepRun, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
     """Return the reason why the verb does not go on from the end of the replay, or None."""
     info = found.row.info
+    if run.held is not None and info.status == "blocked":
+        return not_resumable(run, info.status, info.reason, "its code still has the bug: mend it, then resume")
     if wish.verb == "resume" and info.status == "failed" and run.recorded.first_undone() is None:
         for step_id, step in run.pending:
             policy = step.modifiers.retry or run.options.retry

@@ -35,6 +35,7 @@ from milepost.errors import (
     StepError,
     StoreError,
     WorkflowError,
+    WorkflowHeldError,
 )
 from milepost.executor import waits as parking
 from milepost.executor.attempt import announce_checkpoint, go_on_without, keep_unrecorded
@@ -44,7 +45,7 @@ from milepost.executor.flow import StepFlow
 from milepost.executor.history import JournalHistory, PendingRecord, newest_renames, read_history
 from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
-from milepost.model.events import Event, WorkflowCompleted, WorkflowStarted
+from milepost.model.events import Event, RunBlocked, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import (
     HOW_TO_CATCH,
     contained,
@@ -53,6 +54,7 @@ from milepost.model.failure import (
     failure_fields,
     first_line,
     place,
+    raised_here,
     recorded_step_error,
     shown,
 )
@@ -142,6 +144,7 @@ class StepRun(Run):
         "config",
         "error_bases",
         "failed_step",
+        "held",
         "is_live",
         "later",
         "main",
@@ -172,6 +175,8 @@ class StepRun(Run):
         """Forget all that is known of the record, as before a replay."""
         self.know(JournalHistory())
         self.is_live = True
+        self.held: WorkflowHeldError | None = None
+        """The bug in the code that holds the run."""
         self.main: Routine[Any] | None = None
         self.root: Frame | None = None
         self.pending: list[tuple[str, Step[Any]]] = []
@@ -323,7 +328,7 @@ class StepRun(Run):
         return Frame(self, flow, step_id, inputs, ends_at)
 
     def is_failure(self, exc: BaseException) -> bool:
-        """Return whether the workflow itself failed, and not its store, its owner or its time."""
+        """Return whether the workflow itself failed, and not its store, its owner or its time, and is not held."""
         return isinstance(exc, StepFailed) or _ends_run(exc)
 
     def do(
@@ -355,7 +360,11 @@ class StepRun(Run):
                     return end.value
                 if end is not None:
                     self._fail_code(frame, end)
-                step = self._asked(frame, asked)
+                try:
+                    step = self._asked(frame, asked)
+                except (WorkflowError, DuplicateStepNameError) as exc:
+                    self._hold_on(frame, exc)
+                    raise
                 step_id = frame.prefix + step.name
                 failed = None
                 try:
@@ -388,6 +397,8 @@ class StepRun(Run):
 
     def _fail_code(self, frame: Frame, end: BaseException) -> NoReturn:
         """Raise what the workflow fails with, as its code has raised `end`."""
+        if _is_bug(end, frame.flow.hold_on):
+            self._hold_on(frame, end)
         if isinstance(end, Exception):
             self._check_used_up(frame, f"its end with {describe(end)}")
         elif error_of(end) is None:
@@ -405,6 +416,23 @@ class StepRun(Run):
         raise (
             self._placed(end) if isinstance(end, (WorkflowError, DuplicateStepNameError)) else self._broken(frame, end)
         ) from end
+
+    def _hold_on(self, frame: Frame, bug: BaseException) -> None:
+        """Raise `WorkflowHeldError` for a bug in the code, unless the run has no row that could say so."""
+        if not self.is_recorded or not getattr(self.store, "can_park", True) or not frame.flow.hold_on:
+            return
+        told = first_line(bug) if isinstance(bug, MilepostError) else describe(bug)
+        error = WorkflowHeldError(
+            f"the code of workflow {frame.flow.name!r} of run {self.run_id!r} has a bug, which holds the run: {told}; nothing "
+            f"is undone: mend the code, then resume",
+            run_id=self.run_id,
+        )
+        error.reason, self.held = told, error
+        raise error from (bug.__cause__ or bug if isinstance(bug, WorkflowError) else bug)
+
+    def held_by(self) -> MilepostError | None:
+        """Return the error of the bug that the code has come to, or None."""
+        return self.held
 
     def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
         """Return the step that the code asks for, after the checks.
@@ -700,6 +728,9 @@ class StepRun(Run):
         )
 
     def _completed(self, result: Any, error: BaseException | None) -> Event:
+        if isinstance(error, WorkflowHeldError):
+            now = self.options.clock.time()
+            return RunBlocked(run_id=self.run_id, timestamp=now, reason=first_line(error), error=error.__cause__)
         told = result if isinstance(result, WorkflowResult) else self.told(None, error)
         return WorkflowCompleted(
             run_id=self.run_id,
@@ -723,7 +754,24 @@ class StepRun(Run):
 
 def _ends_run(error: BaseException) -> bool:
     """Return whether the workflow itself failed, and not its store, its owner or its time."""
-    return isinstance(error, (WorkflowError, StepError, DuplicateStepNameError, StateTypeError, SerializeStateError))
+    kinds = (WorkflowError, StepError, DuplicateStepNameError, StateTypeError, SerializeStateError)
+    return isinstance(error, kinds) and not isinstance(error, WorkflowHeldError)
+
+
+def _is_bug(end: BaseException, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return whether `end`, which the code of a workflow raised between its steps, is a bug.
+
+    It is one of a class in `kinds`, or what this library refuses to that code. An error that the code raises from the
+    failure of a step is its own.
+    """
+    if isinstance(end, (WorkflowError, StepError)) or not isinstance(end, Exception):
+        return False
+    cause = end.__cause__
+    while cause is not None and cause is not cause.__cause__:
+        if isinstance(cause, StepError):
+            return False
+        cause = cause.__cause__
+    return isinstance(end, kinds) or raised_here(end)
 
 
 def _close(body: Any, why: BaseException) -> None:
