@@ -401,7 +401,8 @@ class Store(abc.ABC):
         These are runs that are `ready` and their time has come, that are `waiting` and their time is over, that have an
         open cancel and no live owner, that are `running` with an ended lease, or that were `interrupted` while a worker
         owned them. `skip` has the ids of runs that this worker refused. Each run is claimed as by `claim`, with an
-        owner record that the store makes.
+        owner record that the store makes; but a claim after a token that is `abandoned` counts as a crash here, so that
+        a run which can't be released is not claimed for ever.
         """
 
     @abc.abstractmethod

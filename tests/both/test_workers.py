@@ -379,6 +379,7 @@ class Refusing(Failing):
 
     refused: tuple[str, ...] = ()
     reads = 0
+    error: type[Exception] = StoreError
 
     def append(self, batch):
         if any(append.release is not None and append.release.status in self.refused for append in batch):
@@ -388,7 +389,7 @@ class Refusing(Failing):
     def latest(self, run_id, **options):
         if type(self).reads:
             type(self).reads -= 1
-            raise StoreError("the disk is away", op="latest")
+            raise self.error("the disk is away")
         return super().latest(run_id, **options)
 
 
@@ -431,6 +432,20 @@ def test_a_run_that_cannot_be_read_when_it_is_taken_is_given_back_for_a_little_l
     clock.advance(5)
     engine.worker().run(until_idle=True)
     assert Count(1) == handle.result(timeout=5)
+
+
+@pytest.mark.parametrize("refused", [(), ("waiting", "ready", "failed", "blocked", "interrupted")])
+@pytest.mark.parametrize("error", [StoreError, ValueError])
+def test_a_run_that_can_never_be_read_is_counted_and_blocked(medium, clock, refused, error):
+    store = medium.open(type("Kind", (Refusing,), {"reads": 10**6, "refused": refused, "error": error}), clock=clock)
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph], clock=clock, max_crashes=3)
+    handle = engine.start(graph, Count())
+    for _ in range(8):
+        engine.worker().run(until_idle=True)
+        clock.advance(60)
+    assert ("blocked", 3) == (handle.info().status, handle.info().crash_count)
+    assert len(store.read(handle.run_id, kinds=("owner",))) <= 3
 
 
 def test_a_claim_that_was_written_though_it_failed_is_taken_again_at_once(medium):

@@ -38,7 +38,9 @@ def wish(**changes: Any) -> Claim:
     return Claim("r", 5, 2, "m", record(6), 60.0)._replace(**changes)
 
 
-def claim(row: Row, wanted: Claim, state: State, *, newest: int = 5, newest_checkpoint: int = 3) -> fence.Ruling:
+def claim(
+    row: Row, wanted: Claim, state: State, *, newest: int = 5, newest_checkpoint: int = 3, worked: bool = False
+) -> fence.Ruling:
     return fence.claim(
         row,
         wanted,
@@ -48,6 +50,7 @@ def claim(row: Row, wanted: Claim, state: State, *, newest: int = 5, newest_chec
         now=NOW,
         owner="me",
         until=NOW + wanted.lease,
+        worked=worked,
     )
 
 
@@ -130,6 +133,12 @@ def test_an_abandoned_lease_is_no_crash() -> None:
     row = claim(replace(OWNED, crash_count=2, crashed_at=3), wish(), "abandoned").row
     assert row is not None
     assert 2 == row.crash_count
+
+
+def test_a_worker_counts_an_owner_that_could_not_release_the_run() -> None:
+    row = replace(OWNED, crash_count=1, crashed_at=3)
+    counted = [claim(row, wish(max_crashes=most), "abandoned", worked=True) for most in (3, 2)]
+    assert [("claimed", 2), ("blocked", 2)] == [(one.outcome, one.row and one.row.crash_count) for one in counted]
 
 
 def test_crashes_add_up_without_progress_and_block_the_run() -> None:

@@ -438,6 +438,7 @@ class Worker:
                 await asyncio.wait(returned)
         finally:
             for token, row, job in begun:
+                job.run.crashes = row.info.crash_count
                 job.run.scope.lend = partial(self._lend, token.run_id)
                 self._track(row, job, partial(job.ago_on, token))
         return len(begun)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from milepost.errors import (
+    CheckpointCorruptError,
     MilepostError,
     NoCheckpointFoundError,
     OptionError,
@@ -41,7 +42,7 @@ from milepost.executor.effects import Call, Hold, Routine, Sleep
 from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
 from milepost.executor.history import JournalHistory, StepRecord
 from milepost.executor.journal import ask
-from milepost.executor.run import Run, pause_after
+from milepost.executor.run import Run
 from milepost.model.failure import describe, first_line, message_of, place
 from milepost.model.info import RunInfo
 from milepost.model.record import CONTINUE, FINISH, OWNER, Record, format_time, make_record
@@ -337,7 +338,8 @@ def resume(run: Run, wish: ResumeRequest, nonces: Callable[[], str]) -> Routine[
 def resume_claimed(run: Run, token: Token) -> Routine[Any]:
     """Go on with a run that a worker has claimed.
 
-    If it is refused, give it back for other code, with the status that it had and the reason.
+    If it is refused, give it back for other code, with the status that it had and the reason. If it can't be read, that
+    counts as a crash: a worker tries again, a little later each time, until the run is blocked.
     """
     run.journal.token, run.journal.epoch = token, token.epoch
     # An engine's override is for its verbs only: a worker goes on with a run many times, and would apply it each time.
@@ -349,7 +351,6 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         latest = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
         run.journal.sequence = latest.newest
         run.claims = sum(record.kind == OWNER for record in latest.tail)
-        run.crashes = latest.row.info.crash_count
         is_ending = _is_ending(run, latest.row)
         if is_ending and not run.is_replayed:
             return (yield from run.hold(run.end(None, latest.row), None))
@@ -360,22 +361,18 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
             raise refusal
         if not is_ending and not run.is_replayed:
             yield from _revalidate(run, found, _seen(found))
-    except StoreError as exc:
-        if not run.journal.is_dropped:
-            # The store, not the run, is at fault: a worker tries again, a little later each time.
-            wake_at = run.options.clock.time() + pause_after(run.claims)
-            yield from run.journal.let_go(run.journal.give_up(Release("ready", first_line(exc), wake_at)))
-        raise exc
     except GeneratorExit:
         raise
     except BaseException as exc:
         if not run.journal.is_released and not run.journal.is_dropped:
-            if isinstance(exc, Exception):
+            if isinstance(exc, MilepostError) and not isinstance(exc, StoreError):
                 giving_up: Routine[Any] = _give_back(run, latest, f"{REFUSED}{exc}")
+            elif isinstance(exc, Exception):
+                giving_up = run.journal.give_up(run.crash(f"it could not be read ({first_line(exc)})", free_crashes=0))
             elif run.is_stopped_by(exc) or not run.claims:
                 giving_up = _give_back(run, latest, "the worker that had it was stopped")
             else:
-                giving_up = run.journal.give_up(run.crash(exc))
+                giving_up = run.journal.give_up(run.crash(f"its code raised {describe(exc)}"))
             yield from run.journal.let_go(giving_up)
         raise
     if run.renames.given and not is_ending:
@@ -413,7 +410,9 @@ def _go(run: Run, wish: ResumeRequest, found: Any, amendment: Amendment | None, 
 def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[None]:
     """Release a claimed run that does not go on, with the status that it had before the claim."""
     claimed: list[Record] = yield from ask(run.store, "read", run.run_id, kinds=(OWNER,), newest=True, limit=1)
-    was = str(claimed[0].fields().get("was") or "interrupted") if claimed else "interrupted"
+    was = "interrupted"
+    with contextlib.suppress(CheckpointCorruptError):
+        was = str(claimed[0].fields().get("was") or was) if claimed else was
     release = Release("interrupted" if was == "running" else was) if latest is None else as_before(latest.row.info, was)
     if release.status == "waiting" and not release.waiting_for:
         # A worker takes a run without open waits when its time is over: for other code it is still due.

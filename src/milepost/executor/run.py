@@ -342,7 +342,7 @@ class Run(ABC):
         elif isinstance(exc, StoreError) and self.claims and exc.op == "park":
             self.status, reason, blocked_by = "blocked", first_line(exc), "value"
         elif self.claims and not isinstance(exc, Exception):
-            crash = self.crash(exc)
+            crash = self.crash(f"its code raised {describe(exc)}")
             self.status, reason, wake_at, crash_count = crash.status, crash.reason, crash.wake_at, crash.crash_count
             blocked_by = crash.blocked_by
         elif isinstance(exc, WorkflowHeldError):
@@ -383,23 +383,24 @@ class Run(ABC):
         is_interruption = is_cancellation(exc) or isinstance(exc, KeyboardInterrupt)
         return isinstance(exc, Drained) or (self.is_draining and is_interruption)
 
-    def crash(self, end: BaseException) -> Release:
-        """Count as a crash of the run an exception `end` that would have ended its worker, and return the release.
+    def crash(self, cause: str, free_crashes: int = OUTAGES) -> Release:
+        """Count as a crash of the run something that would have ended its worker, or that keeps all workers from going
+        on with it. Return the release.
 
-        As after the death of a process, the run is taken again at once, up to `max_crashes` times without a checkpoint
-        in between. After the first few crashes it is taken again only after pauses, which grow.
+        As after the death of a process, the run is taken again, up to `max_crashes` times without a checkpoint in
+        between. The first `free_crashes` times it is taken at once, and then only after pauses, which grow.
         """
         count = (0 if self.journal.has_saved else self.crashes) + 1
-        limit, told = self.options.max_crashes, describe(end)
+        limit = self.options.max_crashes
         if limit is not None and count >= limit:
             reason = (
                 f"it crashed {count} time{'s in a row' if count > 1 else ''} without a checkpoint in between, the last "
-                f"time because its code raised {told}: mend it, then resume it with reopen=True"
+                f"time because {cause}: mend it, then resume it with reopen=True"
             )
             return Release("blocked", reason, crash_count=count, blocked_by="crashes")
-        pauses = count - OUTAGES
+        pauses = count - free_crashes
         wake_at = self.options.clock.time() + pause_after(pauses) if pauses > 0 else None
-        return Release("ready", f"it crashed: its code raised {told}", wake_at, crash_count=count)
+        return Release("ready", f"it crashed: {cause}", wake_at, crash_count=count)
 
     # -- the call's own time -------------------------------------------------------------------------
 

@@ -125,8 +125,11 @@ def claim(
     until: float | None,
     worked: bool = False,
 ) -> Ruling:
-    """Decide about a claim. "claimed": the row has the new owner. "blocked" with a row: this
-    crash reached `max_crashes`."""
+    """Decide about a claim. "claimed": the row has the new owner. "blocked" with a row: this crash reached
+    `max_crashes`.
+
+    A worker (`worked`) also counts an owner that could not release the run, so that nobody takes it in vain for ever.
+    """
     if state in {"live", "ours"} and not wish.takeover:
         return Ruling("locked")
     is_crash = state == "ended"
@@ -135,7 +138,7 @@ def claim(
     if row.status == "blocked" and row.blocked_by not in GOES_ON and not wish.reopen and row.cancel is None:
         return Ruling("blocked")
     count = 0 if wish.reopen else crashes(row, newest_checkpoint)
-    if is_crash:
+    if is_crash or (worked and state == "abandoned"):
         count += 1
         if wish.max_crashes is not None and count >= wish.max_crashes:
             return Ruling("blocked", _blocked(row, count, newest, newest_checkpoint, now))
@@ -163,8 +166,8 @@ def claim(
 
 def _blocked(row: Row, count: int, newest: int, newest_checkpoint: int, now: float) -> Row:
     reason = (
-        f"{count} owner{'s in a row' if count > 1 else ''} died, or blocked the process for longer than the lease, without a "
-        f"checkpoint in between: find out why, then resume it with reopen=True"
+        f"{count} owner{'s in a row' if count > 1 else ''} died, could not release it, or blocked the process for longer than "
+        f"the lease, without a checkpoint in between: find out why, then resume it with reopen=True"
     )
     if row.cancel is not None:
         reason += "; a cancel was open and was not carried out"

@@ -169,6 +169,20 @@ class DueContract(StoreUnderTest):
         work(store, token, release=Release("blocked", "it crashed", crash_count=1))
         assert ("blocked", 1) == (store.get_run("r").info.status, store.get_run("r").info.crash_count)
 
+    def test_a_run_that_was_claimed_and_never_released_is_counted_and_blocked(self, store: Store) -> None:
+        """A claim after a token that is `abandoned` counts as a crash here."""
+        begin(store, "r", status="ready")
+        for crashes in (0, 1, 2):
+            ((token, row),) = store.claim_due(["orders"], 5, max_crashes=3)
+            assert crashes == row.info.crash_count
+            store.abandon(token)
+        assert [] == store.claim_due(["orders"], 5, max_crashes=3)
+        assert ("blocked", 3, 3) == (
+            store.get_run("r").info.status,
+            store.get_run("r").info.crash_count,
+            len(store.read("r", kinds=(OWNER,))),
+        )
+
     @requires(is_shared_between_processes=True, lease_has_end=True)
     def test_a_dead_run_is_due(self, store: Store, other: Store, clock: FakeClock) -> None:
         """`running` with an ended lease; that adds 1 to the crash count."""
