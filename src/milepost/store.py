@@ -402,7 +402,9 @@ class Store(abc.ABC):
         open cancel and no live owner, that are `running` with an ended lease, or that were `interrupted` while a worker
         owned them. `skip` has the ids of runs that this worker refused. Each run is claimed as by `claim`, with an
         owner record that the store makes; but a claim after a token that is `abandoned` counts as a crash here, so that
-        a run which can't be released is not claimed for ever.
+        a run which can't be released is not claimed for ever. [] without flows. TypeError for a number that is no int
+        and for names that are no str, ValueError for a `limit` or `max_crashes` below 1, `OptionError` for a lease that
+        is no time.
         """
 
     @abc.abstractmethod

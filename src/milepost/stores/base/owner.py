@@ -32,6 +32,7 @@ from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.info import RunFailure
 from milepost.model.ranges import is_live
 from milepost.model.record import FAILURE, START, Record, format_time, make_record, new_record, packed
+from milepost.model.retry import as_seconds
 from milepost.store import (
     MOST,
     Append,
@@ -259,8 +260,17 @@ class OwnerStore(Store):
         lease: float = 30.0,
         max_crashes: int | None = 5,
     ) -> builtins.list[tuple[Token, RunRow]]:
-        if limit < 1 or not flows:
-            return []
+        check_names(flows, "flows")
+        check_names(skip, "skip")
+        limit = min(check_number(limit, "limit", least=1), MOST)
+        lease = as_seconds(lease, "lease")
+        if max_crashes is not None:
+            check_number(max_crashes, "max_crashes", least=1)
+        return self._claim_due(flows, limit, skip, lease, max_crashes) if flows else []
+
+    def _claim_due(
+        self, flows: Collection[str], limit: int, skip: Collection[str], lease: float, max_crashes: int | None
+    ) -> builtins.list[tuple[Token, RunRow]]:
         gone = functools.cache(is_gone)
 
         tokens: builtins.list[Token] = []
@@ -663,6 +673,12 @@ def has_statements(appends: Sequence[Append]) -> bool:
     if len(appends) > 1:
         raise ValueError("an append with statements has a commit of its own: hand it over in a batch of its own")
     return True
+
+
+def check_names(names: Any, what: str) -> None:
+    """Raise TypeError unless `names` is a collection of str, and not a str itself."""
+    if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{what} must be a collection of str, not {names!r}")
 
 
 def check_tags(tags: Mapping[Any, Any]) -> None:

@@ -230,20 +230,14 @@ class FileStore(Runs):
             change = Change(token.run_id, log, tail, records=[(record, None) for record in records])
             return not write(self._medium, (change,))
 
-    def claim_due(
-        self,
-        flows: Collection[str],
-        limit: int,
-        skip: Collection[str] = (),
-        *,
-        lease: float = 30.0,
-        max_crashes: int | None = 5,
+    def _claim_due(
+        self, flows: Collection[str], limit: int, skip: Collection[str], lease: float, max_crashes: int | None
     ) -> builtins.list[tuple[Token, RunRow]]:
         taken: builtins.list[tuple[Token, RunRow]] = []
         seen, gone = {*skip, *self._passed_over()}, functools.cache(is_gone)
         told: builtins.list[Token] = []
         with self._abandoning(told):
-            while flows and len(taken) < limit:
+            while len(taken) < limit:
                 with self._reading("claim_due") as tx:
                     due = [row.run_id for row in self._due(tx, flows, limit - len(taken), seen, gone)]
                 if not due:

@@ -321,17 +321,11 @@ class PostgresStore(PostgresMedium):
         self._heed(claim.lease)
         return super().claim(claim)
 
-    def claim_due(
-        self,
-        flows: Collection[str],
-        limit: int,
-        skip: Collection[str] = (),
-        *,
-        lease: float = 30.0,
-        max_crashes: int | None = 5,
+    def _claim_due(
+        self, flows: Collection[str], limit: int, skip: Collection[str], lease: float, max_crashes: int | None
     ) -> builtins.list[tuple[Token, RunRow]]:
         self._heed(lease)
-        return super().claim_due(flows, limit, skip, lease=lease, max_crashes=max_crashes)
+        return super()._claim_due(flows, limit, skip, lease, max_crashes)
 
     def renew(self, tokens: Sequence[Token]) -> builtins.list[Renewal]:
         self._check_open()

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
+from typing import Any
 
 import pytest
 
-from milepost.errors import RunNotFoundError, RunNotResumableError, SignalRefusedError
+from milepost.errors import OptionError, RunNotFoundError, RunNotResumableError, SignalRefusedError
 from milepost.model.info import Wait
 from milepost.model.record import FINISH, OWNER
 from milepost.store import Append, Release, Signal, Store, Token
@@ -78,6 +79,29 @@ class DueContract(StoreUnderTest):
         assert ["of Orders"] == [row.info.run_id for _, row in store.claim_due({"Orders"}, 10)]
         assert ["of o'; --"] == [row.info.run_id for _, row in store.claim_due(("o'; --", "nobody"), 10)]
         assert [] == store.claim_due([], 10)
+
+    def test_arguments_that_make_no_sense_are_refused_before_anything_is_done(self, store: Store) -> None:
+        """TypeError for a number that is no int, ValueError for a `limit` below 1, whether there are flows or not."""
+        begin(store, "r", status="ready")
+        before = whole(store, "r")
+        wrong: dict[type[Exception], list[dict[str, Any]]] = {
+            TypeError: [
+                *({"limit": limit} for limit in (True, 1.5, "1", None)),
+                *({"skip": skip} for skip in ("orders", [1], None)),
+                *({"max_crashes": most} for most in ("5", 2.5)),
+            ],
+            ValueError: [{"limit": 0}, {"limit": -1}, {"max_crashes": 0}],
+            OptionError: [{"lease": lease} for lease in ("30", None, -1, float("nan"))],
+        }
+        for error, option in [(error, option) for error, options in wrong.items() for option in options]:
+            for flows in (["orders"], []):
+                with pytest.raises(error, match=next(iter(option))):
+                    store.claim_due(**{"flows": flows, "limit": 1, **option})
+        for names in ("orders", ["orders", 1], None, 5):
+            with pytest.raises(TypeError, match="flows"):
+                store.claim_due(names, 1)  # type: ignore[arg-type]
+        assert before == whole(store, "r")
+        assert ["r"] == [token.run_id for token, _ in store.claim_due(["orders"], 10**30)]
 
     def test_runs_that_the_worker_refused_are_skipped(self, store: Store, clock: FakeClock) -> None:
         """`skip` are run ids that this worker refused."""
