@@ -564,8 +564,9 @@ class Store(abc.ABC):
         raises `RunNotFoundError`, because the run that follows it is unknown.
         `status` is one status or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1,
         TypeError for a value of another type, `OptionError` for a time without a zone.
-        A run with a damaged row hides no other run: it is listed with a `reason` that says so. No state is read, and
-        nothing stays locked or open on return.
+        A run with a damaged row hides no other run: it is listed as `blocked`, with a `reason` that says so. To find such
+        rows, a page of `blocked` runs reads all rows that the other filters leave. No state is read, and nothing stays
+        locked or open on return.
         """
 
     # -- keeping and forgetting ------------------------------------------------------------------------

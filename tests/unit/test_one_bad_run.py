@@ -142,6 +142,8 @@ def test_a_run_that_cannot_be_read_is_named_and_deleted_and_stops_no_other(place
         shown = {info.run_id: info for info in store.list_runs()}
         assert {"bad", "good 1", "good 2"} == shown.keys()
         assert ("blocked", True) == (shown["bad"].status, "bad" in shown["bad"].reason)
+        assert ["bad"] == [info.run_id for info in store.list_runs(status="blocked")]
+        assert {"good 1", "good 2"} == {info.run_id for info in store.list_runs(status="ready")}
         assert 3 == sum(store.stats().runs.values())
         assert not store.verify("bad").ok
         taken = [token.run_id for _ in range(3) for token, _ in store.claim_due(["orders"], 1)]
@@ -155,6 +157,28 @@ def test_a_run_that_cannot_be_read_is_named_and_deleted_and_stops_no_other(place
         work(store, begin(store, "bad"), "a", release=Release("finished"))
         assert "finished" == store.get_run("bad").info.status
         assert store.verify("bad").ok
+
+
+@pytest.mark.parametrize("place", [pytest.param(case.values, id=case.id) for case in CASES[::3]], indirect=True)
+def test_blocked_runs_are_listed_with_those_that_cannot_be_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milepost.stores.base.store._PAGE", 2)
+    with place.open() as store:
+        for run_id in ("blocked 1", "ready 1", "bad", "blocked 2", "failed", "ready 2", "ready 3"):
+            status = "ready" if run_id == "bad" else run_id.split()[0]
+            work(store, begin(store, run_id), release=Release(status))
+    place.damage()
+    with place.open() as store:
+        listed = store.list_runs()
+        blocked = [info.run_id for info in listed if info.status == "blocked"]
+        assert {"blocked 1", "bad", "blocked 2"} == set(blocked)
+        for limit in (1, 2, 3, 100):
+            found: list[str] = []
+            while page := store.list_runs(status="blocked", limit=limit, after=found[-1] if found else None):
+                found += [info.run_id for info in page]
+                assert len(page) == limit or found == blocked
+            assert blocked == found
+        ended = [info for info in listed if info.status in {"blocked", "failed"}]
+        assert ended == store.list_runs(status=["blocked", "failed"])
 
 
 @pytest.mark.parametrize("place", [pytest.param(case.values, id=case.id) for case in CASES[::3]], indirect=True)

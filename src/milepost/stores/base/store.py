@@ -379,8 +379,12 @@ class Runs(Keeping):
             check_run_id(after)
         check_tags(tags or {})
         wanted = None if status is None else {status} if isinstance(status, str) else set(status)
-        # A row does not say whether a running run is dead: each is checked.
+        # A row does not say whether a running run is dead: each is checked. A damaged row may say anything, and is shown
+        # as blocked: each is read.
         statuses = None if wanted is None else {"running" if s == "dead" else s for s in wanted}
+        page_size = limit
+        if statuses is not None and "blocked" in statuses:
+            statuses, page_size = None, max(limit, _PAGE)
         gone = functools.cache(is_gone)
         found: builtins.list[tuple[RunInfo, int | None]] = []
         below: int | None = None
@@ -395,12 +399,12 @@ class Runs(Keeping):
                     tags=tags or {},
                     updated_before=None if updated_before is None else updated_before.timestamp(),
                     updated_after=None if updated_after is None else updated_after.timestamp(),
-                    limit=limit,
+                    limit=page_size,
                     after=below,
                 )
                 infos = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
             found += [(info, place) for info, place in infos if wanted is None or info.status in wanted]
-            if len(rows) < limit:
+            if len(rows) < page_size:
                 break
             # The next page begins at a position, not at a run, which may be deleted meanwhile.
             below = infos[-1][1]
