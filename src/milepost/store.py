@@ -468,7 +468,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def get_run(self, run_id: str) -> RunRow:
-        """Read the run's row. Raises `RunNotFoundError`."""
+        """Read the run's row; a failed run's info has its `error`, if the record of it is sound.
+
+        Raises `RunNotFoundError`.
+        """
 
     @abc.abstractmethod
     def put_signal(
@@ -566,7 +569,8 @@ class Store(abc.ABC):
         TypeError for a value of another type, `OptionError` for a time without a zone.
         A run with a damaged row hides no other run: it is listed as `blocked`, with a `reason` that says so. To find such
         rows, a page of `blocked` runs reads all rows that the other filters leave. No state is read, and nothing stays
-        locked or open on return.
+        locked or open on return. A failed run's `error` is given without its traceback, if its end is near the newest
+        record.
         """
 
     # -- keeping and forgetting ------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from milepost import (
 from milepost.drivers.heartbeat import heartbeat
 from milepost.errors import (
     InvalidIDError,
+    MaxIterationsError,
     NotAuthorizedError,
     OptionError,
     RunStopped,
@@ -37,6 +38,7 @@ from milepost.errors import (
     WrongFlowError,
 )
 from milepost.events import NodeCompleted, RunCompleted, RunStarted
+from milepost.model.info import RunFailure
 
 
 @dataclass
@@ -563,7 +565,7 @@ def test_a_run_that_could_not_be_released_to_workers_is_not_kept(verbs, medium, 
 
 
 def deny(state: object) -> None:
-    raise ConnectionError("the bank is closed")
+    raise ConnectionError("the bank is closed\nuntil Monday")
 
 
 @pytest.mark.parametrize("is_graph", [True, False])
@@ -578,12 +580,39 @@ def test_a_failed_run_tells_its_error_with_the_users_code_first(verbs, store, ca
     assert verbs.call(handle, "info").error is None
     work(engine)
     error = verbs.call(handle, "info").error
-    assert ("ConnectionError", "the bank is closed", "pay") == (error.error_type, error.message, error.node_id)
+    assert ("ConnectionError", "the bank is closed\nuntil Monday", "pay") == (
+        error.error_type,
+        error.message,
+        error.node_id,
+    )
     first = next(line for line in error.traceback.splitlines() if line.lstrip().startswith("File "))
     assert "/milepost/" not in first
     assert "in deny" in error.traceback
     assert error == store.get_run("r1").info.error
     (listed,) = store.list_runs()
-    assert (None, True) == (listed.error, "'pay'" in listed.reason and "ConnectionError: the bank" in listed.reason)
+    assert RunFailure("ConnectionError", "the bank is closed", "pay", "") == listed.error
     ended = [record.getMessage() for record in caplog.records if "is failed" in record.getMessage()]
     assert [True] == [message.endswith(error.traceback.rstrip()) for message in ended]
+
+
+def test_a_run_that_failed_again_tells_its_last_error(verbs, store):
+    broken = [True]
+
+    def breaks(state: dict[str, int]) -> dict[str, int]:
+        if broken:
+            deny(state)
+        return state
+
+    graph = Graph(dict).add_node("pay", verbs.node(breaks)).set_entry("pay")
+    graph = graph.add_conditional_edge("pay", verbs.node(lambda state: "pay"), ["pay", END]).compile("payments")
+    with pytest.raises(NodeError):
+        verbs.run(graph, {}, store=store, run_id="r1")
+    broken.clear()
+    with pytest.raises(MaxIterationsError) as caught:
+        verbs.resume(graph, store, "r1", max_iterations=3)
+    error = store.get_run("r1").info.error
+    assert ("milepost.errors.MaxIterationsError", str(caught.value)) == (error.error_type, error.message)
+    assert (error.error_type, error.node_id) == (
+        store.list_runs()[0].error.error_type,
+        store.list_runs()[0].error.node_id,
+    )

@@ -42,7 +42,8 @@ class CheckpointInfo:
 class RunFailure:
     """The error that a run failed with, from its record: the error's type, message and traceback, and the node or step.
 
-    `node_id` is "" if the code of a workflow failed between its steps. The traceback begins with the user's own code.
+    `node_id` is "" if no node failed, but the code of a workflow between its steps, say. The traceback begins with the
+    user's own code.
     """
 
     error_type: str
@@ -79,7 +80,7 @@ class RunInfo:
     crash_count: int
     tags: Mapping[str, str]
     error: RunFailure | None = None
-    """The error of a failed run. A listing does not read it: there `reason` has the node and the error's first line."""
+    """The error of a failed run. In a listing its message is only the first line, and it has no traceback."""
     blocked_by: str | None = None
     """Why a blocked run is blocked: "crashes", "damage", "bug" (of a workflow's own code), "input" (one that does not fit
     the flow) or "value" (one that can't be encoded); None for every other run. `resume` goes on with the last three once

@@ -29,9 +29,9 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.model.ids import describe_owner, is_gone, this_process
-from milepost.model.info import RunFailure
+from milepost.model.info import RunFailure, RunInfo
 from milepost.model.ranges import is_live
-from milepost.model.record import FAILURE, START, Record, format_time, make_record, new_record, packed
+from milepost.model.record import FAILURE, FINISH, OWNER, START, Record, format_time, make_record, new_record, packed
 from milepost.model.retry import as_seconds
 from milepost.store import (
     MOST,
@@ -541,22 +541,28 @@ class OwnerStore(Store):
         held = self._holding(run_id)
         with self._reading("get_run") as tx:
             row = self._view(tx, self._row(tx, run_id), held=held)
-            if row.info.status != "failed":
-                return row
-            return msgspec.structs.replace(row, info=dataclasses.replace(row.info, error=self._failure_of(tx, run_id)))
+            return msgspec.structs.replace(row, info=self._with_error(tx, row.info))
 
-    def _failure_of(self, tx: Transaction, run_id: str) -> RunFailure | None:
-        """Return the newest failure of a run, if it ended the run and its seal is sound. None otherwise."""
+    def _with_error(self, tx: Transaction, info: RunInfo, *, after: int = -1) -> RunInfo:
+        """Return the info of a run with its error, if it has failed and the record of that is sound and above `after`."""
+        if info.status != "failed":
+            return info
+        error = None
         try:
-            for record in tx.records(run_id, kinds=(FAILURE,), newest=True, limit=1):
-                self.seals.check(run_id, record)
+            # An owner record stands between what ended the run and older failures.
+            kinds = (FAILURE, FINISH, OWNER)
+            for record in tx.records(info.run_id, after=after, kinds=kinds, newest=True, limit=2):
+                self.seals.check(info.run_id, record)
                 told = record.fields()
-                if told.get("final") or told.get("given_up"):
+                is_end = record.kind == FINISH and error is None
+                if is_end or (record.kind == FAILURE and (told.get("final") or told.get("given_up"))):
                     kind, message, frames = (str(told.get(n) or "") for n in ("error_type", "message", "traceback"))
-                    return RunFailure(kind, message, record.node_id, frames)
-        except DeserializeStateError:
-            pass  # verify reports it
-        return None
+                    error = RunFailure(kind, message, record.node_id, frames)
+                if not is_end:
+                    break
+        except (DeserializeStateError, DamagedRow, RunNotFoundError):
+            pass  # verify reports damage; a run may be deleted while it is read
+        return dataclasses.replace(info, error=error)
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -612,8 +618,6 @@ class OwnerStore(Store):
         shown, now = newest_checkpoint, self.clock.time()
         if shown is not None and not is_live(shown.record.sequence, row.live):
             shown = tx.live_entry(row.run_id, row.live)
-        from milepost.model.info import RunInfo
-
         info = RunInfo(
             run_id=row.run_id,
             flow=row.flow,

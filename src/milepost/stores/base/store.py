@@ -6,6 +6,7 @@ They are written once over the primitives of `Transaction`, and build on `OwnerS
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 
 _PAGE = 256
+_NEAR = 256
+"""Number of a run's newest records in which a listing looks for what the run failed with."""
 
 _Group = tuple[tuple[Record, ...], Note | None]
 """Records that a backend inserts at once. A record from outside stands alone, with its note."""
@@ -402,16 +405,24 @@ class Runs(Keeping):
                     limit=page_size,
                     after=below,
                 )
-                infos = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
-            found += [(info, place) for info, place in infos if wanted is None or info.status in wanted]
+                views = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
+                meant = [(info, place) for info, place in views if wanted is None or info.status in wanted]
+                found += [(self._with_first_line(tx, info), place) for info, place in meant[: limit - len(found)]]
             if len(rows) < page_size:
                 break
             # The next page begins at a position, not at a run, which may be deleted meanwhile.
-            below = infos[-1][1]
-        del found[limit:]
+            below = views[-1][1]
         if found:
             self._note_end(*found[-1])
         return [info for info, _ in found]
+
+    def _with_first_line(self, tx: Transaction, info: RunInfo) -> RunInfo:
+        """Return the info with the type, the node and the first line of a failed run's error, if its end is near."""
+        error = self._with_error(tx, info, after=info.sequence - _NEAR).error
+        if error is None:
+            return info
+        error = dataclasses.replace(error, message=error.message.partition("\n")[0], traceback="")
+        return dataclasses.replace(info, error=error)
 
     def _position(self, tx: Transaction, run_id: str) -> int:
         """Return the position of a run that ended a page, even if it was deleted since."""

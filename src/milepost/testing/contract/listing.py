@@ -19,6 +19,8 @@ from milepost.errors import (
     RunNotFoundError,
     StatementError,
 )
+from milepost.model.info import RunFailure
+from milepost.model.record import FAILURE, FINISH, format_time, make_record
 from milepost.store import Append, Release, Statement, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.processes import at_once
@@ -49,6 +51,24 @@ class ListingContract(StoreUnderTest):
         assert names[::-1] == ids(store)
         assert [store.get_run(name).info for name in names[::-1]] == store.list_runs()
         assert names[::-1][:4] == ids(store, limit=4)
+
+    def test_a_failed_run_tells_its_error(self, store: Store, clock: FakeClock) -> None:
+        """A failed run's `error` is given: by `get_run` with its traceback, by a listing with its first line."""
+        said = {"error_type": "ValueError", "message": "no\nnever", "traceback": "Traceback", "epoch": 1}
+        for run_id, node_ids in (("by a node", ["a"]), ("by itself", list[str]())):
+            at = format_time(clock.time())
+            ends = [
+                *(make_record(run_id, 1, at, FAILURE, node_id, fields={"final": True, **said}) for node_id in node_ids),
+                make_record(run_id, 1 + len(node_ids), at, FINISH, fields={"status": "failed", **said}),
+            ]
+            write(store, begin(store, run_id), *ends, release=Release("failed", "because"))
+            node_id = "".join(node_ids)
+            assert RunFailure("ValueError", "no\nnever", node_id, "Traceback") == store.get_run(run_id).info.error
+            assert RunFailure("ValueError", "no", node_id, "") == store.list_runs(limit=1)[0].error
+        claimed = take(store, "by itself")
+        assert claimed.token is not None
+        store.release(claimed.token, Release("failed", "nobody knows why"))
+        assert None is store.get_run("by itself").info.error
 
     @pytest.mark.parametrize("step", [0, 1])
     def test_pages_show_every_run_once(self, store: Store, clock: FakeClock, step: int) -> None:
