@@ -111,7 +111,8 @@ class MilepostError(Exception):
         text = self.args[0] if self.args else ""
         if isinstance(self, _OF_THE_CALL) or not isinstance(text, str) or repr(self.run_id) in text:
             return
-        at = "" if self.node_id is None or repr(self.node_id) in text else f" at node {self.node_id!r}"
+        node = shown(self.node_id)
+        at = "" if self.node_id is None or node in text else f" at node {node}"
         self.args = (f"run {self.run_id!r}{at}: {text}", *self.args[1:])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -339,7 +340,7 @@ class CheckpointNotFoundError(MilepostError, LookupError):
         node_id = node_id if checkpoint_id is None else checkpoint_id
         message = f"no checkpoint found for run {run_id!r}"
         if node_id is not None:
-            message += f" at node {node_id!r}"
+            message += f" at node {shown(node_id)}"
         super().__init__(message + (f": {detail}" if detail else ""), run_id=run_id, node_id=node_id)
 
 
@@ -659,6 +660,25 @@ class AttemptTimedOut(TimeoutError):
         super().__init__(f"no result after {timeout:g} s")
         self.timeout = timeout
         self.is_running = is_running
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+def shown(value: Any, limit: int = 200) -> str:
+    """Return `repr(value)` for a message, cut at `limit` characters. A `__repr__` that raises does no harm, nor does an
+    int that has more digits than Python shows.
+    """
+    try:
+        text: str = printable(repr(value))
+    except Exception as exc:
+        return f"<{type(value).__qualname__}, whose repr fails: {type(exc).__qualname__}>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return the text with escapes for what UTF-8 cannot encode, such as lone surrogates from file names."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 _OF_THE_CALL = (AsyncNodeError, GraphError, InvalidIDError, MissingExtraError, OptionError, WorkflowError)

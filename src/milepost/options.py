@@ -10,7 +10,7 @@ from typing import Any, Literal, Required, TypedDict
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from milepost.errors import OptionError
+from milepost.errors import OptionError, shown
 from milepost.model.events import Hook
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.ids import SYSTEM, Clock
@@ -183,23 +183,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _whole(self, "max_state_size", 1, None)
         _whole(self, "warn_size", 1, None)
         if self.retry is not None and not isinstance(self.retry, Retry):
-            raise OptionError(f"retry must be a Retry, not {self.retry!r}: retry=Retry(max_attempts=3)", option="retry")
+            raise OptionError(
+                f"retry must be a Retry, not {shown(self.retry)}: retry=Retry(max_attempts=3)", option="retry"
+            )
         for name in _FLAGS:
             if type(getattr(self, name)) is not bool:
-                raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}", option=name)
+                raise OptionError(f"{name} must be True or False, not {shown(getattr(self, name))}", option=name)
         if self.reroute is not None and type(self.reroute) is not bool:
-            raise OptionError(f"reroute must be True, False or None, not {self.reroute!r}", option="reroute")
+            raise OptionError(f"reroute must be True, False or None, not {shown(self.reroute)}", option="reroute")
         if self.update is not None and not isinstance(self.update, Mapping):
             raise OptionError(
-                f"update must be a mapping of some of the state's fields, not {self.update!r}", option="update"
+                f"update must be a mapping of some of the state's fields, not {shown(self.update)}", option="update"
             )
         if self.update is not None and self.state_override is not None:
             raise OptionError("update and state_override both amend the state: give one of them", option="update")
         if self.compress is not None and type(self.compress) is not bool:
-            raise OptionError(f"compress must be True, False or None, not {self.compress!r}", option="compress")
+            raise OptionError(f"compress must be True, False or None, not {shown(self.compress)}", option="compress")
         checked_executor(self.executor, "a run")
         if self.clock is not SYSTEM and not isinstance(self.clock, Clock):  # to ask a protocol takes long
-            raise OptionError(f"clock must be a clock, such as FakeClock(), not {self.clock!r}", option="clock")
+            raise OptionError(f"clock must be a clock, such as FakeClock(), not {shown(self.clock)}", option="clock")
         if self.rename is not None:
             _check_rename(self.rename)
         for name in ("state_override", "revalidate"):
@@ -259,14 +261,14 @@ _OF_A_GRAPH = frozenset({"partial", "reducers", "types", "upgrade", "unknown_fie
 def _hooks(options: Mapping[str, Any]) -> tuple[Hook, ...]:
     given = options.get("hooks") or ()
     if not isinstance(given, Sequence) or not all(callable(hook) for hook in given):
-        raise OptionError(f"hooks must be a list of functions of one event, not {given!r}", option="hooks")
+        raise OptionError(f"hooks must be a list of functions of one event, not {shown(given)}", option="hooks")
     return tuple(given)
 
 
 def _tags(options: Mapping[str, Any]) -> Mapping[str, str]:
     given = options.get("tags") or {}
     if not isinstance(given, Mapping):
-        raise TypeError(f"tags are a mapping of str to str, not {given!r}")
+        raise TypeError(f"tags are a mapping of str to str, not {shown(given)}")
     return given
 
 
@@ -274,7 +276,7 @@ def _ids(given: Any, name: str) -> frozenset[str]:
     """Return node ids as a set, whether one is given or several."""
     ids = (given,) if isinstance(given, str) else given
     if not isinstance(ids, Collection) or not all(isinstance(node_id, str) for node_id in ids):
-        raise OptionError(f"{name} must be a node id or several, not {given!r}", option=name)
+        raise OptionError(f"{name} must be a node id or several, not {shown(given)}", option=name)
     return frozenset(ids)
 
 
@@ -282,13 +284,13 @@ def _check_rename(given: Any) -> None:
     if not isinstance(given, Mapping) or not all(
         isinstance(node_id, str) for pair in given.items() for node_id in pair
     ):
-        raise OptionError(f"rename must map recorded node ids to those of now, not {given!r}", option="rename")
+        raise OptionError(f"rename must map recorded node ids to those of now, not {shown(given)}", option="rename")
 
 
 def _one_of(options: Options, name: str, allowed: tuple[str, ...]) -> None:
     value = getattr(options, name)
     if value not in allowed:
-        raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", option=name)
+        raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {shown(value)}", option=name)
 
 
 def _whole(options: Options, name: str, low: int, high: int | None) -> None:
@@ -297,4 +299,4 @@ def _whole(options: Options, name: str, low: int, high: int | None) -> None:
         return
     if type(value) is not int or value < low or (high is not None and value > high):
         limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
-        raise OptionError(f"{name} must be a whole number {limits}, not {value!r}", option=name)
+        raise OptionError(f"{name} must be a whole number {limits}, not {shown(value)}", option=name)

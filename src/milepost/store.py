@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
 
 import msgspec
 
-from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError
+from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError, shown
 from milepost.model.ids import SYSTEM, Clock, this_process
 from milepost.model.ranges import MOST, Count, Ranges
 from milepost.model.record import Record
@@ -258,7 +258,7 @@ class StoreOptions(TypedDict, total=False):
 def check_id(value: Any, what: str = "node id") -> str:
     """Return the id if every store accepts it; raise TypeError if it is no str, else `InvalidIDError`."""
     if type(value) is not str:
-        raise TypeError(f"{what} must be a str, not {type(value).__name__}: {value!r}")
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}: {shown(value)}")
     problem = ""
     if not value or value.isspace():
         problem = "is empty or blank"
@@ -273,43 +273,45 @@ def check_id(value: Any, what: str = "node id") -> str:
         except UnicodeEncodeError:
             problem = "has a lone surrogate"
     if problem:
-        shown = value if len(value) <= 60 else value[:57] + "..."
-        raise InvalidIDError(f"{what} {shown!r} {problem}: choose another id", value=value)
+        start = value if len(value) <= 60 else value[:57] + "..."
+        raise InvalidIDError(f"{what} {start!r} {problem}: choose another id", value=value)
     return value
 
 
 def check_number(value: Any, what: str, *, least: int | None = None) -> int:
     """Return the number, however large; TypeError if it is no int (or a bool), ValueError if it is below `least`."""
     if type(value) is not int:
-        raise TypeError(f"{what} must be an int, not {value!r}")
+        raise TypeError(f"{what} must be an int, not {shown(value)}")
     if least is not None and value < least:
-        raise ValueError(f"{what} must be at least {least}, not {value}")
+        raise ValueError(f"{what} must be at least {least}, not {shown(value)}")
     return value
 
 
 def check_moment(value: Any, what: str) -> datetime:
     """Return the time; TypeError if it is no datetime, `OptionError` if it has no zone and so could be several moments."""
     if not isinstance(value, datetime):
-        raise TypeError(f"{what} must be a datetime, not {value!r}")
+        raise TypeError(f"{what} must be a datetime, not {shown(value)}")
     if value.utcoffset() is None:
-        raise OptionError(f"{what} must have a zone, as datetime.now(UTC) has, not {value!r}", option=what)
+        raise OptionError(f"{what} must have a zone, as datetime.now(UTC) has, not {shown(value)}", option=what)
     return value
 
 
 def check_tag(key: Any, value: Any) -> None:
     """Raise TypeError unless both are str, `OptionError` for NUL and lone surrogates, which databases do not keep."""
     if not isinstance(key, str) or not isinstance(value, str):
-        raise TypeError(f"tags are str keys and str values, not {key!r}: {value!r}")
+        raise TypeError(f"tags are str keys and str values, not {shown(key)}: {shown(value)}")
     for text in (key, value):
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise OptionError(f"tag {key!r}: {value!r} has NUL or a lone surrogate in it: leave it out", option="tags")
+            raise OptionError(
+                f"tag {shown(key)}: {shown(value)} has NUL or a lone surrogate in it: leave it out", option="tags"
+            )
 
 
 def check_run_id(value: Any) -> str:
     """Return a run id that passes `check_id`; `RunIDRequiredError` if it is empty or blank."""
     if isinstance(value, str) and (not value or value.isspace()):
         raise RunIDRequiredError(
-            f"run id {value!r} is empty or blank: give a run_id, or leave it out to have one made", value=value
+            f"run id {shown(value)} is empty or blank: give a run_id, or leave it out to have one made", value=value
         )
     return check_id(value, "run id")
 
@@ -318,7 +320,9 @@ def _check_retention(given: Any) -> None:
     from milepost.model.info import Retention
 
     if not isinstance(given, Retention):
-        raise OptionError(f"retention must be a Retention, not {given!r}: Retention(keep_last=3)", option="retention")
+        raise OptionError(
+            f"retention must be a Retention, not {shown(given)}: Retention(keep_last=3)", option="retention"
+        )
 
 
 class Store(abc.ABC):

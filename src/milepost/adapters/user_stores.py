@@ -36,9 +36,9 @@ from milepost.adapters.points import (
     origin_in,
     point_of,
 )
-from milepost.errors import OptionError, RunExistsError, StoreError
+from milepost.errors import OptionError, RunExistsError, StoreError, shown
 from milepost.model.checkpoint_data import CheckpointData
-from milepost.model.failure import describe, shown
+from milepost.model.failure import describe
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from milepost.errors import shown
+
 from .plan import (
     DEEPEST,
     MAX_DEPTH,
@@ -148,7 +150,7 @@ class SequencePlan(Tagged):
         try:
             made = self.cls(items)
         except Exception as exc:  # `__hash__` and `__eq__` of a user
-            raise self.unreadable(v, f"an element of the set cannot be hashed: {exc!r}") from exc
+            raise self.unreadable(v, f"an element of the set cannot be hashed: {shown(exc, 1000)}") from exc
         if self._is_set and len(made) != len(items):
             raise self.unreadable(v, "two elements of the set are equal")
         return made

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Final, ForwardRef, TypeVar, get_args, get_origin
 
+from milepost.errors import shown
+
 _DECORATIONS = tuple(
     getattr(typing, name)
     for name in ("Required", "NotRequired", "Final", "ClassVar", "ReadOnly")
@@ -129,4 +131,4 @@ def type_text(annotation: Any) -> str:
     if isinstance(annotation, type) and get_origin(annotation) is None:
         name = annotation.__qualname__
         return name if annotation.__module__ == "builtins" else f"{annotation.__module__}.{name}"
-    return repr(annotation).replace("typing.", "")
+    return shown(annotation, 1000).replace("typing.", "")

@@ -9,6 +9,8 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
+from milepost.errors import shown
+
 from .containers import leaves_of_items
 from .family import columns_of, have_keys, rows_of, written_rows
 from .plan import (
@@ -211,7 +213,7 @@ class DictPlan(Tagged):
         try:
             made = dict(zip(keys, values, strict=True))
         except Exception as exc:  # `__hash__` and `__eq__` of a user
-            raise self.unreadable({}, f"a key cannot be hashed: {exc!r}") from exc
+            raise self.unreadable({}, f"a key cannot be hashed: {shown(exc, 1000)}") from exc
         if len(made) != len(keys):
             raise self.unreadable({}, "two of its keys are equal")
         return made

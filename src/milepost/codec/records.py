@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from milepost.errors import shown
+
 from .families import EXTRA, FIELDS_SET, PRIVATE
 from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of, twin_of
 from .plan import (
@@ -96,7 +98,7 @@ class RecordPlan(Plan):
         except AttributeError as exc:
             raise self._unset(value) from exc
         except Exception as exc:  # a property of a user
-            raise NotCarried(f"its fields cannot be read: {exc!r}", type_name=qualified(self.cls)) from exc
+            raise NotCarried(f"its fields cannot be read: {shown(exc, 1000)}", type_name=qualified(self.cls)) from exc
         out: dict[str, Any] = {}
         name = ""
         try:
@@ -307,7 +309,7 @@ class RecordPlan(Plan):
         try:
             return self.family.build(values, sides)
         except Exception as exc:  # a property's setter, or a default that looks at the object: code of a user
-            raise self.unreadable(raw, f"the object cannot be built: {exc!r}") from exc
+            raise self.unreadable(raw, f"the object cannot be built: {shown(exc, 1000)}") from exc
 
     def _default(self, name: str, plan: Plan) -> Any:
         default = self._specs[name].default
@@ -316,7 +318,9 @@ class RecordPlan(Plan):
         try:
             return default()
         except Exception as exc:  # user code
-            raise Unreadable(f"its default failed: {exc!r}", expected=plan.expected, found="nothing") from exc
+            raise Unreadable(
+                f"its default failed: {shown(exc, 1000)}", expected=plan.expected, found="nothing"
+            ) from exc
 
     def _finish_defaults(self, values: dict[str, Any], missing: list[str]) -> None:
         """Have the class convert and validate the defaults of the fields that a record lacks, and check their types."""
@@ -335,7 +339,9 @@ class RecordPlan(Plan):
             refusal.steps += [*exc.steps, self.step(name)]
             raise refusal from exc.__cause__
         except Exception as exc:  # user code
-            refusal = Unreadable(f"its default failed: {exc!r}", expected=self.plans[name].expected, found="nothing")
+            refusal = Unreadable(
+                f"its default failed: {shown(exc, 1000)}", expected=self.plans[name].expected, found="nothing"
+            )
             refusal.steps.append(self.step(name))
             raise refusal from exc
 
@@ -391,7 +397,7 @@ class RecordPlan(Plan):
         try:
             return self.family.build_all(loaded, len(raws))
         except Exception as exc:  # as in `_load_fields`
-            raise self.unreadable(raws[0], f"the object cannot be built: {exc!r}") from exc
+            raise self.unreadable(raws[0], f"the object cannot be built: {shown(exc, 1000)}") from exc
 
     # -- reading in one go -------------------------------------------------------------------------------
 

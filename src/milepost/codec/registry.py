@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from milepost.errors import OptionError
+from milepost.errors import OptionError, shown
 
 from .plan import qualified
 
@@ -35,13 +35,15 @@ def register(type: type, tag: str, encode: Callable[[Any], Any], decode: Callabl
     Raises OptionError if `type` is no class, or `tag` is empty or belongs to another class.
     """
     if not isinstance(type, _class):
-        raise OptionError(f"codec.register needs a class, not {type!r}", option="type")
+        raise OptionError(f"codec.register needs a class, not {shown(type)}", option="type")
     if not isinstance(tag, str) or not tag:
-        raise OptionError(f"the tag of {qualified(type)} must be a text that is not empty, not {tag!r}", option="tag")
+        raise OptionError(
+            f"the tag of {qualified(type)} must be a text that is not empty, not {shown(tag)}", option="tag"
+        )
     holder = _by_tag.get(tag)
     if holder is not None and qualified(holder.type) != qualified(type):
         raise OptionError(
-            f"the tag {tag!r} belongs to {qualified(holder.type)}: register {qualified(type)} under another one",
+            f"the tag {shown(tag)} belongs to {qualified(holder.type)}: register {qualified(type)} under another one",
             option="tag",
         )
     if holder is not None:

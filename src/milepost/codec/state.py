@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
+from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError, shown
 
 from .containers import encode_sorted
 from .family import FieldValues
@@ -78,7 +78,7 @@ class Codec(Generic[T]):
     ) -> None:
         if unknown_fields not in ("refuse", "drop"):
             raise OptionError(
-                f"unknown_fields must be 'refuse' or 'drop', not {unknown_fields!r}", option="unknown_fields"
+                f"unknown_fields must be 'refuse' or 'drop', not {shown(unknown_fields)}", option="unknown_fields"
             )
         self.type = type_
         self._types = tuple(types)
@@ -190,7 +190,7 @@ class Codec(Generic[T]):
             return _copy_json(self._upgrade(raw), 0)
         except Exception as exc:  # user code
             raise DeserializeStateError(
-                f"upgrade failed on a record: {exc!r}", expected=self._plan.expected, found=json_kind(raw)
+                f"upgrade failed on a record: {shown(exc, 1000)}", expected=self._plan.expected, found=json_kind(raw)
             ) from exc
 
     def check(self, value: Any) -> None:

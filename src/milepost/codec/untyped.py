@@ -15,6 +15,8 @@ from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
+from milepost.errors import shown
+
 from .containers import ListPlan, SequencePlan, load_items
 from .families import family_of
 from .mappings import DictPlan
@@ -274,7 +276,9 @@ def dump_registered(registration: Registration, value: Any, untyped: Plan, depth
     try:
         plain = registration.encode(value)
     except Exception as exc:  # user code
-        raise NotCarried(f"its registered encode failed: {exc!r}", type_name=qualified(registration.type)) from exc
+        raise NotCarried(
+            f"its registered encode failed: {shown(exc, 1000)}", type_name=qualified(registration.type)
+        ) from exc
     return {MARK: "custom", "t": registration.tag, "v": untyped.wrap(plain, depth + 1)}
 
 
@@ -303,7 +307,7 @@ class RegisteredPlan(Plan):
         try:
             value = self._registration.decode(plain)
         except Exception as exc:  # user code
-            raise self.unreadable(raw, f"its registered decode failed: {exc!r}") from exc
+            raise self.unreadable(raw, f"its registered decode failed: {shown(exc, 1000)}") from exc
         if type(value) is not self._registration.type:
             raise self.unreadable(raw, f"its registered decode gave a {qualified(type(value))}")
         return value

@@ -32,7 +32,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from milepost.drivers.threads import Pending, Threads, threads
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, shown
 from milepost.executor.context import Context, current_context, run_within
 from milepost.executor.effects import Call
 from milepost.model.events import surround
@@ -455,7 +455,7 @@ class Pools:
         pool = making.get()
         if not isinstance(pool, Executor):
             name = getattr(factory, "__qualname__", None) or repr(factory)
-            raise TypeError(f"executor={name} gave {pool!r}: it must give a concurrent.futures.Executor")
+            raise TypeError(f"executor={name} gave {shown(pool)}: it must give a concurrent.futures.Executor")
         # At the end of the interpreter the standard library waits for the calls in its pools, which may never end. The
         # function registered last is called first, so it is registered now: the pool's module has registered by now.
         getattr(threading, "_register_atexit", atexit.register)(self.close)

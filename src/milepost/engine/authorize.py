@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
 from typing import Any
 
-from milepost.errors import NotAuthorizedError, OptionError
+from milepost.errors import NotAuthorizedError, OptionError, shown
 
 Authorize = Callable[[str, str, str], Any]
 """The type of `authorize`, which gets (action, run_id, flow name) before a resume, override, signal, cancel or delete.
@@ -25,7 +25,7 @@ class Gate:
 
     def __init__(self, authorize: Authorize | None) -> None:
         if authorize is not None and (not callable(authorize) or iscoroutinefunction(authorize)):
-            text = f"authorize must be a plain function of (action, run_id, flow), not {authorize!r}: nobody awaits it"
+            text = f"authorize must be a plain function of (action, run_id, flow), not {shown(authorize)}: nobody awaits it"
             raise OptionError(text, option="authorize")
         self._authorize = authorize
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from milepost.engine.authorize import Authorize, Gate
-from milepost.errors import OptionError, RunNotFoundError, StoreError
+from milepost.errors import OptionError, RunNotFoundError, StoreError, shown
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
@@ -611,7 +611,7 @@ class Engine:
         self, flow: AnyFlow, state: Any, run_id: str | None, at: datetime | None, options: Mapping[str, Any]
     ) -> tuple[Job, Any, float]:
         if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
-            raise OptionError(f"at must be a datetime with a zone, not {at!r}", option="at")
+            raise OptionError(f"at must be a datetime with a zone, not {shown(at)}", option="at")
         return *self.job_to_start(flow, state, run_id, options), 0.0 if at is None else as_posix(at)
 
     def _new_job(
@@ -648,7 +648,7 @@ class Engine:
 def _checked_flow(given: Any) -> Flow:
     """Return the argument as a flow. Raises `OptionError` if it is none, such as a graph that was not compiled."""
     if not isinstance(given, Verbs):
-        raise OptionError(f"{given!r} is no flow: give what compile() made, or flow.bind(state)", option="flow")
+        raise OptionError(f"{shown(given)} is no flow: give what compile() made, or flow.bind(state)", option="flow")
     return cast("Flow", given)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from milepost.errors import MissingExtraError, OptionError
+from milepost.errors import MissingExtraError, OptionError, shown
 from milepost.store import check_run_id
 from milepost.verbs import Bound
 
@@ -28,12 +28,12 @@ class Schedule:
         check_run_id(self.run_id if isinstance(name, str) else name)
         for option, text in (("cron", cron), ("tz", tz)):
             if not isinstance(text, str):
-                raise OptionError(f"schedule {name!r}: {option} must be a str, not {text!r}", option=option)
+                raise OptionError(f"schedule {name!r}: {option} must be a str, not {shown(text)}", option=option)
         try:
             self._zone = ZoneInfo(tz)
         except (KeyError, ValueError, OSError) as exc:  # the last: a name that is a folder of zones
             raise OptionError(
-                f"schedule {name!r}: there is no time zone {tz!r}, such as 'Europe/Berlin'", option="tz"
+                f"schedule {name!r}: there is no time zone {shown(tz)}, such as 'Europe/Berlin'", option="tz"
             ) from exc
         self._make: Callable[[datetime], Iterator[datetime]] = lambda moment: CronSim(cron, moment)
         try:
@@ -42,7 +42,7 @@ class Schedule:
             next(self._make(datetime.now(self._zone)))
         except (CronSimError, StopIteration) as exc:
             raise OptionError(
-                f"schedule {name!r}: {cron!r} is no cron pattern that ever comes ({exc or 'no such time'}): give five "
+                f"schedule {name!r}: {shown(cron)} is no cron pattern that ever comes ({exc or 'no such time'}): give five "
                 f"fields, such as '30 6 * * mon'",
                 option="cron",
             ) from exc

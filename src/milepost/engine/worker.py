@@ -32,6 +32,7 @@ from milepost.errors import (
     RunSuspended,
     StoreClosedError,
     StoreError,
+    shown,
 )
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
@@ -117,11 +118,11 @@ class Worker:
         self.engine = engine
         self.flows: dict[str, Flow] = engine.known(flows)
         self.concurrency = _count("concurrency", concurrency)
-        self.limits = {name: _count(f"limits[{name!r}]", limit) for name, limit in (limits or {}).items()}
-        unknown = sorted(set(self.limits) - set(self.flows))
+        self.limits = {name: _count(f"limits[{shown(name)}]", limit) for name, limit in (limits or {}).items()}
+        unknown = sorted(map(shown, set(self.limits) - set(self.flows)))
         if unknown:
             raise OptionError(
-                f"limits names {', '.join(map(repr, unknown))}, which this worker does not run: it runs "
+                f"limits names {', '.join(unknown)}, which this worker does not run: it runs "
                 f"{', '.join(map(repr, self.flows)) or 'no flow'}",
                 option="limits",
             )
@@ -610,10 +611,10 @@ def _bound(flow: Any) -> Bound[Any]:
             raise OptionError(
                 f"a schedule starts a workflow with its inputs: {exc}; give wf.bind(...)", option="flow"
             ) from None
-    raise OptionError(f"a schedule starts a flow with its input: flow.bind(state), not {flow!r}", option="flow")
+    raise OptionError(f"a schedule starts a flow with its input: flow.bind(state), not {shown(flow)}", option="flow")
 
 
 def _count(option: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise OptionError(f"{option} must be a whole number of at least 1, not {value!r}", option=option)
+        raise OptionError(f"{option} must be a whole number of at least 1, not {shown(value)}", option=option)
     return value

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from milepost.engine.authorize import Authorize
 from milepost.engine.engine import Engine
-from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended
+from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended, shown
 from milepost.executor.checks import ResumeRequest
 from milepost.model.events import Event, Hook, WorkflowCompleted
 from milepost.model.ids import Clock
@@ -295,7 +295,7 @@ def _of_ending(result: WorkflowResult[Any]) -> WorkflowResult[Any] | None:
 def _one(run_id: str | None, workflow_id: str | None) -> str | None:
     """Return the run's id, by either name."""
     if run_id is not None and workflow_id is not None and run_id != workflow_id:
-        raise TypeError(f"run_id and workflow_id are one thing: give {run_id!r} or {workflow_id!r}")
+        raise TypeError(f"run_id and workflow_id are one thing: give {shown(run_id)} or {shown(workflow_id)}")
     return run_id if run_id is not None else workflow_id
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from milepost.codec import Codec
 from milepost.codec.functions import FunctionCodecs, classes
-from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError
+from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError, shown
 from milepost.executor.context import Context
 from milepost.executor.flow import (
     START,
@@ -92,14 +92,16 @@ class Graph(Generic[StateT]):
         kind = get_origin(state_type) or state_type
         if not isinstance(kind, type) or kind is UnionType:
             refuse(
-                "bad_state_type", "", f"{state_type!r} is no class: give the class of the state, such as a dataclass"
+                "bad_state_type",
+                "",
+                f"{shown(state_type)} is no class: give the class of the state, such as a dataclass",
             )
         self._state_type = state_type
         self._is_partial = partial
         self._reducers = dict(reducers or {})
         for name, reducer in self._reducers.items():
             if not callable(reducer):
-                text = f"the reducer of field {name!r} is {reducer!r}: give a function of two arguments"
+                text = f"the reducer of field {shown(name)} is {shown(reducer)}: give a function of two arguments"
                 refuse("bad_reducer", name, text)
         self._codec: Codec[StateT] = Codec(
             state_type, types=types, upgrade=upgrade, unknown_fields=unknown_fields, total=not partial
@@ -344,7 +346,7 @@ class Graph(Generic[StateT]):
         """
         node_id = self._new_id(id)
         if not isinstance(compiled, CompiledGraph):
-            refuse("not_a_graph", node_id, f"sub-graph {node_id!r} is {compiled!r}: give a compiled graph")
+            refuse("not_a_graph", node_id, f"sub-graph {node_id!r} is {shown(compiled)}: give a compiled graph")
         if (into is None) != (out is None):
             refuse(
                 "bad_conversion", node_id, f"sub-graph {node_id!r} has only one of into= and out=: give both or neither"
@@ -411,7 +413,7 @@ class Graph(Generic[StateT]):
         """
         node_id = self._new_id(id)
         if not isinstance(signal, str) or not signal:
-            refuse("bad_signal", node_id, f"wait {node_id!r} is for signal {signal!r}: give its name, a str")
+            refuse("bad_signal", node_id, f"wait {node_id!r} is for signal {shown(signal)}: give its name, a str")
         asked = self._function(prompt, f"prompt= of wait {node_id!r}", node_id, 1) if callable(prompt) else prompt
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         work = WaitWork(signal, seconds, None, asked, payload, bool(early))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn, get_origin
 
-from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError
+from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError, shown
 from milepost.executor.flow import END, START, Function
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_id
@@ -37,7 +37,7 @@ def refuse(code: str, where: str, text: str) -> NoReturn:
 def exact_id(value: Any) -> str:
     """Return an id as a plain str, also for a member of a StrEnum. Raises `GraphError` unless it is a str."""
     if not isinstance(value, str):
-        refuse("bad_id", "", f"{value!r} is no node id: give a str")
+        refuse("bad_id", "", f"{shown(value)} is no node id: give a str")
     return str.__str__(value)
 
 
@@ -63,7 +63,9 @@ def read_targets(source: str, targets: Any) -> Mapping[Any, str] | None:
     if targets is None:
         return None
     if isinstance(targets, (str, bytes)) or not isinstance(targets, Collection):
-        text = f"targets of {source!r} is {targets!r}: give a collection of node ids, or a mapping of answers to them"
+        text = (
+            f"targets of {source!r} is {shown(targets)}: give a collection of node ids, or a mapping of answers to them"
+        )
         refuse("bad_targets", source, text)
     if not targets:
         refuse("bad_targets", source, f"targets of {source!r} is empty: leave it out, or say where the router may go")
@@ -86,7 +88,7 @@ def read_function(fn: Callable[..., Any], what: str, where: str, state_type: Any
     function, requires another number of positional arguments than one or two, or requires keyword arguments.
     """
     if not callable(fn):
-        refuse("not_callable", where, f"{what} is {fn!r}, which cannot be called: give a function")
+        refuse("not_callable", where, f"{what} is {shown(fn)}, which cannot be called: give a function")
     body = _body(fn)
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
@@ -97,7 +99,7 @@ def read_function(fn: Callable[..., Any], what: str, where: str, state_type: Any
 def read_callable(fn: Any, what: str, where: str, count: int) -> bool:
     """Return whether to await `fn`. Raises `GraphError` if it cannot be called with `count` arguments."""
     if not callable(fn):
-        refuse("not_callable", where, f"{what} is {fn!r}, which cannot be called: give a function")
+        refuse("not_callable", where, f"{what} is {shown(fn)}, which cannot be called: give a function")
     body = _body(fn)
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
@@ -116,7 +118,7 @@ def read_merge(merge: Any, what: str, node_id: str) -> Function | Mapping[str, A
         return Function(merge, read_callable(merge, what, node_id, 2))
     for name, reducer in merge.items():
         if not callable(reducer):
-            text = f"the reducer of field {name!r} at {node_id!r} is {reducer!r}: give a function of two arguments"
+            text = f"the reducer of field {shown(name)} at {node_id!r} is {shown(reducer)}: give a function of two arguments"
             refuse("bad_reducer", node_id, text)
     return dict(merge)
 
@@ -124,7 +126,7 @@ def read_merge(merge: Any, what: str, node_id: str) -> Function | Mapping[str, A
 def read_tries(retry: Any, timeout: float | timedelta | None, what: str) -> tuple[Retry | None, float | None]:
     """Return the retry policy, and the timeout of an attempt in seconds. Raises `OptionError` for wrong values."""
     if retry is not None and not isinstance(retry, Retry):
-        raise OptionError(f"retry of {what} must be a Retry or None, not {retry!r}", option="retry")
+        raise OptionError(f"retry of {what} must be a Retry or None, not {shown(retry)}", option="retry")
     seconds = None if timeout is None else as_seconds(timeout, "timeout")
     if seconds == 0:
         text = f"timeout of {what} must be more than 0 seconds: leave it out for no limit"
@@ -135,7 +137,7 @@ def read_tries(retry: Any, timeout: float | timedelta | None, what: str) -> tupl
 def positive(value: Any, name: str) -> int | None:
     """Return a limit: None, or a whole number of 1 or more. Raises `OptionError` for anything else."""
     if value is not None and (type(value) is not int or value < 1):
-        raise OptionError(f"{name} must be a whole number, 1 or more, or None, not {value!r}", option=name)
+        raise OptionError(f"{name} must be a whole number, 1 or more, or None, not {shown(value)}", option=name)
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from milepost.errors import OptionError
+from milepost.errors import OptionError, shown
 from milepost.executor.flow import END, START
 from milepost.graph.topology import Topology
 
@@ -224,7 +224,7 @@ def _by_status(picture: Picture, status: Mapping[str, str] | None) -> dict[str, 
     for node, kind in (status or {}).items():
         if kind not in COLOURS:
             raise OptionError(
-                f"status of node {node!r} must be one of {', '.join(COLOURS)}, not {kind!r}", option="status"
+                f"status of node {shown(node)} must be one of {', '.join(COLOURS)}, not {shown(kind)}", option="status"
             )
         drawn = _drawn(picture, node)
         if drawn is not None:

@@ -17,6 +17,7 @@ from milepost.errors import (
     NoCheckpointFoundError,
     OptionError,
     RunExistsError,
+    shown,
 )
 from milepost.executor.checks import check_flow, content_of
 from milepost.executor.effects import Routine
@@ -92,7 +93,7 @@ def _check(
     if node_id is not None:
         check_id(node_id)
     if visit is not None and (node_id is None or type(visit) is not int or visit < 1):
-        raise OptionError(f"visit is the number of a visit of node_id, from 1, not {visit!r}", option="visit")
+        raise OptionError(f"visit is the number of a visit of node_id, from 1, not {shown(visit)}", option="visit")
     if run is not None and run.options.amends and run.flow.front != "graph":
         option = "update" if run.options.state_override is None else "state_override"
         raise OptionError(f"{option} is for graphs: a workflow has no state but its steps' results", option=option)
@@ -125,12 +126,12 @@ def _unknown(run_id: str, node_id: str, visit: int | None, run: Run | None) -> E
     known = () if run is None or run.flow.front != "graph" else tuple(cast("GraphFlow", run.flow).units)
     if run is not None and known and node_id not in known:
         return InvalidResumeNodeError(
-            f"flow {run.flow.name!r} has no node {node_id!r} to fork at: it has {', '.join(known)}",
+            f"flow {run.flow.name!r} has no node {shown(node_id)} to fork at: it has {', '.join(known)}",
             run_id=run_id,
             node_id=node_id,
             known=known,
         )
-    which = "none of this node or step that was not superseded" if visit is None else f"no visit {visit} of it"
+    which = "none of this node or step that was not superseded" if visit is None else f"no visit {shown(visit)} of it"
     return NoCheckpointFoundError(run_id, node_id, f"there is {which}; see history()")
 
 

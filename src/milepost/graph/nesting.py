@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError, shown
 from milepost.executor import waits as parking
 from milepost.executor.attempt import perform
 from milepost.executor.context import Context
@@ -42,7 +42,7 @@ from milepost.executor.run import Run, bounded_gather
 from milepost.graph.parallel import Stop, label_of, raise_of
 from milepost.graph.visits import DecisionVisit, NodeVisit
 from milepost.model.events import Progress
-from milepost.model.failure import place, shown
+from milepost.model.failure import place
 from milepost.model.record import ITEMS
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from milepost.errors import (
     InvalidResumeNodeError,
     NoCheckpointFoundError,
     OptionError,
+    shown,
 )
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
 from milepost.executor.effects import Routine
@@ -197,7 +198,7 @@ def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[R
     node_id = wish.node_id
     if node_id is None or node_id not in run.flow.units:
         raise InvalidResumeNodeError(
-            f"flow {run.flow.name!r} has no node {node_id!r} to resume from: it has {', '.join(run.flow.units)}",
+            f"flow {run.flow.name!r} has no node {shown(node_id)} to resume from: it has {', '.join(run.flow.units)}",
             run_id=run.run_id,
             node_id=node_id,
             known=tuple(run.flow.units),

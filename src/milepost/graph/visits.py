@@ -18,6 +18,7 @@ from milepost.errors import (
     StatementError,
     StateTypeError,
     StoreError,
+    shown,
 )
 from milepost.executor.attempt import AttemptOutcome, UnitVisit, announce_checkpoint
 from milepost.executor.context import Context
@@ -26,7 +27,7 @@ from milepost.executor.flow import END, REPLACED, Function, Part, Router, Unit, 
 from milepost.executor.history import AttemptBudget
 from milepost.executor.run import Run, complete
 from milepost.model.events import NodeCompleted, NodeStarted
-from milepost.model.failure import describe, place, shown
+from milepost.model.failure import describe, place
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker

@@ -34,6 +34,7 @@ from milepost.errors import (
     CheckpointVersionError,
     DeserializeStateError,
     SerializeStateError,
+    shown,
 )
 from milepost.model.record import CHECKPOINT, CHECKPOINT_VERSION, decompress, digest_of, make_record, parse_time
 from milepost.model.seal import KEYED, Seals
@@ -269,8 +270,8 @@ def _version(raw: bytes | None) -> int:
     )
     if not is_whole or not 0 <= number <= CHECKPOINT_VERSION:
         raise CheckpointVersionError(
-            f"checkpoint has format version {found!r}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, or "
-            f"check where the checkpoint comes from",
+            f"checkpoint has format version {shown(found)}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, "
+            f"or check where the checkpoint comes from",
             found=found,
             supported=CHECKPOINT_VERSION,
         )

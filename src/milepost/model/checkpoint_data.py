@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from milepost.errors import CheckpointCorruptError
+from milepost.errors import CheckpointCorruptError, shown
 from milepost.model.checkpoint import Checkpoint, _dump
 
 
@@ -37,9 +37,9 @@ class CheckpointData:
         for name in ("checkpoint_id", "workflow_name"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{name} must be text and not empty, not {value!r}")
+                raise ValueError(f"{name} must be text and not empty, not {shown(value)}")
         if not isinstance(self.inputs_hash, str):
-            raise ValueError(f"inputs_hash must be text, not {self.inputs_hash!r}")
+            raise ValueError(f"inputs_hash must be text, not {shown(self.inputs_hash)}")
         results = self.step_results
         if not isinstance(results, (tuple, list)) or not all(isinstance(result, dict) for result in results):
             raise ValueError(f"step_results must be a tuple of dicts, not {results!r:.200}")
@@ -48,13 +48,13 @@ class CheckpointData:
             with suppress(ValueError):
                 moment = datetime.fromisoformat(moment)
         if not isinstance(moment, datetime) or moment.tzinfo is None:
-            raise ValueError(f"saved_at must be a datetime with a zone, not {moment!r}")
+            raise ValueError(f"saved_at must be a datetime with a zone, not {shown(moment)}")
         object.__setattr__(self, "step_results", tuple(results))
         try:
             # In the hour that a zone has twice, a time equals no time of another zone, not even itself when read back.
             object.__setattr__(self, "saved_at", moment.astimezone(UTC))
         except OverflowError as exc:
-            raise ValueError(f"saved_at is outside the years 1 to 9999 in UTC: {moment!r}") from exc
+            raise ValueError(f"saved_at is outside the years 1 to 9999 in UTC: {shown(moment)}") from exc
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; the results are shared.

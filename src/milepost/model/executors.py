@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from inspect import iscoroutinefunction
 from typing import Any
 
-from milepost.errors import OptionError
+from milepost.errors import OptionError, shown
 
 ExecutorLike = Executor | Callable[[], Executor]
 """An executor, or a factory of one. A class of executors is a factory too."""
@@ -22,7 +22,7 @@ def checked_executor(given: Any, whose: str, *, is_async: bool = False) -> Execu
     if given is None:
         return None
     if not isinstance(given, Executor) and (not callable(given) or iscoroutinefunction(given)):
-        text = f"executor of {whose} must be a concurrent.futures.Executor or a function that makes one, not {given!r}"
+        text = f"executor of {whose} must be a concurrent.futures.Executor or a function that makes one, not {shown(given)}"
         raise OptionError(text, option="executor")
     if is_async:
         text = f"{whose} is a coroutine function, which runs in the event loop: give executor= to plain functions only"

@@ -27,6 +27,7 @@ from milepost.errors import (
     StepError,
     WorkflowError,
     class_name,
+    printable,
 )
 from milepost.model.record import Segment, turnings
 
@@ -92,13 +93,13 @@ def type_name(error: BaseException) -> str:
     if isinstance(error, AttemptTimedOut):
         return "TimeoutError"
     kind: type[BaseException] = type(error)
-    return _printable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
+    return printable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def message_of(error: BaseException) -> str:
     """Return the error's message, or a text that says that asking for it failed."""
     try:
-        return _printable(str(error)[:MAX_TEXT])[:MAX_TEXT]
+        return printable(str(error)[:MAX_TEXT])[:MAX_TEXT]
     except Exception as exc:
         return f"<its message cannot be shown: {type(exc).__qualname__}>"
 
@@ -106,15 +107,6 @@ def message_of(error: BaseException) -> str:
 def place(error: MilepostError, where: str, act: str) -> None:
     """Put the place `where` before the message of `error` and the advice `act` after it; its attributes stay."""
     error.args = (f"{where}: {error.args[0] if error.args else ''}; {act}", *error.args[1:])
-
-
-def shown(value: Any, limit: int = 200) -> str:
-    """Return `repr(value)`, cut at `limit` characters; a `__repr__` that raises does no harm."""
-    try:
-        text: str = _printable(repr(value))
-    except Exception as exc:
-        return f"<{type(value).__qualname__}, whose repr fails: {type(exc).__qualname__}>"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def first_line(error: BaseException) -> str:
@@ -157,7 +149,7 @@ def bases_of(error: BaseException) -> tuple[str, ...]:
     while part is not None and part not in seen:
         seen.append(part)
         kinds = (kind for kind in type(part).__mro__ if kind not in (object, BaseException))
-        names.update(dict.fromkeys(_printable(class_name(kind)) for kind in kinds))
+        names.update(dict.fromkeys(printable(class_name(kind)) for kind in kinds))
         known = part.error_bases if isinstance(part, StepError) else ()
         names.update(dict.fromkeys(known))
         part = part.__cause__ if isinstance(part, MilepostError) and not known else None
@@ -265,7 +257,7 @@ def _traceback_of(error: BaseException) -> str:
         # Each part is cut on its own, so that a long message leaves room for the frames. If all parts together are too
         # long, the end stays, because it has the innermost call and the message.
         parts = traceback.format_exception(type(error), error, _users_part(error.__traceback__))
-        return _printable("".join(map(_cut, parts))[-MAX_TEXT:])[-MAX_TEXT:]
+        return printable("".join(map(_cut, parts))[-MAX_TEXT:])[-MAX_TEXT:]
     except Exception as exc:
         return f"<its traceback cannot be shown: {type(exc).__qualname__}>"
 
@@ -282,8 +274,3 @@ def _cut(part: str) -> str:
     if len(part) <= _MAX_PART:
         return part
     return f"{part[: _MAX_PART // 2]}… ({len(part) - _MAX_PART} characters are left out) …{part[-_MAX_PART // 2 :]}"
-
-
-def _printable(text: str) -> str:
-    # A message may have characters that UTF-8 cannot encode, such as lone surrogates from file names.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from milepost.errors import OptionError
+from milepost.errors import OptionError, shown
 from milepost.model.retry import as_seconds
 
 
@@ -111,7 +111,7 @@ class Retention:
             object.__setattr__(self, "older_than", as_seconds(self.older_than, "older_than"))
         count = self.keep_last
         if count is not None and (type(count) is not int or count < 1):
-            raise OptionError(f"keep_last must be a whole number, 1 or more, not {count!r}", option="keep_last")
+            raise OptionError(f"keep_last must be a whole number, 1 or more, not {shown(count)}", option="keep_last")
 
 
 @dataclass(frozen=True, slots=True)

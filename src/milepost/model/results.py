@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
+from milepost.errors import shown
 from milepost.model.reports import ResumeInfo, plain, plain_fields
 
 R = TypeVar("R", covariant=True)
@@ -72,7 +73,7 @@ class StepResult:
         if not self.success and not self.error:
             raise ValueError(f"step {self.name!r} failed, and its result has no error: give error=")
         if self.duration_ms < 0:
-            raise ValueError(f"duration_ms of step {self.name!r} is below 0: {self.duration_ms!r}")
+            raise ValueError(f"duration_ms of step {self.name!r} is below 0: {shown(self.duration_ms)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a dict of plain JSON values."""

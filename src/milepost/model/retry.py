@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
 
-from milepost.errors import OptionError
+from milepost.errors import OptionError, shown
 
 LONGEST = 100 * 366 * 86400.0
 """Seconds of the longest duration: the clocks of all machines can wait this long, and a date stays within its range."""
@@ -35,18 +35,18 @@ class Retry:
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or self.max_attempts < 1:
             raise OptionError(
-                f"max_attempts must be 1 or more, not {self.max_attempts!r}: it counts the first attempt too",
+                f"max_attempts must be 1 or more, not {shown(self.max_attempts)}: it counts the first attempt too",
                 option="max_attempts",
             )
         for name in ("backoff", "max_delay"):
             object.__setattr__(self, name, as_seconds(getattr(self, name), name))
         if not _is_number(self.factor) or self.factor < 1:
-            raise OptionError(f"factor must be 1 or more, not {self.factor!r}", option="factor")
+            raise OptionError(f"factor must be 1 or more, not {shown(self.factor)}", option="factor")
         for name in ("retry_on", "give_up_on"):
             given = getattr(self, name)
             kinds = given if isinstance(given, tuple) else (given,)
             if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-                raise OptionError(f"{name} must be exception classes, not {given!r}", option=name)
+                raise OptionError(f"{name} must be exception classes, not {shown(given)}", option=name)
             object.__setattr__(self, name, kinds)
 
     def allows(self, failures: int, error: BaseException) -> bool:
@@ -73,7 +73,8 @@ def as_seconds(value: float | timedelta, option: str) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not _is_number(seconds) or not 0 <= seconds <= LONGEST:
         raise OptionError(
-            f"{option} must be seconds or a timedelta, 0 or more and at most 100 years, not {value!r}", option=option
+            f"{option} must be seconds or a timedelta, 0 or more and at most 100 years, not {shown(value)}",
+            option=option,
         )
     return float(seconds)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError, OptionError
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError, OptionError, shown
 from milepost.model.record import (
     CHECKPOINT,
     CHECKPOINT_VERSION,
@@ -54,10 +54,10 @@ def check_keys(
             # A text that is no key id may be a secret in the wrong place.
             problem = "has a key id that is no text of 1 to 64 letters, digits and . _ -"
         elif not isinstance(secret, bytes):
-            problem = f"has {type(secret).__name__} instead of bytes as key {key_id!r}"
+            problem = f"has {type(secret).__name__} instead of bytes as key {shown(key_id)}"
         elif len(secret) < shortest or (longest is not None and len(secret) > longest):
             wanted = f"exactly {shortest}" if longest == shortest else f"at least {shortest}"
-            problem = f"has {len(secret)} bytes as key {key_id!r}, not {wanted}"
+            problem = f"has {len(secret)} bytes as key {shown(key_id)}, not {wanted}"
         if problem:
             break
     if problem:
@@ -152,7 +152,7 @@ class Seals:
         if code is None:
             return self._unprovable(key_id, _shown(seal))
         fits = hmac.compare_digest(code.of(content).encode(), found.encode())
-        return None if fits else changed(f"a seal of key {key_id!r}", _shown(seal))
+        return None if fits else changed(f"a seal of key {shown(key_id)}", _shown(seal))
 
     def check_seal(self, run_id: str, record: Record) -> bool:
         """Return whether the seal proves the header; `CheckpointIntegrityError` if it does not fit or is not accepted.
@@ -263,10 +263,10 @@ class Seals:
 
     def locked(self, key_id: Any) -> Flaw:
         """Make the flaw of something that could not be decrypted."""
-        shown = repr(key_id)[:80]
+        quoted = shown(key_id)[:80]
         if isinstance(key_id, str) and key_id in self._encryption_ids:
-            return changed(f"what key {shown} decrypts", "something else")
-        what = f"is encrypted with key {shown}, which this store does not have"
+            return changed(f"what key {quoted} decrypts", "something else")
+        what = f"is encrypted with key {quoted}, which this store does not have"
         act = "add it to encryption_key" if self._encryption_ids else "open the store with encryption_key"
         return Flaw(what, "a key that decrypts it", act=act)
 

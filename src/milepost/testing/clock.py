@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 from milepost.drivers.heartbeat import heartbeat
+from milepost.errors import shown
 
 __all__ = ["FakeClock"]
 
@@ -179,5 +180,5 @@ def _rounded(seconds: float) -> float:
 
 def _microseconds(moment: datetime) -> int:
     if moment.tzinfo is None:
-        raise ValueError(f"time {moment!r} has no zone: give an aware datetime")
+        raise ValueError(f"time {shown(moment)} has no zone: give an aware datetime")
     return (moment - _POSIX_EPOCH) // _MICROSECOND

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
 
-from milepost.errors import MilepostError, OptionError, RunNotFoundError, RunSuspended
+from milepost.errors import MilepostError, OptionError, RunNotFoundError, RunSuspended, shown
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.context import Context
 from milepost.executor.effects import Ask, Call, Effect, Write
@@ -112,7 +112,7 @@ def crashtest(
 def _scenarios(subject: _Subject, depth: int) -> Iterator[_Scenario]:
     """Yield all runs with up to `depth` crashes, each with the crashed runs that follow from it."""
     if depth < 1:
-        raise OptionError(f"crashes must be 1 or more, not {depth!r}", option="crashes")
+        raise OptionError(f"crashes must be 1 or more, not {shown(depth)}", option="crashes")
 
     def beneath(crashes: tuple[Crash, ...]) -> Iterator[_Scenario]:
         number = 0

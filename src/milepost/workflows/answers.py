@@ -16,12 +16,13 @@ from milepost.errors import (
     DeserializeStateError,
     DuplicateStepNameError,
     StepError,
+    shown,
 )
 from milepost.executor import waits as parking
 from milepost.executor.effects import Call, Routine
 from milepost.executor.history import StepOutcome, StepRecord
 from milepost.executor.waits import Waits
-from milepost.model.failure import describe, message_of, place, shown, type_name
+from milepost.model.failure import describe, message_of, place, type_name
 from milepost.model.record import StepHead
 from milepost.model.results import (
     BranchResult,

@@ -31,8 +31,14 @@ import msgspec
 
 from milepost.codec import Codec
 from milepost.codec.functions import FunctionCodecs, classes, hints_of, lenient
-from milepost.errors import DeserializeStateError, MilepostError, OptionError, SerializeStateError, StateTypeError
-from milepost.model.failure import shown
+from milepost.errors import (
+    DeserializeStateError,
+    MilepostError,
+    OptionError,
+    SerializeStateError,
+    StateTypeError,
+    shown,
+)
 from milepost.model.reports import RunResult
 from milepost.model.results import (
     BranchResult,
@@ -352,13 +358,13 @@ def workflow(
     store accepts; TypeError for another kind of function.
     """
     if type(name) is not str or not name.strip():
-        raise ValueError(f"a workflow needs a name, not {name!r}: @workflow('orders')")
+        raise ValueError(f"a workflow needs a name, not {shown(name)}: @workflow('orders')")
     try:
         check_id(name, "name of a workflow")
     except MilepostError as exc:
         raise OptionError(str(exc), option="name") from exc
     if type(version) is not int or version < 1:
-        raise ValueError(f"version of workflow {name!r} must be a whole number of at least 1, not {version!r}")
+        raise ValueError(f"version of workflow {name!r} must be a whole number of at least 1, not {shown(version)}")
     if type(hold_on) is not tuple or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in hold_on
     ):

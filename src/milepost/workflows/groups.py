@@ -23,6 +23,7 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
     StepError,
+    shown,
 )
 from milepost.executor import waits as parking
 from milepost.executor.attempt import OutOfTime, PartsFailed, UnitVisit
@@ -33,7 +34,7 @@ from milepost.executor.run import bounded_gather
 from milepost.executor.waits import Waits
 from milepost.graph.nesting import decode_inside
 from milepost.graph.walker import Walker
-from milepost.model.failure import contained, describe, place, shown
+from milepost.model.failure import contained, describe, place
 from milepost.model.record import ITEMS, ROUTE
 from milepost.model.reports import RunResult
 from milepost.model.results import (

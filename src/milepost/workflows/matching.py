@@ -18,8 +18,7 @@ import msgspec
 from milepost.codec import canonical
 from milepost.codec.families import family_of
 from milepost.codec.plan import MAX_DEPTH
-from milepost.errors import NonDeterminismError
-from milepost.model.failure import shown
+from milepost.errors import NonDeterminismError, shown
 
 Arguments = dict[str, str]
 """A step's arguments as records keep them: a text cut to 200 characters, with a digest if it was longer.

@@ -36,6 +36,7 @@ from milepost.errors import (
     StoreError,
     WorkflowError,
     WorkflowHeldError,
+    shown,
 )
 from milepost.executor import waits as parking
 from milepost.executor.attempt import announce_checkpoint, go_on_without, keep_unrecorded
@@ -56,7 +57,6 @@ from milepost.model.failure import (
     place,
     raised_here,
     recorded_step_error,
-    shown,
 )
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time, origins_of, source_of
 from milepost.model.results import RollbackError, StepResult, WorkflowResult

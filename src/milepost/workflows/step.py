@@ -22,6 +22,7 @@ from milepost.errors import (
     RunStopped,
     SerializeStateError,
     StepError,
+    shown,
 )
 from milepost.executor.attempt import AttemptOutcome, PartsFailed, go_on_without, pause, perform
 from milepost.executor.context import Context
@@ -39,7 +40,6 @@ from milepost.model.failure import (
     first_line,
     message_of,
     place,
-    shown,
     thrown_again,
     type_name,
 )

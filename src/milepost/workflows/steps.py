@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, TypeVarTup
 
 import msgspec
 
-from milepost.errors import DuplicateStepNameError, OptionError
+from milepost.errors import DuplicateStepNameError, OptionError, shown
 from milepost.executor.waits import Waits
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.results import (
@@ -301,7 +301,7 @@ class Named(_Definition, Generic[ElseT]):
         if not callable(fn):
             _callable(fn, self.name, "python")
         if type(args) is not tuple and (isinstance(args, (str, bytes)) or not isinstance(args, Iterable)):
-            raise TypeError(f"args of step {self.name!r} must be a tuple: python(f, args=({args!r},))")
+            raise TypeError(f"args of step {self.name!r} must be a tuple: python(f, args=({shown(args)},))")
         return Step(self.name, Calls(fn, tuple(args), dict(kwargs) if kwargs else {}), self.modifiers)
 
     @overload
@@ -331,7 +331,7 @@ class Named(_Definition, Generic[ElseT]):
         """
         _callable(fn, self.name, "map")
         if not isinstance(items, Iterable):
-            raise TypeError(f"step {self.name!r} maps over items, not {items!r}: map(f, [{items!r}])")
+            raise TypeError(f"step {self.name!r} maps over items, not {shown(items)}: map(f, [{shown(items)}])")
         if key is not None:
             _callable(key, self.name, "map")
         checked_executor(executor, f"map {self.name!r}", is_async=is_async(fn))
@@ -358,7 +358,7 @@ class Named(_Definition, Generic[ElseT]):
         elif hasattr(wf, "inputs_of"):
             inputs = wf.inputs_of((), dict(inputs or {}))
         elif not hasattr(wf, "walk"):
-            raise TypeError(f"step {self.name!r}: {wf!r} is no workflow and no compiled graph")
+            raise TypeError(f"step {self.name!r}: {shown(wf)} is no workflow and no compiled graph")
         elif inputs is None:
             raise TypeError(f"step {self.name!r}: a graph begins with a state: subworkflow(graph, state)")
         return Step(self.name, Invokes(wf, inputs), self.modifiers)
@@ -369,7 +369,7 @@ class Named(_Definition, Generic[ElseT]):
             raise ValueError(f"branch {self.name!r} needs at least one (predicate, step)")
         for option in options:
             if not isinstance(option, tuple) or len(option) != 2 or not isinstance(option[1], Step):
-                raise TypeError(f"branch {self.name!r} takes pairs of predicate and step, not {option!r}")
+                raise TypeError(f"branch {self.name!r} takes pairs of predicate and step, not {shown(option)}")
             _callable(option[0], self.name, "branch")
         return Step(self.name, Chooses(options), self.modifiers)
 
@@ -379,7 +379,7 @@ class Named(_Definition, Generic[ElseT]):
         seen: set[str] = set()
         for child in children:
             if not isinstance(child, Step):
-                raise TypeError(f"parallel {self.name!r} takes steps, not {child!r}")
+                raise TypeError(f"parallel {self.name!r} takes steps, not {shown(child)}")
             if child.name in seen:
                 raise DuplicateStepNameError(
                     f"parallel {self.name!r} has two steps called {child.name!r}: give each a name of its own",
@@ -418,7 +418,7 @@ class Named(_Definition, Generic[ElseT]):
         does not count.
         """
         if not isinstance(signal, str) or not signal:
-            raise ValueError(f"step {self.name!r} waits for a signal with a name, not {signal!r}")
+            raise ValueError(f"step {self.name!r} waits for a signal with a name, not {shown(signal)}")
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         return Step(self.name, Waits(signal, seconds, None, prompt, payload, early), self.modifiers)
 
@@ -429,7 +429,7 @@ class Named(_Definition, Generic[ElseT]):
     def sleep_until(self, when: datetime) -> Step[Reply[None] | ElseT]:
         """Park the run until `when`, an aware datetime."""
         if not isinstance(when, datetime) or when.tzinfo is None:
-            raise ValueError(f"step {self.name!r} sleeps until a datetime with a zone, not {when!r}")
+            raise ValueError(f"step {self.name!r} sleeps until a datetime with a zone, not {shown(when)}")
         return Step(self.name, Waits(None, None, when), self.modifiers)
 
 
@@ -562,7 +562,7 @@ def step(name: str) -> Named[Never]:
     """
     if type(name) is not str or name not in _accepted:
         if type(name) is not str or not name or "/" in name or name.isspace():
-            raise ValueError(f"a step needs a name without '/', not {name!r}")
+            raise ValueError(f"a step needs a name without '/', not {shown(name)}")
         check_id(name, "step name")
         if len(_accepted) < 10_000:
             _accepted.add(name)
@@ -595,13 +595,13 @@ def is_async(fn: Callable[..., Any]) -> bool:
 
 def _callable(fn: Any, name: str, where: str) -> Any:
     if not callable(fn):
-        raise TypeError(f".{where}() of step {name!r} takes a function, not {fn!r}")
+        raise TypeError(f".{where}() of step {name!r} takes a function, not {shown(fn)}")
     return fn
 
 
 def _positive(value: int | None, name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"max_parallel of step {name!r} must be a whole number of at least 1, not {value!r}")
+        raise ValueError(f"max_parallel of step {name!r} must be a whole number of at least 1, not {shown(value)}")
     return value
 
 

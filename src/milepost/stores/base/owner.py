@@ -27,6 +27,7 @@ from milepost.errors import (
     RunNotFoundError,
     StoreClosedError,
     StoreError,
+    shown,
 )
 from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.info import RunFailure, RunInfo
@@ -489,9 +490,9 @@ class OwnerStore(Store):
         before = None if before is None else min(max(check_number(before, "before"), -1), MOST)
         limit = None if limit is None else min(check_number(limit, "limit", least=1), MOST)
         if node_id is not None and not isinstance(node_id, str):
-            raise TypeError(f"node_id must be a str, not {node_id!r}")
+            raise TypeError(f"node_id must be a str, not {shown(node_id)}")
         if isinstance(kinds, str):
-            raise TypeError(f"kinds must be a collection of kinds, not the str {kinds!r}")
+            raise TypeError(f"kinds must be a collection of kinds, not the str {shown(kinds)}")
         with self._reading("read") as tx:
             found = tx.records(
                 run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
@@ -682,16 +683,16 @@ def has_statements(appends: Sequence[Append]) -> bool:
 def check_names(names: Any, what: str) -> None:
     """Raise TypeError unless `names` is a collection of str, and not a str itself."""
     if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{what} must be a collection of str, not {names!r}")
+        raise TypeError(f"{what} must be a collection of str, not {shown(names)}")
 
 
 def check_tags(tags: Mapping[Any, Any]) -> None:
     """Raise TypeError unless `tags` maps str to str."""
     if not isinstance(tags, Mapping):
-        raise TypeError(f"tags are a mapping of str to str, not {tags!r}")
+        raise TypeError(f"tags are a mapping of str to str, not {shown(tags)}")
     for key, value in tags.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"tags are str to str, not {key!r}: {value!r}")
+            raise TypeError(f"tags are str to str, not {shown(key)}: {shown(value)}")
 
 
 def _moment(seconds: float) -> datetime:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 import msgspec
 from msgspec.structs import replace
 
-from milepost.errors import CheckpointCorruptError, DeserializeStateError, OptionError
+from milepost.errors import CheckpointCorruptError, DeserializeStateError, OptionError, shown
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
@@ -282,7 +282,7 @@ class Pruning(OwnerStore):
                 option="older_than",
             )
         wanted = frozenset({statuses} if isinstance(statuses, str) else statuses)
-        unknown = sorted(map(repr, wanted - set(typing.get_args(Status))))
+        unknown = sorted(map(shown, wanted - set(typing.get_args(Status))))
         if unknown:
             raise OptionError(
                 f"no run has the status {', '.join(unknown)}: choose among {', '.join(typing.get_args(Status))}",

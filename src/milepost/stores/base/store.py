@@ -24,6 +24,7 @@ from milepost.errors import (
     RunNotFoundError,
     RunNotResumableError,
     SignalRefusedError,
+    shown,
 )
 from milepost.model.ids import is_gone
 from milepost.model.ranges import Ranges, is_live
@@ -274,7 +275,7 @@ class Runs(Keeping):
                 found = tx.find_visit(run_id, node_id, visit)
             proven = None if found is None else self._proven(tx, run_id, found)
         if found is None:
-            what = "there is none" if visit is None else f"there is no visit {visit}"
+            what = "there is none" if visit is None else f"there is no visit {shown(visit)}"
             if row is None:
                 what = "there is no such run"
             raise CheckpointNotFoundError(run_id, node_id, f"{what} in {self.place}")
@@ -374,7 +375,7 @@ class Runs(Keeping):
     ) -> builtins.list[RunInfo]:
         limit = min(check_number(limit, "limit", least=1), _MOST)
         if flow is not None and not isinstance(flow, str):
-            raise TypeError(f"flow must be a str, not {flow!r}")
+            raise TypeError(f"flow must be a str, not {shown(flow)}")
         for name, moment in (("updated_before", updated_before), ("updated_after", updated_after)):
             if moment is not None:
                 check_moment(moment, name)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from milepost.errors import OptionError, StoreError, StoreVersionError
+from milepost.errors import OptionError, StoreError, StoreVersionError, shown
 from milepost.stores.postgres.driver import psycopg, sql
 from milepost.stores.postgres.pool import open_connection
 from milepost.stores.postgres.timing import CallTimer
@@ -38,7 +38,7 @@ class Status(NamedTuple):
 def check_schema(schema: Any) -> str:
     """Return the name of a schema. Raise `OptionError` if PostgreSQL would not store it unchanged."""
     if not isinstance(schema, str) or not 0 < len(schema.encode("utf-8", "replace")) <= _NAME_BYTES or "\0" in schema:
-        raise OptionError(f"schema must be a name of 1 to {_NAME_BYTES} bytes, not {schema!r}", option="schema")
+        raise OptionError(f"schema must be a name of 1 to {_NAME_BYTES} bytes, not {shown(schema)}", option="schema")
     return schema
 
 
@@ -59,7 +59,7 @@ def migrate(dsn: str, *, schema: str = SCHEMA) -> Status:
     program and for missing rights.
     """
     with _connected(dsn, schema) as connection:
-        found = prepare(connection, schema, f"in schema {schema!r}")
+        found = prepare(connection, schema, f"in schema {shown(schema)}")
     return Status(found)
 
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from milepost.errors import InvalidIDError, OptionError, StoreError
+from milepost.errors import InvalidIDError, OptionError, StoreError, shown
 from milepost.model.ids import this_process
 from milepost.model.record import Record
 from milepost.store import Append, Renewal, StoreOptions, Token, Verdict, check_id, check_run_id
@@ -72,7 +72,7 @@ class SQLiteStore(Runs):
     ) -> None:
         super().__init__(**options)
         if durability not in {"full", "normal"}:
-            raise OptionError(f"durability must be 'full' or 'normal', not {durability!r}", option="durability")
+            raise OptionError(f"durability must be 'full' or 'normal', not {shown(durability)}", option="durability")
         self._synchronous = durability.upper()
         self._is_memory = os.fspath(path) == ":memory:"
         self.place = ":memory:" if self._is_memory else str(Path(path).absolute())
