@@ -525,6 +525,7 @@ class Store(abc.ABC):
     def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
         """Return the envelope of a node's newest visit that is not superseded, or of `visit`, superseded or not.
 
+        `Checkpoint.decode` reads it, also where the state is no compact JSON: then it is in `data` as base64.
         Raises `CheckpointNotFoundError`, which has the store's `place`, and TypeError if `visit` is no int.
         """
 

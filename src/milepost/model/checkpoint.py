@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -36,10 +36,18 @@ from milepost.errors import (
     SerializeStateError,
     shown,
 )
-from milepost.model.record import CHECKPOINT, CHECKPOINT_VERSION, decompress, digest_of, make_record, parse_time
+from milepost.model.record import (
+    CHECKPOINT,
+    CHECKPOINT_VERSION,
+    compact_json,
+    decompress,
+    digest_of,
+    make_record,
+    parse_time,
+)
 from milepost.model.seal import KEYED, Seals
 
-__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "is_exact_in_envelope", "migrate", "read_envelope"]
+__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "migrate", "read_envelope"]
 
 Fields = dict[str, Any]
 
@@ -77,9 +85,8 @@ class Checkpoint:
 
     To save one by hand, give `Checkpoint(run_id, node_id, next_node, state).encode()` to `store.save`: the last node of
     the run was `node_id`, and the run goes on at `next_node`. `state` is any JSON value, or bytes with the JSON text of
-    one. `timestamp` is an aware datetime, by default the current time; None (an old form has none) is written as the
-    begin of
-    1970. `extra` has the fields that this library does not know.
+    one; `decode` gives the bytes of a state that is no JSON. `timestamp` is an aware datetime, by default the current
+    time; None (an old form has none) is written as the begin of 1970. `extra` has the fields that this library does not know.
     """
 
     run_id: str
@@ -154,7 +161,7 @@ class Checkpoint:
         if not isinstance(self.state, (bytes, bytearray)):
             return _dump(self.state, "state")
         try:
-            return _compact(self.state, "state")
+            return compact_json(self.state, "state")
         except DeserializeStateError as exc:
             raise SerializeStateError(str(exc), path="state", type_name=type(self.state).__name__) from exc
 
@@ -174,13 +181,13 @@ class Checkpoint:
         Raises `CheckpointVersionError`, `CheckpointCorruptError` or `CheckpointIntegrityError`, all of them
         `DeserializeStateError`.
         """
-        fields, state = read_envelope(data)
+        fields, state, is_apart = _read(data)
         given = {name: value for name, value in fields.items() if name in _KNOWN and value is not None}
         if "missed" in given:
             given["missed"] = tuple(given["missed"])
         given.setdefault("run_id", "")
         given.setdefault("node_id", "")
-        given["state"] = _parse(state)
+        given["state"] = _value_of(state) if is_apart else _parse(state)
         given["timestamp"] = _moment(fields.get("timestamp"))
         return cls(**given, extra={name: value for name, value in fields.items() if name not in _KNOWN})
 
@@ -200,7 +207,7 @@ def migrate(data: bytes) -> bytes:
     `DeserializeStateError` and its subclasses.
     """
     _, given = _open(data)
-    if given.get("version") == b"1" and "node_id" in given:
+    if (given.get("version") == b"1" and "node_id" in given) or given.keys() == {"header", "data"}:
         return data
     # A seal over the old text proves nothing about the new one, and a digest without a seal counts as a lost seal.
     fields = {name: raw for name, raw in _migrated(given).items() if name not in {"seal", "digest"}}
@@ -210,11 +217,21 @@ def migrate(data: bytes) -> bytes:
 def read_envelope(data: bytes) -> tuple[Fields, bytes]:
     """Return the header fields of an envelope of any version, and its state as plain, uncompressed, compact JSON text.
 
-    The state of a record without one is `null`. Raises `CheckpointIntegrityError` if the envelope has a digest or a
+    A state that stands in it as bytes (see `Record.envelope`) is returned as these bytes, and that of a record without
+    one is `null`. Raises `CheckpointIntegrityError` if the envelope has a digest or a
     seal that does not fit, `CheckpointCorruptError` for anything that is no envelope, and `CheckpointVersionError` for
     a newer version.
     """
+    return _read(data)[:2]
+
+
+def _read(data: bytes) -> tuple[Fields, bytes, bool]:
+    """Read an envelope as `read_envelope` does; also return whether the state stands in it as bytes."""
     whole, given = _open(data)
+    apart: bytes | None = None
+    if given.keys() == {"header", "data"}:
+        whole, apart = given["header"], _base64(given["data"])
+        given = _members(whole)
     fields = _migrated(given)
     raw = fields.pop("state", None)
     header = {name: _parse(text) for name, text in fields.items()}
@@ -230,9 +247,9 @@ def read_envelope(data: bytes) -> tuple[Fields, bytes]:
             f"checkpoint has a {name} that is {_shown(value)}", path=name, found=type(value).__name__
         )
     _moment(header.get("timestamp"))
-    state = _plain_state(header, raw)
+    state = _plain_state(header, raw) if apart is None else apart
     _prove(header, state, whole, given.get("state"))
-    return header, b"null" if state is None else state
+    return header, b"null" if state is None else state, apart is not None
 
 
 # -- the chain of migrations: each leaves `state` untouched ------------------------------------------------
@@ -292,7 +309,7 @@ def _renamed(fields: dict[str, bytes]) -> dict[str, bytes]:
     state = renamed.get("state", b"null")
     if is_go and state.startswith(b'"') and renamed.get("compressed") != b"true":
         # A []byte field of Go is base64 text in JSON, and it holds the JSON of the state.
-        renamed["state"] = _compact(_base64(state), "checkpoint's state")
+        renamed["state"] = compact_json(_base64(state), "checkpoint's state")
     return renamed
 
 
@@ -301,52 +318,25 @@ def _renamed(fields: dict[str, bytes]) -> dict[str, bytes]:
 
 def _open(data: bytes) -> tuple[bytes, dict[str, bytes]]:
     """Return an envelope as compact text, and its members with their JSON text; refuse a doubled key anywhere."""
-    whole = _compact(data, "checkpoint")
+    whole = compact_json(data, "checkpoint")
+    return whole, _members(whole)
+
+
+def _members(text: bytes) -> dict[str, bytes]:
+    """Return the members of a JSON object with their JSON text."""
     try:
-        members = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as exc:
         raise CheckpointCorruptError(f"checkpoint is no JSON object: {exc}") from exc
-    return whole, {name: bytes(raw) for name, raw in members.items()}
+    return {name: bytes(raw) for name, raw in members.items()}
 
 
-def _compact(text: bytes | bytearray, what: str) -> bytes:
-    """Return JSON text without its white space; numbers and strings stay as they were written.
-
-    Raises `CheckpointCorruptError` for a text that is no strict JSON in UTF-8, and for anything that readers understand
-    differently: doubled keys, lone surrogates, a byte order mark.
-    """
-    plain = text if isinstance(text, bytes) else bytes(memoryview(text))
+def _value_of(state: bytes) -> Any:
+    """Return the value of a state's JSON text, which need not be compact; the bytes if they are no strict JSON."""
     try:
-        # Numbers stay text: their values are not needed here, and some have more digits than Python accepts.
-        json.loads(
-            plain.decode("utf-8"),
-            object_pairs_hook=_refuse_doubles,
-            parse_int=str,
-            parse_float=str,
-            parse_constant=_refuse_constant,
-        )
-        return msgspec.json.format(plain, indent=-1)
-    except DeserializeStateError:
-        raise
-    except (ValueError, RecursionError, msgspec.DecodeError) as exc:
-        raise CheckpointCorruptError(f"{what} is no JSON text: {type(exc).__name__}: {exc}"[:300]) from exc
-
-
-def is_exact_in_envelope(state: bytes) -> bool:
-    """Return whether a reader of an envelope gets exactly these bytes: only for compact JSON without doubled keys."""
-    try:
-        return _compact(state, "state") == state
+        return _parse(compact_json(state, "state"))
     except CheckpointCorruptError:
-        return False
-
-
-def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) != len(pairs):
-        raise CheckpointCorruptError("checkpoint has the same key twice in one object")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise CheckpointCorruptError(f"checkpoint has {name}, which is no JSON")
+        return state
 
 
 def _parse(raw: bytes) -> Any:
@@ -391,7 +381,7 @@ def _plain_state(header: Fields, raw: bytes | None) -> bytes | None:
         if not raw.startswith(b'"'):
             raise CheckpointCorruptError("checkpoint says compressed, but its state is no text")
         where = "checkpoint's state"
-        return _compact(decompress(_base64(raw), header.get("size"), where=where), where)
+        return compact_json(decompress(_base64(raw), header.get("size"), where=where), where)
     if encoding != "json":
         raise CheckpointCorruptError(
             f"checkpoint has encoding {encoding!r}, which is read only through a store that has its key",

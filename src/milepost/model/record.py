@@ -1,6 +1,7 @@
 """One entry of a journal, as the core makes it and as stores keep it.
 
-An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`. A `Record` holds it in two
+An envelope is one JSON object, `{header fields..., "seal": ..., "state": ...}`; where the state is no compact JSON, it is
+`{"header": {...}, "data": the state as base64}`. A `Record` holds it in two
 parts: the header as JSON text, and the encoded state as bytes. Stores that can keep bytes keep the two apart;
 `envelope()` puts them together again, and gives the same text each time.
 
@@ -14,18 +15,20 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import floor
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
 from milepost.errors import (
     CheckpointCorruptError,
     CheckpointIntegrityError,
+    DeserializeStateError,
     StateTooLargeError,
     StoreError,
 )
@@ -189,12 +192,26 @@ class Record(NamedTuple):
             return self.header + b"}"
         if self.packing == ENCRYPTED:
             state = b'"' + base64.b64encode(self.payload) + b'"'
+        elif not self._is_exact():
+            data = base64.b64encode(self.state() or b"")
+            return b"".join((b'{"header":', self.header, b'},"data":"', data, b'"}'))
         elif self.says_compressed:
             packed = self.payload if self.packing == ZSTD else compress(self.state() or b"")
             state = b'"' + base64.b64encode(packed) + b'"'
         else:
             state = self.state() or b""
         return b"".join((self.header, b',"state":', state, b"}"))
+
+    def _is_exact(self) -> bool:
+        """Return whether a reader of JSON gets exactly the state. A damaged one can't come back anyway."""
+        try:
+            state = self.state() or b""
+        except CheckpointCorruptError:
+            return True
+        try:
+            return compact_json(state, "state") == state
+        except CheckpointCorruptError:
+            return False
 
     @property
     def says_compressed(self) -> bool:
@@ -606,3 +623,38 @@ def source_of(origins: tuple[Origin, ...], sequence: int) -> str | None:
         if sequence <= origin.sequence:
             source = origin.run_id
     return source
+
+
+# -- JSON text that all readers understand alike ------------------------------------------------------
+
+
+def compact_json(text: bytes | bytearray, what: str) -> bytes:
+    """Return JSON text without its white space; numbers and strings stay as they were written.
+
+    Raises `CheckpointCorruptError` for a text that is no strict JSON in UTF-8, and for anything that readers understand
+    differently: doubled keys, lone surrogates, a byte order mark.
+    """
+    plain = text if isinstance(text, bytes) else bytes(memoryview(text))
+    try:
+        # Numbers stay text: their values are not needed here, and some have more digits than Python accepts.
+        json.loads(
+            plain.decode("utf-8"),
+            object_pairs_hook=_refuse_doubles,
+            parse_int=str,
+            parse_float=str,
+            parse_constant=_refuse_constant,
+        )
+        return msgspec.json.format(plain, indent=-1)
+    except DeserializeStateError:
+        raise
+    except (ValueError, RecursionError, msgspec.DecodeError) as exc:
+        raise CheckpointCorruptError(f"{what} is no JSON text: {type(exc).__name__}: {exc}"[:300]) from exc
+
+
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise CheckpointCorruptError("checkpoint has the same key twice in one object")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise CheckpointCorruptError(f"checkpoint has {name}, which is no JSON")

@@ -24,7 +24,7 @@ from milepost.errors import (
     InvalidIDError,
     OptionError,
 )
-from milepost.model.checkpoint import is_exact_in_envelope, read_envelope
+from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges, ranges_of
 from milepost.model.record import (
@@ -183,22 +183,10 @@ def lines_of(
         envelope = envelope_of(record)
         if record.is_foreign:
             lines.append(_encode({"saved": _saved(row.run_id, record, note, envelope)}))
-        elif _is_exact(record):
-            lines.append(envelope)
         else:
-            header, state = msgspec.Raw((record.header or b"") + b"}"), record.state() or b""
-            lines.append(_encode({"header": header, "data": base64.b64encode(state).decode()}))
+            lines.append(envelope)
     lines += [_encode({"signal": _sent(signal)}) for signal in signals]
     return lines
-
-
-def _is_exact(record: Record) -> bool:
-    """Return whether the record's envelope gives back the same state. One that is damaged can't come back anyway."""
-    try:
-        state = record.state()
-    except DeserializeStateError:
-        return True
-    return state is None or is_exact_in_envelope(state)
 
 
 def _saved(run_id: str, record: Record, note: Note | None, data: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from milepost.errors import (
     RunIDRequiredError,
     RunNotFoundError,
 )
+from milepost.model.checkpoint import Checkpoint
 from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, format_time, make_record
 from milepost.store import Release, Store
@@ -348,6 +349,17 @@ class MovingContract(StoreUnderTest):
         for old, new in ((state, base64.b64encode(b"no more")), (b'"next_node":"a"', b'"next_node":"b"')):
             with pytest.raises(CheckpointIntegrityError):
                 store.import_run(data.replace(old, new), run_id="copy")
+
+    def test_a_state_that_is_no_compact_json_is_loaded_in_a_form_that_can_be_decoded(self, store: Store) -> None:
+        """Bytes that are no JSON, or would not come back the same, are in `data` as base64."""
+        _no_compact_json(store)
+        states = [Checkpoint.decode(store.load("r", "a", visit)).state for visit in range(1, 7)]
+        assert [{"n": 6}, b'{"n":6,"n":6}', b"no json", b"\xff\n", b""] == states[:5]
+        assert {"text": "ab" * 600_000} == states[5]
+        damaged = store.load("r", "a", 3).replace(base64.b64encode(b"no json"), base64.b64encode(b"no more"))
+        with pytest.raises(CheckpointIntegrityError):
+            Checkpoint.decode(damaged)
+        assert damaged == Checkpoint.migrate(damaged)
 
     def test_a_checkpoint_of_an_older_form_comes_in_as_it_is(self, store: Store, clock: FakeClock) -> None:
         """Everything is checked first; what no journal has is kept as what it is, a save from outside."""
