@@ -14,6 +14,7 @@ from psycopg_pool import ConnectionPool
 from milepost import END, CompiledGraph, Engine, Graph
 from milepost.errors import MilepostError, RunExistsError, StoreError
 from milepost.store import Append, Release, Statement, Token
+from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.connection import Link
 from milepost.stores.postgres.pool import Connections
 from milepost.stores.postgres.store import PostgresStore
@@ -443,6 +444,27 @@ def test_a_call_ends_within_its_lease_where_no_connection_leads_anywhere(store: 
     with pytest.raises(StoreError, match="failed to append"):
         write(store, token, checkpoint("r", 1))
     assert time.monotonic() < began + LEASE
+
+
+@pytest.mark.parametrize("at", ["open_connection", "_lock"])
+def test_an_upgrade_whose_bytes_vanish_ends(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, at: str, schema: str
+) -> None:
+    """Before the first look at the tables, and in the upgrade itself."""
+    act = getattr(postgres_schema, at)
+
+    def vanish(*args: object) -> object:
+        done = act(*args)
+        proxy.swallow()
+        return done
+
+    monkeypatch.setattr(postgres_schema, at, vanish)
+    monkeypatch.setattr(postgres_schema, "_PATIENCE", 3.0)
+    monkeypatch.setattr(postgres_schema, "_UPGRADE", 1.0)
+    with pytest.raises(StoreError, match="failed to open"):
+        postgres_schema.migrate(proxy.dsn, schema=schema)
+    monkeypatch.undo()
+    assert 0 == postgres_schema.migrate(proxy.dsn, schema=schema).found
 
 
 @pytest.mark.parametrize("running", [0, 1])

@@ -177,13 +177,14 @@ def _server(invocation: Invocation, url: str, source: str) -> Iterator[Finding]:
         return
     from milepost.stores.postgres.pool import open_connection, place_of
     from milepost.stores.postgres.schema import SCHEMA
+    from milepost.stores.postgres.timing import CallTimer
 
     try:
         connection = open_connection(url, _PATIENCE)
     except (MilepostError, psycopg.Error) as exc:
         yield Finding(place.name, place.value, "problem", " ".join(str(exc).split()))
         return
-    with connection:
+    with connection, CallTimer(connection.pgconn.socket, _PATIENCE):
         yield Finding("store", place_of(connection, SCHEMA, SCHEMA), "ok", f"named by {source}")
         try:
             yield _server_version(connection)

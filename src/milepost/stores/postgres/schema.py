@@ -24,6 +24,9 @@ SCHEMA = "milepost"
 
 _OLDEST_SERVER = 13
 _PATIENCE = 10.0
+"""Seconds for which an answer is waited for."""
+_UPGRADE = 600.0
+"""Seconds that the upgrade of a large database may take, and the wait for another process that upgrades it."""
 _NAME_BYTES = 63
 """Longest name in bytes. A longer one would be cut off, and two schemas could become one."""
 
@@ -58,8 +61,16 @@ def migrate(dsn: str, *, schema: str = SCHEMA) -> Status:
     Raise `StoreVersionError` for tables of a newer release, StoreError for tables of another
     program and for missing rights.
     """
+    place = f"in schema {shown(schema)}"
     with _connected(dsn, schema) as connection:
-        found = prepare(connection, schema, f"in schema {shown(schema)}")
+        timer = CallTimer(connection.pgconn.socket, _PATIENCE)
+        with _told_as_ours(place, "open"), timer:
+            _version(
+                connection, schema
+            )  # a server that does not answer is noticed before the upgrade, which may take long
+        timer.allow(_UPGRADE)
+        with timer:
+            found = prepare(connection, schema, place)
     return Status(found)
 
 
