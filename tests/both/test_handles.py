@@ -11,6 +11,7 @@ import pytest
 
 from milepost import (
     END,
+    BranchError,
     CheckpointNotFoundError,
     Engine,
     Graph,
@@ -334,6 +335,28 @@ def test_events_follow_the_journal_to_the_end(verbs, engine, abc):
         events[-1].status,
     )
     assert [4, 5] == [event.sequence for event in verbs.events(handle, "events", after=3)]
+
+
+@pytest.mark.parametrize("after", [-1, 3])
+def test_the_event_of_the_end_has_the_error_of_each_branch(verbs, engine, after):
+    def fails(state: Count) -> Count:
+        raise ValueError("no such card")
+
+    graph = Graph(Count).add_node("start", lambda state: state).set_entry("start")
+    for name in ("left", "right"):
+        graph.add_node(name, fails).add_edge("start", name).add_edge(name, "join")
+    graph.add_node("join", lambda state: state, merge=lambda base, states: base).add_edge("join", END)
+    flow = graph.compile("branches")
+    with pytest.raises(BranchError) as raised:
+        verbs.run(engine, flow, Count(), run_id="r1")
+    handle = engine.handle("r1", flow)
+    *_, ended = verbs.events(handle, "events", after)
+    assert isinstance(ended.error, BranchError)
+    assert set(raised.value.errors) == set(ended.error.errors) == {"left", "right"}
+    assert (raised.value.fork, raised.value.visit) == (ended.error.fork, ended.error.visit)
+    with pytest.raises(BranchError) as again:
+        verbs.call(handle, "result")
+    assert str(again.value) == str(ended.error)
 
 
 def test_events_are_told_while_the_run_goes_on(verbs, engine, line):

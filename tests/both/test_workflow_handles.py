@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -403,11 +404,65 @@ def test_events_of_a_workflow_that_fails_at_a_step_name_it_and_its_kind_of_error
 
     handle = engine.start(failing, run_id="r")
     engine.worker([failing]).run(until_idle=True)
-    *_, failed, ended = verbs.events(handle, "events", -1)
-    assert (AttemptFailed, WorkflowCompleted) == (type(failed), type(ended))
+    *_, failed, done, ended = verbs.events(handle, "events", -1)
+    assert (AttemptFailed, StepCompleted, WorkflowCompleted) == (type(failed), type(done), type(ended))
+    assert failed.sequence == done.sequence
     for error in (failed.error, ended.error):
         assert (StepError, "pay") == (type(error), error.step_name)
         assert "division by zero" in str(error)
+
+
+def _within(*steps: Any) -> Any:
+    """Return a workflow that asks for these steps."""
+
+    @workflow("within")
+    def within():
+        yield from steps
+
+    return within
+
+
+def _bad(name: str) -> Any:
+    return step(name).python(lambda: 1 / 0)
+
+
+FAILING = {
+    "a step": lambda: [_bad("a")],
+    "its attempts": lambda: [step("a").retry(2, 0).python(lambda: 1 / 0)],
+    "its on_error": lambda: [_bad("a").on_error(lambda ctx, result: _bad("b"))],
+    "saved by its on_error": lambda: [_bad("a").on_error(lambda ctx, result: step("b").python(lambda: 1)), _bad("c")],
+    "skipped": lambda: [_bad("a").skip_on_error(), _bad("c").as_result(), _bad("d")],
+    "in a branch": lambda: [branch("choice", (lambda ctx: True, _bad("a")))],
+    "in a group": lambda: [step("both").must_succeed().parallel([_bad("a"), step("b").python(lambda: 1)])],
+    "in a map": lambda: [step("each").map(lambda n: 1 // n, [0, 1])],
+    "in a workflow": lambda: [step("sub").retry(2, 0).subworkflow(_within(_bad("a")))],
+    "in a graph": lambda: [step("graph").subworkflow(counted(), Count("no"))],  # type: ignore[arg-type]
+    "with rollbacks": lambda: [
+        step("a").python(lambda: 1).with_rollback(lambda ctx: None),
+        step("sub").subworkflow(_within(step("b").python(lambda: 1).with_rollback(lambda ctx: None), _bad("c"))),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_records_tell_the_end_of_each_step_as_the_process_did_that_ran_it(verbs, engine, case):
+    flow = _within(*FAILING[case]())
+    live: list[Any] = []
+    with suppress(StepError):
+        verbs.run(engine, flow, run_id="r", hooks=[live.append])
+    kinds = (StepCompleted, RollbackCompleted)
+    recorded = verbs.events(engine.handle("r", flow), "events", -1)
+    expected, found = (
+        [
+            (e.step_name, *((e.step_type, e.outcome, e.result.attempts) if isinstance(e, StepCompleted) else ()))
+            for e in events
+            if isinstance(e, kinds)
+        ]
+        for events in (live, recorded)
+    )
+    assert expected == found
+    numbers = [event.sequence for event in recorded]
+    assert sorted(numbers) == numbers
 
 
 # -- signals and cancels ---------------------------------------------------------------------------------

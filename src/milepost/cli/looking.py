@@ -25,7 +25,7 @@ from milepost.model.events import Event
 from milepost.model.info import RunInfo
 from milepost.model.record import Record
 from milepost.store import ENDED, Store
-from milepost.views.events import _error_of, _event_of, _result_of, _Undecoded, event_document, line_of
+from milepost.views.events import _error_of, _events_of, _result_of, _Undecoded, event_document, line_of
 from milepost.views.journal import is_workflow, read_entries, records_of, steps_of
 from milepost.views.states import StateMissingError, changes, find_state, named_state, newest_state, patch_between
 from milepost.views.status import RunView, info_document, shown_next, view_run, why_it_stands
@@ -369,8 +369,7 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
         for records, found in follow(store, run_id, after):
             info = found
             for record in records:
-                event = _event_of(chronicle, record)
-                if event is not None:
+                for event in _events_of(chronicle, record):
                     tell(event, _error_of(record))
             if len(records) < _PAGE and info.status not in ENDED:
                 if info.status not in {told, "running"}:

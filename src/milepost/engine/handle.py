@@ -18,7 +18,6 @@ from milepost.engine.watching import (
     await_result,
     loaded,
     state_of,
-    step_results,
 )
 from milepost.errors import OptionError, RunTimeoutError, naming
 from milepost.executor import signals
@@ -30,8 +29,7 @@ from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.model.info import RunInfo
-from milepost.model.record import FINISH, Record
-from milepost.model.results import StepResult
+from milepost.model.record import Record
 from milepost.model.retry import as_seconds
 from milepost.options import UNAMENDED
 from milepost.store import RunRow, Store, check_run_id
@@ -133,10 +131,9 @@ class RunHandle(Generic[R]):
         """
         chronicle = self._chronicle(self._run(self._known()))
         is_over = False
+        look = partial(await_records, chronicle=chronicle)
         while not is_over:
-            records, is_over = self._run(self._on(partial(await_records, after=after)))
-            if self._tells_end(records):
-                chronicle.results = self._run(self._on(_results, is_awaited=False))
+            records, is_over = self._run(self._on(partial(look, after=after), is_awaited=False))
             yield from self._told(chronicle, records)
             after = records[-1].sequence if records else after
 
@@ -144,10 +141,9 @@ class RunHandle(Generic[R]):
         """Follow the journal with `async for`: the async form of `events`."""
         chronicle = self._chronicle(await self._arun(self._known()))
         is_over = False
+        look = partial(await_records, chronicle=chronicle)
         while not is_over:
-            records, is_over = await self._arun(self._on(partial(await_records, after=after)))
-            if self._tells_end(records):
-                chronicle.results = await self._arun(self._on(_results))
+            records, is_over = await self._arun(self._on(partial(look, after=after)))
             for event in self._told(chronicle, records):
                 yield event
             after = records[-1].sequence if records else after
@@ -235,19 +231,9 @@ class RunHandle(Generic[R]):
 
         return Chronicle(self.run_id, flow, load)
 
-    def _tells_end(self, records: list[Record]) -> bool:
-        """Return whether these records include the end of a workflow, whose event has the results of its steps."""
-        is_workflow = self._flow is not None and self._flow.front == "workflow"
-        return is_workflow and any(record.kind == FINISH for record in records)
-
     def _told(self, chronicle: Chronicle, records: list[Record]) -> Iterator[Event]:
         for record in records:
             with naming(self.run_id):
                 self.store.seals.check(self.run_id, record)
-                event = chronicle.tell(record)
-            if event is not None:
-                yield event
-
-
-def _results(run: Run) -> Routine[tuple[StepResult, ...]]:
-    return step_results(cast("StepRun", run))
+                events = list(chronicle.tell(record))
+            yield from events

@@ -7,6 +7,7 @@ that it asks for on the way is noted (`WorkflowView`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from milepost.errors import (
@@ -15,6 +16,7 @@ from milepost.errors import (
     NoCheckpointFoundError,
 )
 from milepost.executor.checks import ResumeRequest, check_flow, content_of
+from milepost.executor.chronicle import Chronicle
 from milepost.executor.effects import Routine
 from milepost.executor.flow import codec_at
 from milepost.executor.history import JournalHistory, StepRecord, newest_renames, parent_of, read_history
@@ -23,8 +25,8 @@ from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.executor.start import attach
 from milepost.graph.resume import newest_live
-from milepost.model.record import CHECKPOINT, START, Record
-from milepost.model.results import StepResult
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, START, Record
+from milepost.model.results import StepResult, StepType
 from milepost.store import ENDED, RunSnapshot, check_number
 from milepost.workflows.replay import inputs_of, primed_or_over, read
 from milepost.workflows.run import Frame, StepRun
@@ -93,8 +95,28 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
         yield from await_change(run)
 
 
-def await_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
-    """Wait for records above `after`; return the next of them, and whether the run has ended and these are the last."""
+def await_records(run: Run, after: int, chronicle: Chronicle) -> Routine[tuple[list[Record], bool]]:
+    """Wait for records above `after`; return the next of them, and whether the run has ended and these are the last.
+
+    `chronicle`, which tells them, gets what it needs besides for the ends of runs and steps.
+    """
+    records, is_last = yield from _next_records(run, after)
+    kinds = {record.kind for record in records}
+    if not isinstance(run, StepRun):
+        if FINISH in kinds:
+            chronicle.failures = yield from ask(run.store, "read", run.run_id, kinds=(FAILURE,))
+    elif kinds & {FAILURE, FINISH}:
+        with suppress(MilepostError):  # the present code does not fit the record
+            look = yield from _looked(run)
+            assert look.root is not None
+            chronicle.results = tuple(look.root.results.values())
+            failed = {record.node_id for record in records if record.kind == FAILURE}
+            types = {step_id: look.type_of(step_id) for step_id in failed}
+            chronicle.step_types = {step_id: kind.value for step_id, kind in types.items() if kind is not None}
+    return records, is_last
+
+
+def _next_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
     while True:
         row = yield from ask(run.store, "get_run", run.run_id)
         records: list[Record] = yield from ask(run.store, "read", run.run_id, after=after, limit=PAGE)
@@ -125,16 +147,6 @@ def loaded(run: StepRun, record: Record, looks: list[WorkflowView]) -> Routine[A
     if not looks or looks[0].recorded.newest < record.sequence:
         looks[:] = [(yield from _looked(run))]
     return (yield from looks[0].read(record))
-
-
-def step_results(run: StepRun) -> Routine[tuple[StepResult, ...]]:
-    """Return the results of a workflow's own steps, as far as its present code fits the record."""
-    try:
-        look = yield from _looked(run)
-    except MilepostError:
-        return ()
-    assert look.root is not None
-    return tuple(look.root.results.values())
 
 
 # -- playing a workflow's code to look at it ----------------------------------------------------------------
@@ -190,6 +202,20 @@ class WorkflowView(StepRun):
         elif isinstance(work, Chooses):
             inner = tuple(step for _, step in work.options)
         return next((step for step in inner if step.name == name), None), frame
+
+    def type_of(self, step_id: str) -> StepType | None:
+        """Return the type of a step; None if there is no such step in the code.
+
+        A step that an `on_error` gave is unknown here, and taken for one that calls a function.
+        """
+        step, _ = self.step(step_id)
+        if step is not None:
+            return step.step_type
+        outer, _ = self.step(parent_of(step_id))
+        if outer is None or outer.modifiers.on_error is None:
+            return None
+        is_node = isinstance(outer.work, Invokes) and outer.work.flow.front == "graph"
+        return None if is_node else StepType.PYTHON
 
     def read(self, record: Record) -> Routine[Any]:
         """Return the contents of a record: the result of a step, or the state after a node of a step's graph."""

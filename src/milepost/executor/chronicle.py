@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from milepost.errors import CheckpointCorruptError, MilepostError
 from milepost.executor.flow import Flow, codec_at
-from milepost.executor.history import wait_of
+from milepost.executor.history import parent_of, wait_of
 from milepost.model.events import (
     AttemptFailed,
     Event,
@@ -21,11 +22,17 @@ from milepost.model.events import (
     WorkflowCompleted,
     WorkflowStarted,
 )
-from milepost.model.failure import first_line, recorded_error, recorded_step_error
+from milepost.model.failure import (
+    first_line,
+    is_branch_error,
+    recorded_branch_error,
+    recorded_error,
+    recorded_step_error,
+)
 from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, REPLY, ROLLBACK, START, WAIT, Record, parse_time
 from milepost.model.reports import ResumeInfo
-from milepost.model.results import RollbackError, StepResult, WorkflowResult
+from milepost.model.results import RollbackError, StepResult, StepType, WorkflowResult
 
 
 class Chronicle:
@@ -46,11 +53,20 @@ class Chronicle:
         self._final: tuple[dict[str, Any], str] | None = None
         """The fields of the failure record that ends the run, and its node or step; None before there is one."""
         self._rollback_errors: tuple[RollbackError, ...] = ()
+        self._unended: dict[str, tuple[int, StepCompleted]] = {}
+        """The steps whose newest record is a failure, each with that record's number and the event if it is the end."""
         self.results: tuple[StepResult, ...] = ()
         """The results of a workflow's steps, for the event of its end. The caller sets them before that."""
+        self.step_types: Mapping[str, str] = {}
+        """The types of the steps that failed, by id, which their records do not have. The caller sets them before that.
 
-    def tell(self, record: Record) -> Event | None:
-        """Make the event of a record, with the record's `sequence`; None for a record that is no event.
+        A step without a type here has no event of its end if it left only failures.
+        """
+        self.failures: Sequence[Record] = ()
+        """The failure records of a graph, for the event of its end. The caller sets them before that."""
+
+    def tell(self, record: Record) -> Iterator[Event]:
+        """Make the events of a record, each with the record's `sequence`; none for a record that is no event.
 
         None as well for a record from outside and for a damaged one.
         """
@@ -59,28 +75,35 @@ class Chronicle:
             told: dict[str, Any] = {"run_id": self._run_id, "sequence": record.sequence}
             told["timestamp"] = parse_time(fields["timestamp"]).timestamp()
         except (CheckpointCorruptError, KeyError, TypeError, ValueError):
-            return None  # from outside, or damaged: verify() reports that
+            return  # from outside, or damaged: verify() reports that
         if self._began is None:
             self._began = told["timestamp"]
         if record.kind == START or (record.kind == OWNER and fields.get("verb") != "delete"):
-            return self._started(record, fields, told)
-        if record.kind == CHECKPOINT:
-            return self._completed(record, fields, told)
-        if record.kind == FAILURE:
-            return self._attempt(record, fields, told)
-        if record.kind in {WAIT, REPLY}:
-            return self._waiting(record, fields, told)
-        if record.kind == ROLLBACK:
-            return self._undone(record, fields, told)
-        if record.kind == FINISH:
-            return self._ended(record, fields, told)
-        return None
+            yield self._started(record, fields, told)
+        elif record.kind == CHECKPOINT:
+            self._unended.pop(record.node_id, None)
+            yield from self._failed_steps(f"{record.node_id}/", told)
+            yield self._completed(record, fields, told)
+        elif record.kind == FAILURE:
+            yield from self._attempt(record, fields, told)
+        elif record.kind in {WAIT, REPLY}:
+            yield from self._waiting(record, fields, told)
+        elif record.kind == ROLLBACK:
+            around = parent_of(record.node_id)
+            yield from self._failed_steps(f"{around}/" if around else "", told)
+            yield self._undone(record, fields, told)
+        elif record.kind == FINISH:
+            if fields.get("status") != "finished":
+                yield from self._failed_steps("", told)
+            yield self._ended(record, fields, told)
 
     # -- one kind of record each -----------------------------------------------------------------------
 
     def _started(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
         is_first = record.kind == START
         self._final = None
+        since = fields.get("from", -1)
+        self._unended = {step: failed for step, failed in self._unended.items() if failed[0] <= since}
         self._is_workflow = self._is_workflow or fields.get("front") == "workflow"
         is_turn = fields.get("verb") == "continue"
         if is_turn:
@@ -119,17 +142,18 @@ class Chronicle:
             return self._load(record)
         return codec_at(self._flow, record.node_id).decode(record.state() or b"null")
 
-    def _attempt(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event | None:
+    def _attempt(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Iterator[Event]:
+        """Make the event of a failed attempt, and those of steps that ended with it: inside the step, or the step itself."""
         if fields.get("final"):
             self._final = fields, record.node_id
         if fields.get("held"):
+            yield from self._failed_steps("", told)
             error = self._error(fields, "")
-            return RunBlocked(reason=first_line(error), error=error, **told)
+            yield RunBlocked(reason=first_line(error), error=error, **told)
         if self._is_workflow and not record.node_id:
-            return (
-                None  # the code between steps failed, which is no attempt of anything: the event of the end reports it
-            )
-        return AttemptFailed(
+            return  # the code between steps failed, which is no attempt of anything: the event of the end reports it
+        yield from self._failed_steps(f"{record.node_id}/", told)
+        yield AttemptFailed(
             node_id=record.node_id,
             visit=record.visit,
             attempt=fields.get("attempt", 1),
@@ -137,16 +161,47 @@ class Chronicle:
             retry_in=self._pause(fields, told["timestamp"]),
             **told,
         )
+        if record.node_id in self.step_types:
+            ended = self._failed(record, fields, told)
+            if fields.get("final") or fields.get("caught"):
+                self._unended.pop(record.node_id, None)
+                yield ended
+            else:
+                self._unended[record.node_id] = record.sequence, ended
 
-    def _waiting(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event | None:
+    def _failed(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> StepCompleted:
+        """Make the event of a step that ends with a failure and leaves no other record of its end."""
+        kind, error_type = self.step_types[record.node_id], str(fields.get("error_type"))
+        name = record.node_id.rpartition("/")[2]
+        error = str(fields.get("message") or error_type)
+        result = StepResult(
+            name, StepType(kind), False, None, 0.0, error, error_type, "failed", fields.get("attempt", 1)
+        )
+        return StepCompleted(
+            step_name=record.node_id,
+            step_type=kind,
+            success=False,
+            duration_ms=0.0,
+            outcome="failed",
+            _load=lambda: result,
+            **told,
+        )
+
+    def _failed_steps(self, prefix: str, told: dict[str, Any]) -> Iterator[Event]:
+        """Make the events of steps that have ended with a failure, now that nothing can follow it, innermost first."""
+        ended = [step for step in self._unended if step.startswith(prefix)]
+        for step in sorted(ended, key=lambda step: -step.count("/")):
+            yield replace(self._unended.pop(step)[1], **told)
+
+    def _waiting(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Iterator[Event]:
         """Make the event of a step that begins to wait, or waits on after an answer that was refused."""
         wait_id = str(fields.get("wait_id"))
         if record.kind == WAIT:
             self._waits[wait_id] = wait_of(fields, record.state())
         elif not fields.get("refused"):
-            return None
+            return
         wait = self._waits.get(wait_id) or Wait(wait_id, None)
-        return RunWaiting(node_id=record.node_id, wait=wait, reason=str(fields.get("refused") or ""), **told)
+        yield RunWaiting(node_id=record.node_id, wait=wait, reason=str(fields.get("refused") or ""), **told)
 
     def _undone(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
         error = None
@@ -158,9 +213,12 @@ class Chronicle:
 
     def _ended(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
         status = str(fields.get("status"))
-        error = None
+        error: MilepostError | None = None
         if status == "failed":
-            error = self._error(*(self._final or (fields, "")))
+            if not self._is_workflow and is_branch_error(fields):
+                error = recorded_branch_error(self._run_id, fields, self.failures)
+            else:
+                error = self._error(*(self._final or (fields, "")))
         assert self._began is not None
         passed = (told["timestamp"] - self._began) * 1000
         if not self._is_workflow:

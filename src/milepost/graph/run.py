@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from milepost.errors import BranchError, MilepostError, NodeError
+from milepost.errors import MilepostError, NodeError
 from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Routine
@@ -20,7 +20,7 @@ from milepost.graph import resume as finding
 from milepost.graph.checks import ExaminedRun, refusal_of
 from milepost.graph.walker import Walker
 from milepost.model.events import RunCompleted, RunStarted
-from milepost.model.failure import recorded_branch_error, recorded_error, type_name
+from milepost.model.failure import is_branch_error, recorded_branch_error, recorded_error
 from milepost.model.record import FAILURE, OWNER, REPLY, WAIT, Record, format_time
 from milepost.model.reports import RunResult
 from milepost.options import Options, without_amendments
@@ -95,12 +95,9 @@ class NodeRun(Run):
     def recorded_end(self, failure: Record, end: Record) -> Routine[MilepostError]:
         """Make the error that a run failed with: that of a node, or of all branches of a fork that failed."""
         told = end.fields()
-        if told.get("error_type") == type_name(BranchError()):
-            # Failures of several branches may be recorded one after another. Those of an earlier owner do not count.
-            read: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(FAILURE,))
-            failures = [record for record in read if record.fields().get("epoch") == told.get("epoch")]
-            given_up = [record for record in failures if record.fields().get("given_up")]
-            return recorded_branch_error(self.run_id, told, given_up)
+        if is_branch_error(told):
+            failures: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(FAILURE,))
+            return recorded_branch_error(self.run_id, told, failures)
         error = recorded_error(self.run_id, failure.fields(), failure.node_id)
         if isinstance(error, NodeError):
             error.visit = failure.visit

@@ -173,10 +173,22 @@ def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> Mile
     )
 
 
+def is_branch_error(fields: Mapping[str, Any]) -> bool:
+    """Return whether a finish record is that of a graph whose branches or items failed."""
+    return fields.get("error_type") == type_name(BranchError())
+
+
 def recorded_branch_error(run_id: str, fields: Mapping[str, Any], failures: Sequence[Record]) -> BranchError:
-    """Make the error of a graph whose branches or items failed, from its finish record and their failure records."""
+    """Make the error of a graph whose branches or items failed, from its finish record and the run's failure records.
+
+    Failures of several branches may be recorded one after another. Those of an earlier owner do not count.
+    """
     text = f"run {run_id!r} failed: {_told(fields)}, then resume or retry it{_traced(fields)}"
-    found = [(turnings(record.fields().get("branch") or ""), record) for record in failures]
+    found = []
+    for record in failures:
+        failed = record.fields()
+        if failed.get("given_up") and failed.get("epoch") == fields.get("epoch"):
+            found.append((turnings(failed.get("branch") or ""), record))
     return _branch_error(run_id, text, [(way, record) for way, record in found if way], 0)
 
 

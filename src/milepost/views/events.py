@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from milepost.errors import DeserializeStateError
@@ -167,11 +169,10 @@ def recorded(codec: Any, state: Any) -> Any:
     return json.loads(codec.encode(state))
 
 
-def _event_of(chronicle: Chronicle, record: Record) -> Event | None:
-    try:
-        return chronicle.tell(record)
-    except DeserializeStateError:
-        return None  # its state cannot be read here, for want of a key say, and nothing shows it
+def _events_of(chronicle: Chronicle, record: Record) -> Iterator[Event]:
+    # A record whose state cannot be read here, for want of a key say, has no event: nothing shows it.
+    with suppress(DeserializeStateError):
+        yield from chronicle.tell(record)
 
 
 def _error_of(record: Record) -> str | None:
