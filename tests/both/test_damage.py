@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from milepost.errors import CheckpointCorruptError, RunStopped
+from milepost import Engine, step, workflow
+from milepost.errors import CheckpointCorruptError, RunNotFoundError, RunStopped
 
 
 @dataclass
@@ -126,3 +127,49 @@ def test_resume_from_does_not_look_for_an_older_point(verbs, damaged, line, log)
     with pytest.raises(CheckpointCorruptError):
         verbs.resume_from(graph, damaged, "r1", "b", on_corrupt="previous")
     assert list("abc") == log
+
+
+WAITING = {
+    "events": lambda verbs, handle: verbs.events(handle, "events"),
+    "result": lambda verbs, handle: verbs.call(handle, "result"),
+    "output": lambda verbs, handle: verbs.call(handle, "output", "b"),
+}
+
+
+@workflow("steps")
+def steps():
+    yield step("a").python(lambda: 1)
+    yield step("b").wait_for("go")
+
+
+@pytest.mark.parametrize("waits", WAITING)
+def test_whoever_waits_for_a_damaged_run_is_told(verbs, damaged, line, waits):
+    handle = Engine(damaged).start(line(Count, "ab"), Count(), run_id="r1")
+    damaged.damaged = (0,)
+    with pytest.raises(CheckpointCorruptError, match="record 0 of run 'r1'"):
+        WAITING[waits](verbs, handle)
+
+
+@pytest.mark.parametrize("waits", WAITING)
+def test_whoever_waits_for_a_workflow_is_told_of_any_damaged_record(verbs, damaged, waits):
+    engine = Engine(damaged)
+    engine.run(steps, run_id="r1", full=True)
+    damaged.damaged = numbers(damaged, "checkpoint", "a")
+    with pytest.raises(CheckpointCorruptError, match="at node 'a'"):
+        WAITING[waits](verbs, engine.handle("r1", steps))
+
+
+@pytest.mark.parametrize("waits", WAITING)
+def test_whoever_waits_for_a_run_is_told_that_it_was_deleted(verbs, medium, jumping, line, waits):
+    store = medium.open(clock=jumping)
+    handle = Engine(store, clock=jumping).start(line(Count, "ab"), Count(), run_id="r1")
+    jumping.on_advance.append(lambda: store.delete_run("r1"))
+    with pytest.raises(RunNotFoundError, match="'r1'"):
+        WAITING[waits](verbs, handle)
+
+
+def test_a_verb_that_waits_in_the_run_is_told_that_it_was_deleted(verbs, medium, jumping):
+    store = medium.open(clock=jumping)
+    jumping.on_advance.append(lambda: store.delete_run("r1"))
+    with pytest.raises(RunNotFoundError, match="'r1'"):
+        verbs.run(steps, store=store, run_id="r1", on_wait="block", clock=jumping)

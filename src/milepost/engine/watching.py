@@ -117,6 +117,7 @@ def await_records(run: Run, after: int, chronicle: Chronicle) -> Routine[tuple[l
 
 
 def _next_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
+    run.checked = after  # the reader checks what it reads
     while True:
         row = yield from ask(run.store, "get_run", run.run_id)
         records: list[Record] = yield from ask(run.store, "read", run.run_id, after=after, limit=PAGE)

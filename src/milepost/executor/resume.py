@@ -516,6 +516,7 @@ def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]
 def await_change(run: Run) -> Routine[None]:
     """Wait before the next look at a run of another owner. Raises `RunTimeoutError` when the call's own time is over.
 
+    Raises `CheckpointCorruptError` if the run cannot go on because a record is damaged, unless the call may pass over it.
     If the caller is itself the code of a worker's run, that run's slot is lent out meanwhile: the other run may need
     it.
     """
@@ -529,9 +530,22 @@ def await_change(run: Run) -> Routine[None]:
                 run_id=run.run_id,
                 timeout=limit,
             )
+    if run.options.on_corrupt == "error":
+        yield from _check_records(run)
     scope = getattr(current_context.get(None), "_scope", None)
     with contextlib.nullcontext() if scope is None or scope.lend is None else scope.lend():
         yield Sleep(pause)
+
+
+def _check_records(run: Run) -> Routine[None]:
+    """Check the records that a resume would begin with; a replay needs all of them, and each is checked once."""
+    latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
+    records = [*latest.tail] if latest.point is None else [latest.point, *latest.tail]
+    if run.is_replayed:
+        records += yield from ask(run.store, "read", run.run_id, after=run.checked)
+        run.checked = latest.newest
+    for record in records:
+        run.store.seals.check(run.run_id, record)
 
 
 def await_due(run: Run) -> Routine[None]:

@@ -54,6 +54,7 @@ class Run(ABC):
     """One run as this process executes it. A front end says what its flow does in it."""
 
     __slots__ = (
+        "checked",
         "claims",
         "crashes",
         "flow",
@@ -87,6 +88,8 @@ class Run(ABC):
         self.is_awaited = True
         """True if the driver can await coroutines."""
         self.is_draining = False
+        self.checked = -1
+        """The number up to which a call that waits for the run has checked the records that a replay needs."""
         self.claims = 0
         """For a run that a worker has: the number of claims since its newest checkpoint, this one included."""
         self.crashes = 0
