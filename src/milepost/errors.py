@@ -418,7 +418,7 @@ class NonDeterminismError(FlowChangedError):
 
 
 class SignalRefusedError(MilepostError, ValueError):
-    """A signal was sent to a wait that no longer waits."""
+    """A signal was sent to a wait that no longer waits or does not take the payload, or to a run that is being cancelled."""
 
     wait_id: str = ""
 

@@ -485,8 +485,9 @@ class Store(abc.ABC):
 
         taken: a visit waits for the signal · kept: none does yet, and the run goes on waiting · duplicate: that
         `signal_id` was sent before, and nothing is stored. A wait whose time is over takes no signal. `to` names one
-        wait; raises `SignalRefusedError` if the run does not wait there. Raises `RunNotResumableError` for a run that
-        is finished or cancelled, and `RunNotFoundError`.
+        wait. Raises `SignalRefusedError`, and stores nothing, if the run does not wait there, if the payload does not
+        fit the `schema` of the wait that the signal is for, and while a cancel is open. Raises `RunNotResumableError`
+        for a run that is finished or cancelled, and `RunNotFoundError`.
         """
 
     @abc.abstractmethod

@@ -553,8 +553,9 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         """Send a run a signal.
 
         taken: a visit waits for it · kept: the next wait for this name gets it · duplicate: its `signal_id` was seen
-        before, and nothing was kept. `to` reaches only that wait; raises `SignalRefusedError` if the run does not wait
-        there. A run that has ended raises `RunNotResumableError`.
+        before, and nothing was kept. `to` reaches only that wait. Raises `SignalRefusedError`, and keeps nothing, if the
+        run does not wait there, if the payload does not fit the open wait, or while a cancel is open. A run that has
+        ended raises `RunNotResumableError`.
         """
         known = store_of(store)
         return drive(signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to), run_id, wakes=known)

@@ -232,7 +232,7 @@ def test_a_payload_comes_as_its_type(verbs, engine, park, payload, sent, given):
     assert (type(given), given) == (type(answer), answer)
 
 
-@pytest.mark.parametrize(
+MISFITS = pytest.mark.parametrize(
     ("payload", "wrong", "right"),
     [
         (int, "five", 5),
@@ -246,10 +246,49 @@ def test_a_payload_comes_as_its_type(verbs, engine, park, payload, sent, given):
         (str, None, "text"),
     ],
 )
-def test_a_payload_of_another_type_is_refused_and_the_run_waits_on(verbs, engine, timed, park, payload, wrong, right):
+
+
+@MISFITS
+def test_a_payload_that_an_open_wait_does_not_take_is_refused_at_once(verbs, timed, park, payload, wrong, right):
     flow = typed(payload)
     park(flow)
-    verbs.call(engine, "signal", "r", "go", wrong)
+    engine = Engine(timed, flows=[flow])
+    with pytest.raises(SignalRefusedError, match=r"the payload of signal 'go' is refused.*at 'ask#1'") as caught:
+        verbs.call(engine, "signal", "r", "go", wrong, signal_id="1")
+    assert ("r", "ask#1", []) == (caught.value.run_id, caught.value.wait_id, timed.signals("r"))
+    assert "taken" == verbs.call(engine, "signal", "r", "go", right, signal_id="1")
+    assert "duplicate" == verbs.call(engine, "signal", "r", "go", wrong, signal_id="1")
+    assert "kept" == verbs.call(engine, "signal", "r", "go", wrong), "no wait is open for it"
+
+
+@pytest.mark.parametrize(("payload", "wrong"), [(int, "five"), (list[Approval], [{"by": "anna"}]), (dict, 1)])
+def test_a_payload_is_checked_without_the_flow_as_far_as_its_form_goes(verbs, engine, timed, park, payload, wrong):
+    park(typed(payload))
+    with pytest.raises(SignalRefusedError, match=r"must be of type|lacks 'amount'"):
+        verbs.call(engine, "signal", "r", "go", wrong)
+    with pytest.raises(SignalRefusedError):
+        timed.put_signal("r", "go", b'"five"')
+    assert ([], "waiting") == (timed.signals("r"), status_of(timed))
+
+
+def test_a_run_whose_cancel_is_requested_takes_no_signal(verbs, engine, timed, park):
+    @workflow("paying")
+    def paying():
+        yield step("pay").python(lambda: 1).with_rollback(lambda ctx: None)
+        yield step("ask").wait_for("go")
+
+    park(paying)
+    assert "requested" == engine.cancel("r", "no money")
+    with pytest.raises(SignalRefusedError, match=r"its cancel is requested \(no money\)"):
+        verbs.call(engine, "signal", "r", "go", 1)
+    assert [] == timed.signals("r")
+
+
+@MISFITS
+def test_an_early_payload_of_another_type_is_refused_and_the_run_waits_on(verbs, engine, timed, payload, wrong, right):
+    flow = typed(payload)
+    engine.start(flow, run_id="r")
+    assert "kept" == verbs.call(engine, "signal", "r", "go", wrong)
     told: list[Any] = []
     with pytest.raises(RunSuspended):
         verbs.resume(engine, flow, "r", hooks=[told.append])
@@ -266,9 +305,9 @@ def test_a_payload_of_another_type_is_refused_and_the_run_waits_on(verbs, engine
     assert ["start", "wait", "reply", "reply", "checkpoint", "finish"] == kinds(timed)
 
 
-def test_a_refused_answer_stays_refused_and_the_next_one_counts(verbs, engine, park):
+def test_a_refused_answer_stays_refused_and_the_next_one_counts(verbs, engine):
     flow = typed(int)
-    park(flow)
+    engine.start(flow, run_id="r")
     for payload in ("one", "two", 3, 4):
         engine.signal("r", "go", payload)
     assert 3 == verbs.resume(engine, flow, "r")
@@ -680,15 +719,16 @@ def test_an_answer_in_time_counts_however_late_the_run_goes_on(verbs, engine, cl
     assert ["in time"] == verbs.resume(engine, reminders, "r")
 
 
-def test_a_wait_keeps_its_end_through_a_refused_answer(verbs, engine, timed, clock, park):
+def test_a_wait_keeps_its_end_through_a_refused_answer(verbs, engine, timed, clock):
     flow = typed(int, timeout=60)
-    (wait,) = park(flow)
-    clock.advance(50)
+    engine.start(flow, run_id="r")
     engine.signal("r", "go", "wrong")
-    with pytest.raises(RunSuspended) as caught:
-        verbs.resume(engine, flow, "r")
-    assert (wait.wake_at, wait.wake_at) == (caught.value.wake_at, timed.get_run("r").info.wake_at)
-    clock.advance(11)
+    ends = clock.now() + timedelta(seconds=60)
+    for _ in range(2):
+        with pytest.raises(RunSuspended) as caught:
+            verbs.resume(engine, flow, "r")
+        assert (ends, ends) == (caught.value.wake_at, timed.get_run("r").info.wake_at)
+        clock.advance(31)
     assert None is verbs.resume(engine, flow, "r")
 
 

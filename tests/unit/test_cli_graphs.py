@@ -326,7 +326,7 @@ def test_a_run_that_waits_has_exit_code_4_and_its_commands_go_on_with_it(travel:
 
 
 def test_an_answer_that_is_refused_leaves_the_run_waiting_and_is_told(travel: Travel) -> None:
-    travel.call("run", "travel:asked", "{}", "--run-id", "a")
+    travel.call("start", "travel:asked", "{}", "--run-id", "a")
     travel.call("signal", "a", "approval", '"maybe"')
     assert 4 == travel.call("resume", "a", "travel:asked").code
     (row,) = [row for row in travel.rows() if row[0] == "    ask#1"]

@@ -401,13 +401,16 @@ def test_resume_of_a_run_that_still_waits_says_for_what(bookings: Bookings) -> N
 
 
 def test_a_payload_of_the_wrong_type_is_refused_and_show_says_so(bookings: Bookings) -> None:
-    bookings.call("run", "bookings:approved", "--run-id", "a")
+    bookings.call("start", "bookings:approved", "--run-id", "a")
     bookings.call("signal", "a", "approval", '"perhaps"')
     assert 4 == bookings.call("resume", "a", "bookings:approved").code
     (row,) = [row for row in bookings.rows("a") if row[0] == "approve"]
     assert "waiting" == row[2]
     assert "the payload of signal 'approval' is refused" in row[3]
     assert "the payload of signal 'approval' is refused" in bookings.show("a")["why"]
+    answer = bookings.call("signal", "a", "approval", '"perhaps"')
+    assert (True, "") == (answer.code > 0, answer.out)
+    assert "the payload of signal 'approval' is refused" in answer.err
 
 
 def test_show_of_a_run_that_sleeps_says_until_when(bookings: Bookings) -> None:
@@ -533,7 +536,7 @@ def test_history_has_a_note_for_every_kind_of_record(waiting: Bookings) -> None:
 def test_history_tells_of_replies_predicates_and_rollbacks(bookings: Bookings) -> None:
     bookings.call("run", "bookings:undone", "--run-id", "u")
     bookings.change('step("approve")', 'step("approve").when(lambda ctx: True)')
-    bookings.call("run", "bookings:approved", "--run-id", "a")
+    bookings.call("start", "bookings:approved", "--run-id", "a")
     for payload in ('"perhaps"', "true"):
         bookings.call("signal", "a", "approval", payload)
         bookings.call("resume", "a", "bookings:approved")

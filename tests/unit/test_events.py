@@ -83,6 +83,7 @@ def test_values_are_told_plainly() -> None:
         "signal": "approved",
         "prompt": {"n": [1, 2]},
         "wake_at": "2026-01-01T00:00:00+00:00",
+        "schema": None,
     } == waiting.to_dict()["wait"]
 
 

@@ -219,7 +219,8 @@ def test_a_branch_that_waits_says_for_what() -> None:
 
 
 def test_a_refused_answer_is_told_and_a_good_one_ends_the_wait() -> None:
-    store = ended(waiting(), Trip(), RunSuspended)
+    store = MemoryStore()
+    Engine(store).start(waiting(), Trip(), run_id="r")
     store_signal(store, "r", "approval", "maybe")
     with pytest.raises(RunSuspended):
         waiting().resume(store, "r")

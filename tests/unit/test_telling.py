@@ -117,8 +117,7 @@ def test_what_was_sent_and_refused_is_in_no_log(caplog: pytest.LogCaptureFixture
 
     store = MemoryStore()
     with caplog.at_level(logging.DEBUG, "milepost"):
-        with pytest.raises(RunSuspended):
-            asks.run(store=store, run_id="r")
+        Engine(store).start(asks, run_id="r")
         asks.signal(store, "r", "go", "a secret")
         with pytest.raises(RunSuspended):
             asks.resume(store, "r")

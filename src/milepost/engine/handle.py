@@ -18,6 +18,7 @@ from milepost.engine.watching import (
     await_result,
     loaded,
     state_of,
+    wait_of,
 )
 from milepost.errors import OptionError, RunTimeoutError, naming
 from milepost.executor import signals
@@ -28,6 +29,7 @@ from milepost.executor.flow import Flow
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
+from milepost.executor.waits import Waits
 from milepost.model.info import RunInfo
 from milepost.model.record import Record
 from milepost.model.retry import as_seconds
@@ -154,13 +156,13 @@ class RunHandle(Generic[R]):
         self, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
     ) -> SignalOutcome:
         """Send the run a signal; see `Verbs.signal`."""
-        return self._run(self._signalled(name, payload, signal_id, to), wakes=self.store)
+        return self._run(self._signalled(name, payload, signal_id, to, is_awaited=False), wakes=self.store)
 
     async def asignal(
         self, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
     ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
-        return await self._arun(self._signalled(name, payload, signal_id, to), wakes=self.store)
+        return await self._arun(self._signalled(name, payload, signal_id, to, is_awaited=True), wakes=self.store)
 
     def cancel(self, reason: str = "") -> CancelOutcome:
         """Ask the run to end; see `Verbs.cancel`."""
@@ -211,10 +213,27 @@ class RunHandle(Generic[R]):
                 f"run {self.run_id!r} had not come so far within {seconds:g} s: it goes on; wait again, or look at info()"
             ) from None
 
-    def _signalled(self, name: str, payload: Any, signal_id: str | None, to: str | None) -> Routine[SignalOutcome]:
-        if self._gate.is_guarded:
-            self._gate.ask("signal", self.run_id, (yield from self._info()).flow)
-        return (yield from signals.signal(self.store, self.run_id, name, payload, signal_id=signal_id, to=to))
+    def _signalled(
+        self, name: str, payload: Any, signal_id: str | None, to: str | None, *, is_awaited: bool
+    ) -> Routine[SignalOutcome]:
+        info = yield from self._info()
+        self._gate.ask("signal", self.run_id, info.flow)
+        self._flow = self._flow or self._find(info.flow)
+
+        def find_wait(wait_id: str) -> Routine[Waits | None]:
+            return self._on(lambda run: wait_of(run, wait_id), is_awaited=is_awaited)
+
+        return (
+            yield from signals.signal(
+                self.store,
+                self.run_id,
+                name,
+                payload,
+                signal_id=signal_id,
+                to=to,
+                find_wait=None if self._flow is None else find_wait,
+            )
+        )
 
     def _ended(self, reason: str) -> Routine[CancelOutcome]:
         if self._gate.is_guarded:

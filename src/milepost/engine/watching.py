@@ -8,7 +8,7 @@ that it asks for on the way is noted (`WorkflowView`).
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from milepost.errors import (
     CheckpointNotFoundError,
@@ -18,12 +18,13 @@ from milepost.errors import (
 from milepost.executor.checks import ResumeRequest, check_flow, content_of
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.effects import Routine
-from milepost.executor.flow import codec_at
+from milepost.executor.flow import GraphFlow, WaitWork, codec_at, find_node
 from milepost.executor.history import JournalHistory, StepRecord, newest_renames, parent_of, read_history
 from milepost.executor.journal import ask
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.executor.start import attach
+from milepost.executor.waits import Waits, waits_of
 from milepost.graph.resume import newest_live
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, START, Record
 from milepost.model.results import StepResult, StepType
@@ -70,6 +71,26 @@ def _inputs_of(run: StepRun) -> Routine[Any]:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     run.store.seals.check(run.run_id, begun[0])
     return run.flow.completed(run.flow.codec.decode(begun[0].state() or b"{}", root="input"))
+
+
+def wait_of(run: Run, wait_id: str) -> Routine[Waits | None]:
+    """Return a wait as the flow declares it; None if its present code has none there."""
+    node_id = wait_id.rpartition("#")[0]
+    if not isinstance(run, StepRun):
+        return _wait_in(cast("GraphFlow", run.flow), node_id)
+    with suppress(MilepostError):
+        look = yield from _looked(run)
+        step, _ = look.step(node_id)
+        if step is not None:
+            return step.work if isinstance(step.work, Waits) else None
+        graph, inside = look.graph_around(node_id)
+        return None if graph is None else _wait_in(graph, inside)
+    return None
+
+
+def _wait_in(graph: GraphFlow, node_id: str) -> Waits | None:
+    found = find_node(graph, node_id)
+    return waits_of(found[1].work) if found is not None and isinstance(found[1].work, WaitWork) else None
 
 
 def await_result(run: Run) -> Routine[Any]:
@@ -240,13 +261,19 @@ class WorkflowView(StepRun):
         raise self._unknown(step_id)
 
     def _state_in(self, record: Record) -> Any:
-        around = record.node_id
+        graph, inside = self.graph_around(record.node_id)
+        if graph is None:
+            raise self._unknown(record.node_id)
+        return codec_at(graph, inside).decode(content_of(record)[1])
+
+    def graph_around(self, node_id: str) -> tuple[Any, str]:
+        """Return the flow that is a step around a node, and the node's id in it; None and "" if there is no such step."""
+        around = node_id
         while around := parent_of(around):
             outer, _ = self.step(around)
             if outer is not None and isinstance(outer.work, Invokes):
-                inside = record.node_id.removeprefix(f"{around}/")
-                return codec_at(outer.work.flow, inside).decode(content_of(record)[1])
-        raise self._unknown(record.node_id)
+                return outer.work.flow, node_id.removeprefix(f"{around}/")
+        return None, ""
 
     def _unknown(self, step_id: str) -> MilepostError:
         if isinstance(self.failure, MilepostError):

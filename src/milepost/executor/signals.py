@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
-from milepost.errors import CheckpointCorruptError, SerializeStateError, StateTypeError
+from milepost.errors import CheckpointCorruptError, SerializeStateError, SignalRefusedError, StateTypeError
 from milepost.executor.effects import Routine
 from milepost.executor.history import read_history
 from milepost.executor.journal import ask
-from milepost.executor.waits import codec_for
+from milepost.executor.waits import Waits, codec_for, reply_with
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
-from milepost.store import RunRow, Store
+from milepost.store import RunRow, Signal, Store
 
 SignalOutcome = Literal["taken", "kept", "duplicate"]
 CancelOutcome = Literal["cancelled", "requested", "ended"]
 
 
+FindWait = Callable[[str], Routine[Waits | None]]
+"""A function that finds a wait as the flow declares it, by its wait id; None if the flow has none there."""
+
+
 def signal(
-    store: Store, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
+    store: Store,
+    run_id: str,
+    name: str,
+    payload: Any = None,
+    *,
+    signal_id: str | None = None,
+    to: str | None = None,
+    find_wait: FindWait | None = None,
 ) -> Routine[SignalOutcome]:
     """Deliver a signal, and return what happened to it.
 
     "taken": a visit waits for it. "kept": it is stored for a visit that will. "duplicate": its `signal_id` was sent
     before. An object of a class with fields is sent as the plain JSON of its fields: a wait with that class as its
     `payload` type gives an object of it back, any other wait a dict.
+
+    A payload for an open wait is checked: by the declared type, if `find_wait` finds the wait in the flow's code, and by
+    the schema that the store has of it. Raises `SignalRefusedError` for one that does not fit, and nothing is stored. The
+    run decides again, from its own record.
     """
     yield from _check_key(store, run_id)
     data = None
@@ -36,8 +52,34 @@ def signal(
             exc.run_id = run_id
             place(exc, f"signal {name!r} of run {run_id!r} cannot be sent", "send what the codec carries")
             raise
+    if find_wait is not None:
+        yield from _check_payload(store, run_id, Signal(0, name, data, signal_id, to, 0.0), find_wait)
     outcome: SignalOutcome = yield from ask(store, "put_signal", run_id, name, data, signal_id=signal_id, to=to)
     return outcome
+
+
+def _check_payload(store: Store, run_id: str, signal: Signal, find_wait: FindWait) -> Routine[None]:
+    row: RunRow = yield from ask(store, "get_run", run_id)
+    now = store.clock.time()
+    for wait in row.info.waiting_for:
+        is_over = wait.wake_at is not None and wait.wake_at.timestamp() <= now
+        if wait.signal == signal.name and signal.to in {None, wait.wait_id} and not is_over:
+            break
+    else:
+        return
+    work = None if wait.schema is None else (yield from find_wait(wait.wait_id))
+    refused = "" if work is None else reply_with(work, signal)[1]
+    if not refused:
+        return
+    if signal.signal_id is not None:
+        kept: list[Signal] = yield from ask(store, "signals", run_id)
+        if any(other.signal_id == signal.signal_id for other in kept):
+            return  # it was sent before, and the store says so
+    raise SignalRefusedError(
+        f"{refused}: run {run_id!r} waits on at {wait.wait_id!r}, send what it waits for",
+        run_id=run_id,
+        wait_id=wait.wait_id,
+    )
 
 
 def cancel(store: Store, run_id: str, reason: str = "") -> Routine[CancelOutcome]:

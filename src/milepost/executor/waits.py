@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ def wait(
         now = now_of(run)
         if signal is None:
             break
-        reply, refused = _reply_with(work, signal)
+        reply, refused = reply_with(work, signal)
         fields: dict[str, Any] = {"signal": signal.number, "wait_id": mine.wait.wait_id, **at}
         run.progress.used_signals.add(signal.number)
         if reply is not None:
@@ -201,7 +202,13 @@ def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, An
             node_id=step_id,
         )
     known = _open_waits(run).get(step_id)
+    schema = None
+    if work.payload is not None:
+        from milepost.codec.schema import schema_of  # few waits declare the type of their payload
+
+        schema = schema_of(work.payload)
     if known is not None:
+        known = known._replace(wait=replace(known.wait, schema=schema))
         run.progress.open_waits[step_id] = known
         return known
     run.enter(step_id)
@@ -233,7 +240,8 @@ def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, An
     from milepost.model.info import Wait
 
     wake_at = None if ends is None else parse_time(format_time(ends))
-    opened = OpenWait(Wait(wait_id, work.signal, msgspec.json.decode(data), wake_at), sequence, seen, work.early)
+    waits_for = Wait(wait_id, work.signal, msgspec.json.decode(data), wake_at, schema)
+    opened = OpenWait(waits_for, sequence, seen, work.early)
     run.progress.open_waits[step_id] = opened
     return opened
 
@@ -302,7 +310,7 @@ def codec_for(value: Any) -> Codec[Any]:
     return Codec(cls if isinstance(value, Enum) or family_of(cls) is not None else Any)
 
 
-def _reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
+def reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
     """Make the reply of a signal, as JSON; None and the reason if the wait refuses the payload."""
     payload = signal.payload or b"null"
     if work.payload is not None:

@@ -16,12 +16,16 @@ from milepost.model.retry import as_seconds
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One thing that a run waits for. `signal` is None for a timer; `wake_at` is None if the wait has no end."""
+    """One thing that a run waits for. `signal` is None for a timer; `wake_at` is None if the wait has no end.
+
+    `schema` is a JSON Schema of the payload, as far as it follows from the declared type; None if none is declared.
+    """
 
     wait_id: str
     signal: str | None
     prompt: Any = None
     wake_at: datetime | None = None
+    schema: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

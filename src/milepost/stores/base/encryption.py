@@ -270,14 +270,14 @@ class RecordCipher:
     # -- the row's texts ----------------------------------------------------------------------------
 
     def keep_row(self, row: Row) -> Row:
-        """Return `row` with its texts encrypted: its reason, its cancel's reason, and the prompts of its waits."""
+        """Return `row` with its texts encrypted: reason, its cancel's reason, and prompts and schemas of its waits."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
             return row
         return msgspec.structs.replace(
             row,
             reason=self._lock(row.run_id, "reason", row.reason),
             cancel=None if row.cancel is None else self._lock(row.run_id, "cancel", row.cancel),
-            waiting=tuple(self._with_prompt(row.run_id, wait, is_kept=True) for wait in row.waiting),
+            waiting=tuple(self._with_texts(row.run_id, wait, is_kept=True) for wait in row.waiting),
         )
 
     def opened_row(self, row: Row) -> Row:
@@ -288,22 +288,28 @@ class RecordCipher:
             row,
             reason=self._unlock(row.run_id, "reason", row.reason) or row.reason,
             cancel=row.cancel and self.opened_cancel(row.run_id, row.cancel),
-            waiting=tuple(self._with_prompt(row.run_id, wait, is_kept=False) for wait in row.waiting),
+            waiting=tuple(self._with_texts(row.run_id, wait, is_kept=False) for wait in row.waiting),
         )
 
     def opened_cancel(self, run_id: str, cancel: str) -> str:
         """Decrypt the reason of a cancel. One that does not decrypt stays as it is stored."""
         return self._unlock(run_id, "cancel", cancel) or cancel
 
-    def _with_prompt(self, run_id: str, wait: Wait, *, is_kept: bool) -> Wait:
-        what, prompt = f"prompt {wait.wait_id}", wait.prompt
-        if prompt is None:
-            return wait
-        text = self._unlock(run_id, what, prompt) if isinstance(prompt, str) else None
-        if not is_kept:
-            return wait if text is None else replace(wait, prompt=_decode(text))
-        is_unopened = text is None and isinstance(prompt, str) and _LOCKED.fullmatch(prompt)
-        return replace(wait, prompt=self._lock(run_id, what, prompt if is_unopened else _encode(prompt).decode()))
+    def _with_texts(self, run_id: str, wait: Wait, *, is_kept: bool) -> Wait:
+        change = self._kept_value if is_kept else self._opened_value
+        texts = {name: getattr(wait, name) for name in ("prompt", "schema")}
+        changed: dict[str, Any] = {
+            name: change(run_id, f"{name} {wait.wait_id}", text) for name, text in texts.items() if text is not None
+        }
+        return replace(wait, **changed)
+
+    def _kept_value(self, run_id: str, what: str, value: Any) -> str:
+        is_unopened = isinstance(value, str) and _LOCKED.fullmatch(value) and self._unlock(run_id, what, value) is None
+        return self._lock(run_id, what, value if is_unopened else _encode(value).decode())
+
+    def _opened_value(self, run_id: str, what: str, value: Any) -> Any:
+        text = self._unlock(run_id, what, value) if isinstance(value, str) else None
+        return value if text is None else _decode(text)
 
     def _lock(self, run_id: str, what: str, text: str) -> str:
         vault = self._vault

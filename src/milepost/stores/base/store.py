@@ -451,6 +451,8 @@ class Runs(Keeping):
         if signal_id is not None:
             check_id(signal_id, "signal id")
 
+        from milepost.codec.schema import flaw_of  # few programs send signals
+
         def body(tx: Transaction) -> Literal["taken", "kept", "duplicate"]:
             row = self._row(tx, run_id)
             now = self.clock.time()  # after the row: a backend may wait for it
@@ -464,6 +466,13 @@ class Runs(Keeping):
                     status=row.status,
                     reason=row.reason,
                 )
+            if row.cancel is not None:
+                raise SignalRefusedError(
+                    f"run {run_id!r} takes no signal {name!r} any more: its cancel is requested"
+                    f"{f' ({row.cancel})' if row.cancel else ''}, and it only goes on to end",
+                    run_id=run_id,
+                    wait_id=to or "",
+                )
             match, new = fence.place_signal(row, name, to, now)
             if to is not None and match is None:
                 open_waits = ", ".join(repr(wait.wait_id) for wait in row.waiting) or "nothing"
@@ -474,6 +483,13 @@ class Runs(Keeping):
                     wait_id=to,
                 )
             copied = None if payload is None else bytes(payload)
+            if match is not None and match.schema and (flaw := flaw_of(copied or b"null", match.schema)):
+                raise SignalRefusedError(
+                    f"the payload of signal {name!r} is refused: {flaw}: run {run_id!r} waits on at {match.wait_id!r}, "
+                    f"send what it waits for",
+                    run_id=run_id,
+                    wait_id=match.wait_id,
+                )
             tx.add_signal(run_id, Signal(new.signals, name, copied, signal_id, to, now))
             tx.put_row(new)
             return "kept" if match is None else "taken"

@@ -252,6 +252,7 @@ class DueContract(StoreUnderTest):
 # -- Signals: each is stored once, numbered, and wakes the run that waits for it, in one write -----
 
 
+FORM = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 WAITS = (Wait("ask#1", "approval"), Wait("ask#2", "approval"), Wait("nap#1", None))
 
 
@@ -386,6 +387,29 @@ class SignalContract(StoreUnderTest):
             assert [] == store.signals(run_id)
         assert before == whole(store, "r")
         assert "taken" == store.put_signal("r", "approval", b"1", signal_id="once")
+
+    def test_a_payload_that_does_not_fit_the_wait_is_refused(self, store: Store) -> None:
+        """Raises `SignalRefusedError`, and stores nothing, if the payload does not fit the `schema` of the wait."""
+        park(store, "r", Wait("ask#1", "approval", schema=FORM))
+        assert [FORM] == [wait.schema for wait in store.get_run("r").info.waiting_for]
+        before = whole(store, "r")
+        for payload in (None, b"{}", b'{"ok":1}', b"[true]"):
+            with pytest.raises(SignalRefusedError) as caught:
+                store.put_signal("r", "approval", payload)
+            assert "ask#1" == caught.value.wait_id
+        assert ([], before) == (store.signals("r"), whole(store, "r"))
+        assert "kept" == store.put_signal("r", "another", b"{}")
+        assert "taken" == store.put_signal("r", "approval", b'{"ok":true,"by":"anna"}')
+        assert "kept" == store.put_signal("r", "approval", b"{}")
+
+    def test_a_run_whose_cancel_is_open_takes_no_signal(self, store: Store) -> None:
+        """Raises `SignalRefusedError`, and stores nothing, while a cancel is open."""
+        park(store)
+        assert "requested" == store.request_cancel("r", "no money")
+        for name, to in (("approval", None), ("another", None), ("approval", "ask#1")):
+            with pytest.raises(SignalRefusedError, match="no money"):
+                store.put_signal("r", name, b"1", to=to)
+        assert [] == store.signals("r")
 
     @pytest.mark.parametrize("status", ["finished", "cancelled"])
     def test_a_signal_to_a_run_that_is_over_is_refused(self, store: Store, status: str) -> None:
