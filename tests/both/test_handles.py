@@ -639,3 +639,14 @@ def test_a_run_that_failed_again_tells_its_last_error(verbs, store):
         store.list_runs()[0].error.error_type,
         store.list_runs()[0].error.node_id,
     )
+
+
+def test_a_flow_that_no_worker_of_the_engine_takes_is_warned_of_once(verbs, store, line, caplog):
+    known, other = line(Count, "a", name="known"), line(Count, "a", name="other")
+    engine = Engine(store, flows=[known])
+    for flow, run_id in ((known, "r1"), (other, "r2"), (other, "r3")):
+        verbs.call(engine, "start", flow, Count(), run_id=run_id)
+    verbs.call(Engine(store), "start", other, Count(), run_id="r4")
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "flow 'other' is started" in warning
+    assert "no worker of that engine takes run 'r2'; give it to Engine(flows=[...])" in warning

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from milepost.engine.engine import Engine
-from milepost.errors import OptionError, StoreError
+from milepost.errors import OptionError, StoreClosedError, StoreError
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore
@@ -57,6 +59,40 @@ def test_missing_folders_are_made_for_their_owner_alone(
     made = [tmp_path / ".milepost", tmp_path / ".milepost" / "deep"]
     assert [0o700, 0o700] == [stat.S_IMODE(folder.stat().st_mode) for folder in made]
     open_store(url).close()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///runs.db", "file:runs", "postgresql://127.0.0.1:1/none", "memory://"])
+def test_an_engine_opens_its_url_at_its_first_use_and_in_the_folder_of_its_definition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    engine, unused = Engine(url), Engine(url)
+    monkeypatch.chdir(tmp_path / "later")
+    assert ["later"] == [path.name for path in tmp_path.iterdir()]
+    if not url.startswith("postgresql"):
+        assert ([], engine.store) == (engine.list_runs(), engine.store)
+    assert [] == [*(tmp_path / "later").iterdir()]
+    for each in (engine, unused):
+        each.close()
+        with pytest.raises(StoreClosedError):
+            each.list_runs()
+
+
+def test_an_engine_refuses_what_is_no_url_at_once() -> None:
+    with pytest.raises(OptionError, match="it is no URL of a store"):
+        Engine("redis://here")
+
+
+def test_threads_that_use_an_engine_at_once_open_one_store() -> None:
+    engine, both = Engine("memory://"), threading.Barrier(4)
+
+    def used(_: int) -> object:
+        both.wait(10)
+        return engine.store
+
+    with ThreadPoolExecutor(4) as pool:
+        assert 1 == len(set(pool.map(used, range(4))))
 
 
 def test_memory_is_a_new_store_each_time() -> None:

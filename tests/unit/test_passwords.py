@@ -97,7 +97,7 @@ def test_no_error_of_a_store_shows_the_password_in_its_url(url: str):
         open_store(url)
     assert SECRET not in all_that_is_told(caught.value)
     with pytest.raises(MilepostError) as caught:
-        Engine(url)
+        Engine(url).list_runs()
     assert SECRET not in all_that_is_told(caught.value)
 
 

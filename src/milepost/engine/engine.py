@@ -6,6 +6,7 @@ Its verbs are those of a flow (`milepost.verbs`), with the flow as the first arg
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from milepost.engine.authorize import Authorize, Gate
-from milepost.errors import OptionError, RunNotFoundError, StoreError, shown
+from milepost.errors import OptionError, RunNotFoundError, StoreClosedError, StoreError, shown
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
@@ -24,7 +25,7 @@ from milepost.model.record import as_posix
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import EngineOptions, FullOptions, Options, OutputOptions, RunOptions, merge_options
 from milepost.store import RunRow, Store
-from milepost.stores.url import open_store
+from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, store_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Engine:
 
     It is a context manager, sync and async.
 
-    `store` is a store, which stays the caller's, or a URL, whose store is closed with the engine. `flows` are the flows
+    `store` is a store, which stays the caller's, or a URL, whose store is opened at its first use and closed with the
+    engine; until then nothing is made, so a module may define an engine and be imported. `flows` are the flows
     that can be found by their name; each needs a name of its own. `deps` is `ctx.deps` of nodes, `hooks` are called
     with every event, and `authorize(action, run_id, flow)` is asked before resume, override, signal, cancel and delete.
     `executor` runs the sync functions that have none of their own: an executor, which stays the caller's, or a factory
@@ -75,13 +77,29 @@ class Engine:
         self._bound: dict[str, Any] = {**bound, "hooks": merge_options(bound, {}).hooks}
         self._active: set[str] = set()
         """The ids of the runs that this engine executes."""
-        self._is_owner = isinstance(store, str)
+        self._not_taken: set[str] = set()
+        """The names of flows that were started and that no worker of this engine takes: each is warned of once."""
         self._executor = self.options.executor
         if self._executor is not None:
             from milepost.drivers.executors import pools  # most programs never need it
 
             pools.bind(self._executor)
-        self.store: Store = open_store(store) if isinstance(store, str) else store_of(store)
+        self._open = opener(store) if isinstance(store, str) else None
+        self._opening = threading.Lock()
+        self._store = None if isinstance(store, str) else store_of(store)
+        self._is_closed = False
+
+    @property
+    def store(self) -> Store:
+        """The store. One that the engine was given as a URL is opened at its first use."""
+        if self._store is None:
+            with self._opening:
+                if self._is_closed:
+                    raise StoreClosedError("the engine is closed: make another to use its store")
+                if self._store is None:
+                    assert self._open is not None
+                    self._store = self._open()
+        return self._store
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -524,8 +542,10 @@ class Engine:
             from milepost.drivers.executors import pools
 
             pools.unbind(executor)
-        if self._is_owner:
-            self.store.close()
+        with self._opening:
+            self._is_closed = True
+            if self._open is not None and self._store is not None:
+                self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -536,6 +556,9 @@ class Engine:
         self.close()
 
     async def __aenter__(self) -> Self:
+        import asyncio
+
+        await asyncio.to_thread(lambda: self.store)  # to open it blocks
         return self
 
     async def __aexit__(
@@ -612,7 +635,18 @@ class Engine:
     ) -> tuple[Job, Any, float]:
         if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
             raise OptionError(f"at must be a datetime with a zone, not {shown(at)}", option="at")
-        return *self.job_to_start(flow, state, run_id, options), 0.0 if at is None else as_posix(at)
+        job, given = self.job_to_start(flow, state, run_id, options)
+        name = job.flow.name
+        if self.flows and name not in self.flows and name not in self._not_taken:
+            self._not_taken.add(name)
+            logging.getLogger("milepost").warning(
+                "flow %r is started and is not among the flows of its engine: no worker of that engine takes run %r; "
+                "give it to Engine(flows=[...])",
+                name,
+                job.run.run_id,
+                extra={"run_id": job.run.run_id},
+            )
+        return job, given, 0.0 if at is None else as_posix(at)
 
     def _new_job(
         self, flow: Flow, run_id: str | None, options: Mapping[str, Any], request: ResumeRequest | None

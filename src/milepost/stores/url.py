@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from urllib.parse import unquote
 
 from milepost.errors import OptionError
@@ -23,6 +26,11 @@ def open_store(url: str) -> Store:
     characters. `postgresql://` and `postgres://` go to libpq as they are. Raises `OptionError` for anything else, and what
     the store itself raises when it can't be opened.
     """
+    return opener(url)()
+
+
+def opener(url: str) -> Callable[[], Store]:
+    """Return a function that opens the store that `url` names; raises `OptionError` for anything else, at once."""
     if not isinstance(url, str):
         raise TypeError(f"a store's URL must be a str, not {type(url).__name__}")
     scheme, is_url, rest = url.partition(":")
@@ -30,21 +38,22 @@ def open_store(url: str) -> Store:
     if scheme == "memory" and is_url and rest in {"", "//", "///"}:
         from milepost.stores.memory import MemoryStore
 
-        return MemoryStore()
+        return MemoryStore
     path = unquote(rest[3:])
     if scheme == "sqlite" and rest[:3] == "///" and path and path[-1] != "/" and "?" not in rest and "\0" not in path:
         from milepost.stores.sqlite.store import SQLiteStore
 
-        return SQLiteStore(path)
+        # The working directory is that of now, also if the store is opened later.
+        return partial(SQLiteStore, path if path == ":memory:" else Path(path).absolute())
     folder = unquote(rest[2:] if rest[:3] == "///" else rest)
     if scheme == "file" and folder.strip("/") and folder[:2] != "//" and "?" not in rest and "\0" not in folder:
         from milepost.stores.file.store import FileStore
 
-        return FileStore(folder)
+        return partial(FileStore, Path(folder).absolute())
     if scheme in {"postgresql", "postgres"} and rest[:2] == "//":
         from milepost.stores.postgres.store import PostgresStore
 
-        return PostgresStore(f"{scheme}:{rest}")
+        return partial(PostgresStore, f"{scheme}:{rest}")
     if is_url and scheme == "file":
         problem = "a file URL has the path of a folder after file: or file://, no host and no options"
     elif is_url and scheme == "sqlite":
