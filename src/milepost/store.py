@@ -253,6 +253,7 @@ class StoreOptions(TypedDict, total=False):
     allow_unsealed: bool
     encryption_key: Mapping[str, bytes] | None
     allow_plain: bool
+    read_only: bool
 
 
 def check_id(value: Any, what: str = "node id") -> str:
@@ -334,6 +335,7 @@ class Store(abc.ABC):
     `signing_key` has key ids and secrets: the first key seals records and all verify, so that nobody without a key can
     change a record unnoticed (`allow_unsealed` accepts records written without a key). `encryption_key` has key ids and
     secrets of 32 bytes: the first encrypts states and texts and all decrypt (`allow_plain` accepts unencrypted data).
+    With `read_only` a store opens what is there: it makes and migrates nothing, and verbs that write raise `StoreError`.
     """
 
     place: str
@@ -344,6 +346,8 @@ class Store(abc.ABC):
     """True if a call may wait for a disk or a network; False: an event loop may call the store itself."""
     runs_statements: bool = False
     """True if an append may have statements; other stores refuse them with `OptionError`."""
+    is_read_only: bool = False
+    """True if the store was opened with `read_only`."""
 
     def __init__(
         self,
@@ -354,11 +358,13 @@ class Store(abc.ABC):
         allow_unsealed: bool = False,
         encryption_key: Mapping[str, bytes] | None = None,
         allow_plain: bool = False,
+        read_only: bool = False,
     ) -> None:
         if retention is not None:
             _check_retention(retention)
         self.clock = clock
         self.retention = retention
+        self.is_read_only = read_only
         if encryption_key is not None and not self.can_encrypt:
             raise OptionError(
                 f"{type(self).__name__} can't encrypt: leave out encryption_key, or use another store",

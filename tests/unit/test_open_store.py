@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from milepost import Store, step, workflow
 from milepost.engine.engine import Engine
 from milepost.errors import OptionError, StoreClosedError, StoreError
 from milepost.stores.file.store import FileStore
@@ -165,3 +169,64 @@ def test_a_url_that_no_file_can_have_is_a_store_error(tmp_path: Path) -> None:
     for url in (f"sqlite:///{tmp_path}/\ud800.db", f"file://{tmp_path}/\ud800"):
         with pytest.raises(StoreError):
             open_store(url)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+WRITES: list[Callable[[Store], object]] = [
+    lambda store: store.save("s", "a", b"1"),
+    lambda store: store.put_signal("r", "go", b"1"),
+    lambda store: store.request_cancel("r"),
+    lambda store: store.delete("r", "a"),
+    lambda store: store.delete_run("r"),
+    lambda store: store.import_run(store.export("r"), run_id="copy"),
+    lambda store: store.prune(older_than=0, statuses="waiting"),
+    lambda store: store.claim_due(["asking"], 1),
+    lambda store: store.append([]),
+    lambda store: store.renew([]),
+    lambda store: Engine(store).start(asking, run_id="s"),
+]
+
+
+@workflow("asking")
+def asking():  # type: ignore[no-untyped-def]
+    yield step("a").python(lambda: 1)
+    yield step("ask").wait_for("go")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///kept/runs.db", "file:kept/runs"])
+def test_a_store_that_is_opened_to_read_only_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError) as caught:
+        open_store(url, read_only=True)
+    assert ("open", []) == (caught.value.op, [*tmp_path.iterdir()])
+    with Engine(url) as engine:
+        engine.run(asking, run_id="r", full=True)
+        expected = engine.history("r")
+    before = _files(tmp_path)
+    with open_store(url, read_only=True) as store:
+        for write in WRITES:
+            with pytest.raises(StoreError, match="opened to read only"):
+                write(store)
+        assert (["r"], expected) == ([info.run_id for info in store.list_runs()], store.history("r"))
+        assert (1, True) == (Engine(store).handle("r", asking).output("a"), store.verify("r").ok)
+        assert store.stats().records
+        store.tidy()
+    assert before == _files(tmp_path)
+
+
+def test_a_database_of_an_older_release_is_not_migrated_to_be_read(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/old.db"
+    open_store(url).close()
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(StoreError, match="tables of version 2, and is opened to read only"):
+        open_store(url, read_only=True)
+    with closing(sqlite3.connect(tmp_path / "empty.db")) as connection:
+        connection.execute("VACUUM")
+    with pytest.raises(StoreError, match="no tables"):
+        open_store(f"sqlite:///{tmp_path}/empty.db", read_only=True)

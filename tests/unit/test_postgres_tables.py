@@ -88,6 +88,21 @@ def test_migrating_says_what_was_there(postgres: str, schema: str) -> None:
     assert [0, VERSION, VERSION] == [postgres_schema.migrate(postgres, schema=schema).found for _ in range(3)]
 
 
+def test_to_read_only_makes_no_tables_and_takes_those_that_are_there(
+    postgres: str, database: Database, schema: str
+) -> None:
+    with pytest.raises(StoreError, match="no tables, and is opened to read only"):
+        PostgresStore(postgres, schema=schema, read_only=True)
+    assert 0 == postgres_schema.status(postgres, schema=schema).found
+    with PostgresStore(postgres, schema=schema) as store:
+        store.save("r", "a", b"1")
+    with PostgresStore(postgres, schema=schema, read_only=True) as store:
+        assert b"1" == store.load("r", "a")
+        for write in (lambda: store.save("r", "a", b"2"), lambda: store.append([]), lambda: store.renew([])):
+            with pytest.raises(StoreError, match="opened to read only"):
+                write()
+
+
 def test_tables_of_a_newer_release_are_refused(postgres: str, database: Database, schema: str) -> None:
     PostgresStore(postgres, schema=schema).close()
     database.query(f'INSERT INTO "{schema}".migrations (version) VALUES (99)')

@@ -18,18 +18,19 @@ _FORMS = (
 )
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, read_only: bool = False) -> Store:
     """Open the store that `url` names; it is the caller's to close.
 
     `sqlite:///runs.db` is relative to the working directory, `sqlite:////srv/runs.db` absolute; so are `file:runs` and
     `file:///srv/runs`, which name a folder. `memory://` is a new store in this process. Percent escapes stand for their
     characters. `postgresql://` and `postgres://` go to libpq as they are. Raises `OptionError` for anything else, and what
-    the store itself raises when it can't be opened.
+    the store itself raises when it can't be opened. With `read_only` nothing is made or migrated: `StoreError` if there is
+    no store of this version, and from every verb that writes.
     """
-    return opener(url)()
+    return opener(url)(read_only=read_only)
 
 
-def opener(url: str) -> Callable[[], Store]:
+def opener(url: str) -> Callable[..., Store]:
     """Return a function that opens the store that `url` names; raises `OptionError` for anything else, at once."""
     if not isinstance(url, str):
         raise TypeError(f"a store's URL must be a str, not {type(url).__name__}")

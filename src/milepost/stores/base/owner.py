@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack
 
 import msgspec
 
@@ -101,6 +101,11 @@ class OwnerStore(Store):
         self._unclaimable: dict[str, float] = {}
         """For each run that could not be claimed, the time on the monotonic clock until which it is skipped."""
         self._is_closed = False
+        if self.is_read_only:
+            # Everything that a store writes goes through one of these.
+            for name in ("append", "renew", "claim_due"):
+                setattr(self, name, functools.partial(self._refuse, name))
+            setattr(self, "_write", self._refuse)  # noqa: B010  # a method is no variable to type checkers
         watch(self)
 
     # -- the backend --------------------------------------------------------------------------------
@@ -133,6 +138,13 @@ class OwnerStore(Store):
             store=self.place,
             op=op,
         ) from overtaken
+
+    def _refuse(self, op: str, *args: Any, **options: Any) -> NoReturn:
+        raise StoreError(
+            f"the store {self.place} is opened to read only, and can't {op.replace('_', ' ')}: open it without read_only",
+            store=self.place,
+            op=op,
+        )
 
     @contextmanager
     def _reading(self, op: str) -> Iterator[Transaction]:

@@ -77,6 +77,9 @@ class FileStore(Runs):
         self._files = Files(f"{own}/temporary")
         self._reset()
         with self._failing_as("open"):
+            if self.is_read_only:
+                self._check_version(f"{own}/version.json")
+                return
             for folder in (f"{own}/temporary", f"{own}/due"):
                 make_folders(folder)
             self._files.check()
@@ -106,6 +109,8 @@ class FileStore(Runs):
             with open(path, "rb") as file:
                 found = msgspec.json.decode(file.read(), type=dict[str, int])["version"]
         except FileNotFoundError:
+            if self.is_read_only:
+                raise
             made = self._files.write(msgspec.json.encode({"version": VERSION}) + b"\n")
             self._files.put(made, path)
             self._files.discard(made)

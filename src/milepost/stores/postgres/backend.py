@@ -82,7 +82,8 @@ class PostgresMedium(Runs):
                 self.place = place_of(link.connection, schema, postgres_schema.SCHEMA)
                 link.timer.allow(_OPENING * self._patience)
                 with link.timer:
-                    postgres_schema.prepare(link.connection, schema, self.place)
+                    prepare = postgres_schema.check if self.is_read_only else postgres_schema.prepare
+                    prepare(link.connection, schema, self.place)
             finally:
                 connections.give(link)
         except BaseException:

@@ -103,6 +103,20 @@ def prepare(connection: psycopg.Connection[Any], schema: str, place: str) -> int
         return found
 
 
+def check(connection: psycopg.Connection[Any], schema: str, place: str) -> None:
+    """Raise StoreError unless the schema has the tables of this version. Change nothing."""
+    _check_server(connection, place)
+    with _told_as_ours(place, "open"):
+        found = _known_version(connection, schema, place)
+    if found != VERSION:
+        raise StoreError(
+            f"the store {place} has {f'tables of version {found}' if found else 'no tables'}, and is opened to read only: "
+            f"open it without read_only, or run `milepost db migrate`, to bring it to version {VERSION}",
+            store=place,
+            op="open",
+        )
+
+
 def _check_server(connection: psycopg.Connection[Any], place: str) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     version = connection.info.server_version // 10_000

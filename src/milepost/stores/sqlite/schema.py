@@ -226,6 +226,19 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
         raise
 
 
+def check(connection: sqlite3.Connection, place: str) -> None:
+    """Raise StoreError unless the database has the tables of this version. Change nothing."""
+    _patiently(lambda c: _refuse_foreign(c, place), connection)
+    found = _version(connection, place)
+    if found != VERSION:
+        raise StoreError(
+            f"the store {place} has {f'tables of version {found}' if found else 'no tables of this library'}, and "
+            f"is opened to read only: open it without read_only to bring it to version {VERSION}",
+            store=place,
+            op="open",
+        )
+
+
 def _execute(connection: sqlite3.Connection, script: str) -> None:
     """Execute a script's statements in the open transaction, which executescript() would commit first."""
     if sqlite3.sqlite_version_info < (3, 37):

@@ -84,7 +84,14 @@ class SQLiteStore(Runs):
             )
         self._reset()
         with self._failing_as("open"), self._group.lock:
-            self._open()
+            if not self.is_read_only:
+                self._open()
+                return
+            try:
+                sqlite_schema.check(self._open_reader(), self.place)
+            except BaseException:
+                self._close_connections()
+                raise
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.place!r})"
@@ -118,6 +125,8 @@ class SQLiteStore(Runs):
             # A log that grew while a reader was in the way shrinks again when it starts anew.
             connection.execute(f"PRAGMA journal_size_limit = {2 * _CHECKPOINT_BYTES}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            if self.is_read_only and not self._is_memory:
+                connection.execute("PRAGMA query_only = ON")
         except BaseException:
             connection.close()
             raise
