@@ -645,6 +645,23 @@ _INTERRUPTS: dict[type[MilepostError], type[MilepostInterrupt]] = {
 }
 
 
+_OUR_NAMES = {
+    "invoke": "run",
+    "ainvoke": "arun",
+    "add_conditional_edges": "add_conditional_edge",
+    "add_sequence": "add_node and add_edge, one after the other",
+    "get_state": "engine.handle(run_id).state",
+    "update_state": "resume_from(store, run_id, node_id, update=...)",
+}
+"""Our names for what people know from LangGraph."""
+
+
+def no_attribute(owner: object, name: str) -> AttributeError:
+    """Make the error of an object without the attribute `name`. For a name of LangGraph it says which is ours."""
+    ours = f": here it is {_OUR_NAMES[name]}" if name in _OUR_NAMES else ""
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{ours}", name=name, obj=owner)
+
+
 def interruption(error: MilepostError) -> MilepostInterrupt:
     """Wrap `error` in the interrupt that is thrown into user code."""
     return _INTERRUPTS[type(error)](error)

@@ -5,6 +5,7 @@ A verb and its `a`-twin differ in the driver and in nothing else: both are made 
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, 
 
 from milepost.drivers import SyncDriver, is_logged
 from milepost.drivers.threads import wake
-from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming
+from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming, no_attribute
 from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest, check_recordable
 from milepost.executor.continuation import check_options
@@ -69,6 +70,23 @@ def store_of(given: object) -> Store:
     return adapted(given)
 
 
+@contextmanager
+def opened(given: AnyStore) -> Iterator[Store]:
+    """Give the argument as a store. One that is given as a URL is opened here, and closed at the end of the block."""
+    store = _open(given) if isinstance(given, str) else store_of(given)
+    try:
+        yield store
+    finally:
+        if isinstance(given, str):
+            store.close()
+
+
+def _open(url: str) -> Store:
+    from milepost.stores.url import open_for_call  # most calls are given a store
+
+    return open_for_call(url)
+
+
 def drive(routine: Routine[T], run_id: str, clock: Clock = SYSTEM, *, wakes: Store | None = None) -> T:
     """Drive a routine that executes nothing of the run. Errors name the run; workers of the store `wakes` look again."""
     with naming(run_id):
@@ -92,7 +110,7 @@ async def adrive(routine: Routine[T], run_id: str, clock: Clock = SYSTEM, *, wak
 class Job:
     """One call of a verb, checked and ready: nothing has been run or written yet."""
 
-    __slots__ = ("active", "flow", "options", "request", "run")
+    __slots__ = ("__weakref__", "_close", "active", "flow", "options", "request", "run")
 
     def __init__(
         self,
@@ -108,7 +126,14 @@ class Job:
         """The ids of the runs that the engine of this call executes; None without an engine."""
         self.options: Options = merge_options(bound, given)
         self.request = request
-        known = None if store is None and request is None else store_of(store)
+        self._close: Callable[[], object] = lambda: None
+        known: Store | None = None
+        if isinstance(store, str):
+            known = _open(store)
+            # A stream that nobody iterates has no end: its store is closed with this object.
+            self._close = weakref.finalize(self, known.close)
+        elif store is not None or request is not None:
+            known = store_of(store)
         if run_id is not None or request is not None:
             check_run_id(run_id)
         if request is not None and request.visit is not None:
@@ -281,7 +306,10 @@ class Job:
         self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None
     ) -> Routine[str]:
         new_id = new_run_id(self.options.clock.time()) if new_id is None else new_id
-        return self.run.fork(new_id, None if into is None else store_of(into), node_id, visit)
+        if into is None:
+            return (yield from self.run.fork(new_id, None, node_id, visit))
+        with opened(into) as other:
+            return (yield from self.run.fork(new_id, other, node_id, visit))
 
     def plan(self) -> ResumePlan:
         """Return what the call would do."""
@@ -298,7 +326,10 @@ class Job:
 
     @contextmanager
     def _named(self, *, executes: bool = False) -> Iterator[None]:
-        """Name the run in every error of the library. `executes`: it counts among those that the engine executes."""
+        """Name the run in every error of the library, and close a store that was opened for this call.
+
+        `executes`: the run counts among those that the engine executes.
+        """
         active = self.active if executes else None
         if active is not None:
             active.add(self.run.run_id)
@@ -308,6 +339,7 @@ class Job:
         finally:
             if active is not None:
                 active.discard(self.run.run_id)
+            self._close()
 
     def _listen_as_stream(self, live: Callable[[Event], None]) -> None:
         """Begin the run's time now, when somebody iterates: a stream kept for later has used up none of its time."""
@@ -350,7 +382,14 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
     value. With `full=True` it returns the whole result (FullT), a `RunResult` or a `WorkflowResult`, also if a
     breakpoint stopped the run; a run that fails raises all the same. Errors carry `run_id`, `node_id` if one is known,
     and `state`, the last good one.
+
+    A store may be given as its URL: it is opened for the call and closed with it, by a stream at its end.
     """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
     def _job(
         self,
@@ -557,8 +596,9 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         run does not wait there, if the payload does not fit the open wait, or while a cancel is open. A run that has
         ended raises `RunNotResumableError`.
         """
-        known = store_of(store)
-        return drive(signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to), run_id, wakes=known)
+        with opened(store) as known:
+            routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to)
+            return drive(routine, run_id, wakes=known)
 
     async def asignal(
         self,
@@ -571,9 +611,9 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         to: str | None = None,
     ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
-        known = store_of(store)
-        routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to)
-        return await adrive(routine, run_id, wakes=known)
+        with opened(store) as known:
+            routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to)
+            return await adrive(routine, run_id, wakes=known)
 
     def cancel(self, store: AnyStore, run_id: str, reason: str = "") -> CancelOutcome:
         """Ask a run to end.
@@ -581,13 +621,13 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         cancelled: nobody executed it, and it has ended · requested: its owner ends it at the next boundary, and cancels
         an async node that runs · ended: it had finished or been cancelled before, and nothing changes.
         """
-        known = store_of(store)
-        return drive(signals.cancel(known, run_id, reason), run_id, wakes=known)
+        with opened(store) as known:
+            return drive(signals.cancel(known, run_id, reason), run_id, wakes=known)
 
     async def acancel(self, store: AnyStore, run_id: str, reason: str = "") -> CancelOutcome:
         """Await the request: the async form of `cancel`."""
-        known = store_of(store)
-        return await adrive(signals.cancel(known, run_id, reason), run_id, wakes=known)
+        with opened(store) as known:
+            return await adrive(signals.cancel(known, run_id, reason), run_id, wakes=known)
 
 
 class StateVerbs(Verbs[StateT, RunResult[StateT]]):

@@ -27,7 +27,7 @@ engine = Engine(store)
 
 orders.run(Invoice())  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 orders.run(Order(), max_iterations="9")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-orders.resume("runs.db", "r1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+orders.resume(9, "r1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 engine.resume(Graph(Order), "r1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 engine.retry(orders)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 Engine(store, if_exists="again")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

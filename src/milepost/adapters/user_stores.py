@@ -108,8 +108,8 @@ class AsyncPoints(Protocol):
         """List the ids of the points, oldest first."""
 
 
-AnyStore = Store | BytesByNode | AsyncPoints
-"""All types that are accepted as a store."""
+AnyStore = Store | BytesByNode | AsyncPoints | str
+"""All types that are accepted as a store; a text is a store's URL."""
 
 
 # -- calls of a user's store -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from milepost.engine.authorize import Authorize, Gate
-from milepost.errors import OptionError, RunNotFoundError, StoreClosedError, StoreError, shown
+from milepost.errors import OptionError, RunNotFoundError, StoreClosedError, StoreError, no_attribute, shown
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
@@ -61,7 +61,7 @@ class Engine:
 
     def __init__(
         self,
-        store: AnyStore | str,
+        store: AnyStore,
         *,
         flows: Sequence[Verbs[Any]] = (),
         deps: Any = None,
@@ -100,6 +100,11 @@ class Engine:
                     assert self._open is not None
                     self._store = self._open()
         return self._store
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
     # -- running -------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class WorkflowEngine:
 
     def __init__(
         self,
-        checkpoint_store: AnyStore | str | None = None,
+        checkpoint_store: AnyStore | None = None,
         *,
         config: Any = None,
         flows: Sequence[Verbs[Any]] = (),
@@ -114,7 +114,7 @@ class WorkflowEngine:
         workflow_id: str | None = None,
         *,
         run_id: str | None = None,
-        checkpoint_store: AnyStore | str | None = None,
+        checkpoint_store: AnyStore | None = None,
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Execution:

@@ -16,7 +16,7 @@ import msgspec
 
 from milepost.codec import Codec
 from milepost.codec.functions import FunctionCodecs, classes
-from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError, shown
+from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError, no_attribute, shown
 from milepost.executor.context import Context
 from milepost.executor.flow import (
     START,
@@ -78,6 +78,11 @@ class Graph(Generic[StateT]):
 
     Raises `GraphError` if `state_type` is no class or a reducer cannot be called.
     """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
     def __init__(
         self,

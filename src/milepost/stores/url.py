@@ -30,6 +30,17 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
     return opener(url)(read_only=read_only)
 
 
+def open_for_call(url: str) -> Store:
+    """Open the store that `url` names for one call, which closes it. Raises `OptionError` for a store in memory."""
+    opened = open_store(url)
+    if opened.is_blocking and opened.place != ":memory:":
+        return opened
+    opened.close()
+    raise OptionError(
+        f"a store at {url!r} would be gone with the call that it is opened for: give a MemoryStore()", option="store"
+    )
+
+
 def opener(url: str) -> Callable[..., Store]:
     """Return a function that opens the store that `url` names; raises `OptionError` for anything else, at once."""
     if not isinstance(url, str):
