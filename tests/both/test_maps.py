@@ -25,6 +25,8 @@ from milepost import (
     SerializeStateError,
     current,
     reducers,
+    step,
+    workflow,
 )
 from milepost.errors import (
     AsyncNodeError,
@@ -149,6 +151,31 @@ def test_after_a_crash_an_item_that_had_not_begun_is_at_its_first_attempt(verbs,
     assert [0, 1, 2, 3] == verbs.resume(graph, timed, "r", clock=clock).out
     second = 2 if medium.has_lease_end else 1  # what was abandoned has not crashed
     assert ["i0 1", "i1 1", f"i1 {second}", "i2 1", f"i2 {second}", "i3 1"] == log
+
+
+@pytest.mark.stores("sqlite")  # what is abandoned on a memory store has not crashed
+@pytest.mark.parametrize("front", ["graph", "workflow"])
+def test_items_that_wait_for_a_thread_have_not_begun(verbs, timed, clock, log, front):
+    deadly = {0}
+
+    def work(item: int) -> int:
+        log.append(f"{item} {current().attempt}")
+        if item in deadly:
+            raise verbs.Killed
+        return item
+
+    @workflow("steps")
+    def steps() -> Any:
+        yield step("m").map(work, list(range(200)))
+
+    graph = Graph(Cart).add_map("m", lambda state: range(200), work, merge=collected)
+    flow = steps if front == "workflow" else graph.add_edge("m", END).set_entry("m").compile("maps")
+    crash(verbs, flow, timed, "r", {} if front == "workflow" else Cart(), clock=clock)
+    deadly.clear()
+    log.clear()
+    verbs.resume(flow, timed, "r", clock=clock)
+    assert "0 2" in log
+    assert 32 >= sum(call.endswith(" 2") for call in log)
 
 
 def test_a_loop_over_a_map_has_its_own_items_each_time(verbs, timed, clock, log):

@@ -128,13 +128,18 @@ def _mapped(visit: NodeVisit, work: MapWork, state: Any) -> Routine[list[Any]]:
         mapping.next_ids = run.recorded.begun_with(ids, walker.sequence) if has_begun else set()
     routines = {f"{node_id}/{index}": mapping.do(index, item) for index, item in enumerate(items)}
     limits = [limit for limit in (work.max_parallel, walker.options.max_parallel) if limit is not None]
-    needs_threads = not run.is_awaited and _executor_of(walker, work) is None
+    needs_threads = _executor_of(walker, work) is None and not (run.is_awaited and _awaits(work.each))
     limit = min(limits, default=SYNC_LANES if needs_threads else None)
     if begun is not None:
         run.progress.queue(run.recorded.idle_parts([*routines], limit, begun.sequence))
     outcomes = yield from bounded_gather(run, routines, limit)
     raise_of(walker, node_id, number, ("item", "items"), f"of map {node_id!r}", outcomes)
     return [outcome.value for outcome in outcomes.values()]
+
+
+def _awaits(each: Unit | GraphFlow) -> bool:
+    """Return whether doing an item awaits a coroutine, which needs no thread."""
+    return each.is_async if isinstance(each, Unit) else bool(each.async_names)
 
 
 def _executor_of(walker: Walker, work: MapWork) -> Any:

@@ -32,7 +32,7 @@ from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.history import AttemptBudget, PendingRecord
 from milepost.executor.run import bounded_gather
 from milepost.executor.waits import Waits
-from milepost.graph.nesting import decode_inside
+from milepost.graph.nesting import SYNC_LANES, decode_inside
 from milepost.graph.walker import Walker
 from milepost.model.failure import contained, describe, place
 from milepost.model.record import ITEMS, ROUTE
@@ -140,7 +140,8 @@ class PartsVisit(UnitVisit):
             for child in work.children
         }
         self.parts = [f"{self.node_id}/{name}" for name in routines]
-        outcomes = yield from _at_once(run, routines, work.max_parallel, routines, f"{self.node_id}/")
+        prefix = f"{self.node_id}/"
+        outcomes = yield from _at_once(run, routines, work.max_parallel, routines, not run.is_awaited, prefix)
         results = ParallelResult(tuple(outcomes[child.name] for child in work.children))
         failed = [result for result in results if not result.success]
         if self.mods.must_succeed and failed:
@@ -226,7 +227,8 @@ class PartsVisit(UnitVisit):
             routines[item_id] = run.do(child, item_id, frame, is_child=True, floor=floor)
         self.parts = ids
         recorded = [item_id for item_id in ids if item_id in run.recorded.done]
-        outcomes = yield from _at_once(run, routines, work.max_parallel, recorded)
+        needs_threads = (work.executor or run.options.executor) is None and not (run.is_awaited and is_async(work.fn))
+        outcomes = yield from _at_once(run, routines, work.max_parallel, recorded, needs_threads)
         results = [outcomes[item_id] for item_id in ids]
         failed = [result for result in results if not result.success]
         if failed:
@@ -319,6 +321,7 @@ def _at_once(
     routines: dict[str, Routine[Any]],
     max_parallel: int | None,
     recorded: Iterable[str],
+    needs_threads: bool,
     prefix: str = "",
 ) -> Routine[dict[str, Any]]:
     """Do several routines at once, at most `max_parallel` of them, and return the result of each.
@@ -332,7 +335,7 @@ def _at_once(
     still = {name: begun.get(name, routine) for name, routine in routines.items() if name not in answers}
     if still:
         yield from run.live()
-        limit = min(limits, default=None)
+        limit = min(limits, default=SYNC_LANES if needs_threads else None)
         run.progress.queue(run.recorded.idle_parts([prefix + name for name in routines], limit, -1))
         answers = answers | (yield from bounded_gather(run, still, limit))
     outcomes = {name: answers[name] for name in routines if name in answers}
