@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import operator
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from forking import Basket, few
+from forking import Basket, builder, few
 
 from milepost import (
     END,
@@ -183,6 +184,28 @@ def test_a_worker_asks_whether_the_state_is_still_good_and_gives_the_run_back(ve
     engine.worker().run(until_idle=True)
     assert ("ready", True) == (store.get_run("r").info.status, "too dear" in store.get_run("r").info.reason)
     assert ("waiting", ["price", "price"]) == (store.get_run("new").info.status, log)
+
+
+def same(state: Any) -> Any:
+    return state
+
+
+@pytest.mark.parametrize("override", [None, same])
+@pytest.mark.parametrize("node", [None, "f", "a"])
+def test_what_revalidate_changes_in_place_is_no_part_of_the_run(verbs, store, log, node, override):
+    graph = builder(verbs, log)("fa fb aj bj jk")
+    with pytest.raises(RunStopped):
+        verbs.run(graph, Basket(), store=store, run_id="r", stop_before="k")
+    options = {"revalidate": lambda state: state.seen.append("spoiled"), "state_override": override}
+    call = verbs.resume if node is None else functools.partial(verbs.resume_from, node_id=node)
+    assert list("fabjk") == call(graph, store, "r", **options).seen == verbs.resume(graph, store, "r").seen
+
+
+def test_what_revalidate_changes_in_place_is_no_part_of_a_turn(verbs, store, log):
+    graph = builder(verbs, log)("ak")
+    verbs.run(graph, Basket(), store=store, run_id="r")
+    turn = {"if_exists": "continue", "revalidate": lambda state: state.seen.append("spoiled")}
+    assert ["a", "k"] == verbs.run(graph, Basket(), store=store, run_id="r", **turn).seen
 
 
 @few

@@ -360,7 +360,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         if refusal is not None:
             raise refusal
         if not is_ending and not run.is_replayed:
-            yield from _revalidate(run, found, _seen(found))
+            yield from _revalidate(run, found, None)
     except GeneratorExit:
         raise
     except BaseException as exc:
@@ -589,7 +589,7 @@ def _amended(run: Run, wish: ResumeRequest, found: Any) -> Routine[Amendment | N
     """
     if wish.verb == CONTINUE:
         turn = Amendment(*open_turn(run, found, wish.state))
-        yield from _revalidate(run, found, turn.state)
+        yield from _revalidate(run, found, turn)
         return turn
     amendment = None
     if run.options.amends:
@@ -598,7 +598,7 @@ def _amended(run: Run, wish: ResumeRequest, found: Any) -> Routine[Amendment | N
     if amendment is not None and found.at is not None:
         entry = found.since.entry_at(found.at.sequence)
         check_branch(run, flow, found.since, entry, found.point, found.data, amendment)
-    yield from _revalidate(run, found, _seen(found) if amendment is None else amendment.state)
+    yield from _revalidate(run, found, amendment)
     if amendment is not None and found.at is None:
         found.state, found.data = amendment.state, amendment.data
     return amendment
@@ -609,23 +609,20 @@ def _asks_of_state(run: Run) -> bool:
     return run.options.amends or run.options.revalidate is not None or bool(run.options.rename)
 
 
-def _seen(found: Any) -> Any:
-    """Return the state at the checkpoint after which a verb goes on. It may be inside a branch."""
-    return found.state if found.at is None else found.seen
+def _revalidate(run: Run, found: Any, amendment: Amendment | None) -> Routine[None]:
+    """Ask `revalidate` whether the state, amended or not, is still good, and raise `StateValidationError` if not.
 
-
-def _revalidate(run: Run, found: Any, state: Any) -> Routine[None]:
-    """Ask `revalidate` whether the state is still good, and raise `StateValidationError` if not.
-
-    It refuses by raising or returning an exception, or by returning False or a text.
+    It refuses by raising or returning an exception, or by returning False or a text. It gets a state of its own: a change
+    of that in place would be in no record.
     """
     check = run.options.revalidate
     if check is None:
         return
     told = ""
     cause: BaseException | None = None
+    decode, data = cast("GraphFlow", run.flow).codec.decode, found.data_seen if amendment is None else amendment.data
     try:
-        answer = yield Call(check, (state,), None, iscoroutinefunction(check))
+        answer = yield Call(check, (decode(data),), None, iscoroutinefunction(check))
     except Exception as exc:
         told, cause = message_of(exc) or type(exc).__qualname__, exc
     else:
@@ -640,5 +637,5 @@ def _revalidate(run: Run, found: Any, state: Any) -> Routine[None]:
             f"the recorded state of run {run.run_id!r} was refused: {told}; correct it with state_override=",
             run_id=run.run_id,
             node_id=found.info.from_node,
-            state=state,
+            state=decode(data),
         ) from cause

@@ -92,8 +92,6 @@ class ExaminedRun(msgspec.Struct):
     """True if the point is a fork whose branches are open."""
     at: Record | None = None
     """The checkpoint inside a branch after which the verb goes on, and to which an override applies; else None."""
-    seen: Any = None
-    """The state of the checkpoint `at`, for `revalidate`. Without `at`, the state of the point is used instead."""
     way: str | None = None
     """The next node by the records, even if the router is asked again."""
     reroute: bool | None = None
@@ -103,7 +101,7 @@ class ExaminedRun(msgspec.Struct):
 
     @property
     def data_seen(self) -> bytes:
-        """The encoded state to which an override applies."""
+        """The encoded state to which an override applies, and about which `revalidate` is asked."""
         return self.data if self.at is None else self.since.state_of(self.since.entry_at(self.at.sequence))
 
     @property
@@ -252,7 +250,7 @@ def examine(
         )
     _check_nodes(run, node_id, next_node, differences, state)
     kept: dict[int, Any] = {}
-    seen = check_inside(run, spot, kept, differences)
+    check_inside(run, spot, kept, differences)
     unit = run.flow.units.get(node_id)
     leads_to = unit.next_node if next_node is None and unit is not None else next_node
     if wish.verb == "resume_from" and leads_to == END and not wish.rerun:
@@ -299,7 +297,7 @@ def examine(
         live = ranges_upto(latest.row.live, cut)
     return ExaminedRun(
         latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, since,
-        kept, named, is_split, spot.at, seen, way, reroute, turn is not None,
+        kept, named, is_split, spot.at, way, reroute, turn is not None,
     )  # fmt: skip
 
 
@@ -457,14 +455,13 @@ def _changed(run: NodeRun, what: str, node_id: str | None, told: tuple[str, ...]
     )
 
 
-def check_inside(run: NodeRun, spot: ResumePoint, kept: dict[int, Any], differences: tuple[str, ...]) -> Any:
-    """Check the records since the point against the flow, and return the state at the checkpoint `spot.at`, if any.
+def check_inside(run: NodeRun, spot: ResumePoint, kept: dict[int, Any], differences: tuple[str, ...]) -> None:
+    """Check the records since the point against the flow, and decode their states.
 
     `kept` takes the states from which branches and inner graphs will go on, by the number of their record.
     """
     assert spot.since is not None
     assert spot.point is not None
-    seen: Any = None
     for node_id, entry in spot.since.done.items():
         if "trunk" not in entry.fields:
             continue
@@ -491,13 +488,9 @@ def check_inside(run: NodeRun, spot: ResumePoint, kept: dict[int, Any], differen
                 "lift old states with Graph(..., upgrade=)",
             )
             raise
-        if spot.at is not None and spot.at.sequence == record.sequence:
-            seen = state
-        else:
-            prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
-            if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
-                kept[record.sequence] = state
-    return seen
+        prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
+        if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
+            kept[record.sequence] = state
 
 
 def _has_begun(run: NodeRun, spot: ResumePoint, node_id: str | None) -> bool:
