@@ -17,6 +17,7 @@ from milepost import (
     RunSuspended,
     StepError,
     Steps,
+    parallel,
     step,
     workflow,
 )
@@ -320,6 +321,38 @@ class Parts:
         graph = Graph(dict).add_wait("m", "go", apply=apply, payload=kind)
         return graph.add_edge("m", END).set_entry("m").compile("reply")
 
+    def reply_below(self, kind: Any) -> Any:
+        """A wait in a branch, in a graph inside and in an item: what is answered there."""
+        each = Graph(dict).add_subgraph("sub", self.reply(kind)).add_edge("sub", END).set_entry("sub").compile("each")
+        inner = Graph(dict).add_map("each", lambda state: [{}], each, merge=lambda state, found: state)
+        for node_id, merge in (("f", None), ("a", None), ("j", lambda before, ends: before)):
+            inner.add_node(node_id, self.verbs.node(lambda state: state), merge=merge)
+        inner.add_edge("f", "a").add_edge("f", "each").add_edge("a", "j").add_edge("each", "j").add_edge("j", END)
+        return inner.set_entry("f").compile("reply_below")
+
+    def step_of_reply(self, kind: Any) -> Any:
+        def fail() -> int:
+            self.check(1)
+            return 1
+
+        @workflow("replies")
+        def inner() -> Steps[Any]:
+            yield parallel("p", step("m").wait_for("go", payload=kind))
+            yield step("x").python(self.verbs.node(fail))
+
+        @workflow("reply_of_steps")
+        def flow() -> Steps[Any]:
+            yield step("sub").subworkflow(inner, {})
+
+        return flow
+
+    def step_of_reply_below(self, kind: Any) -> Any:
+        @workflow("step_of_reply")
+        def flow() -> Steps[Any]:
+            yield step("g").subworkflow(self.reply_below(kind), {})
+
+        return flow
+
     def step_of_items(self, kind: Any) -> Any:
         @workflow("items")
         def flow() -> Steps[Any]:
@@ -342,6 +375,9 @@ class Parts:
         ("inputs", "m/0", "item.b"),
         ("branch", "sub/m/1", "output.b"),
         ("reply", "m", "payload.b"),
+        ("reply_below", "each/0/sub/m", "payload.b"),
+        ("step_of_reply", "sub/p/m", "payload.b"),
+        ("step_of_reply_below", "g/each/0/sub/m", "payload.b"),
         ("step_of_items", "m/1", "output.b"),
         ("step_of_graph", "g/m/1", "output.b"),
     ],
@@ -353,11 +389,11 @@ def test_what_a_resume_could_not_decode_is_refused_by_its_plan_and_leaves_the_ru
     build = getattr(parts, kind)
     began, changed = build(Part), build(changed_part())
     arguments = () if began.front == "workflow" else ({},)
-    if kind == "reply":
+    if "reply" in kind:
         with pytest.raises(RunSuspended):
             verbs.run(began, *arguments, store=store, run_id="r1")
         began.signal(store, "r1", "go", Part(1))
-        with pytest.raises(NodeError):
+        with pytest.raises((NodeError, StepError)):
             verbs.resume(began, store, "r1")
     else:
         with pytest.raises((NodeError, StepError)):

@@ -171,12 +171,13 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: StepOutc
         return (yield from _recorded_invocation(run, work, step_id, kept, frame))
     except (DeserializeStateError, IndexError, KeyError, TypeError) as exc:
         if isinstance(exc, DeserializeStateError):
-            exc.run_id, exc.node_id = run.run_id, step_id
-            place(
-                exc,
-                f"the recorded output of step {step_id!r} of run {run.run_id!r} cannot be read",
-                "bring the step's return type back, or tell @workflow(types=...) which classes it may give",
-            )
+            if exc.node_id is None:  # else a step inside this one has named itself
+                exc.run_id, exc.node_id = run.run_id, step_id
+                place(
+                    exc,
+                    f"the recorded output of step {step_id!r} of run {run.run_id!r} cannot be read",
+                    "bring the step's return type back, or tell @workflow(types=...) which classes it may give",
+                )
             raise
         raise non_determinism(run.run_id, frame.position - 1, f"another step {step_id!r}", repr(step)) from exc
 
