@@ -1182,6 +1182,45 @@ class ValidatedData:
     made: int = pydantic.Field(default_factory=lambda values: values["fixed"] + 1)
 
 
+class Settled(pydantic.BaseModel, frozen=True):
+    n: int
+    tens: int = 0
+    names: list[str] = []
+
+    @pydantic.model_validator(mode="after")
+    def _count(self, info: pydantic.ValidationInfo) -> "Settled":
+        object.__setattr__(self, "tens", self.n * 10)
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _name(self) -> "Settled":
+        self.names.append("a")
+        if self.tens > 90:
+            raise ValueError("too many")
+        return self
+
+
+@pydantic.dataclasses.dataclass
+class SettledData:
+    n: int
+    tens: int = 0
+
+    @pydantic.model_validator(mode="after")
+    def _count(self) -> "SettledData":
+        self.n, self.tens = 99, self.n * 10
+        return self
+
+
+def test_the_validators_of_a_model_see_new_fields_and_change_no_recorded_one() -> None:
+    assert ["b"] == Codec(Settled).decode(b'{"n":1,"names":["b"]}').names
+    assert (0, []) == (
+        Codec(Settled).decode(b'{"n":50,"names":[],"tens":0}').tens,
+        Settled.model_fields["names"].default,
+    )
+    with pytest.raises(DeserializeStateError, match=r"(?s)with the default of tens, names: .*too many"):
+        Codec(Settled).decode(b'{"n":50}')
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -1189,6 +1228,8 @@ class ValidatedData:
         (Validated, "Validated(n=1, fixed=8, made=8)"),
         (ValidatedTree, "ValidatedTree(n=1, fixed=7, made='UP', children=[])"),
         (ValidatedData, "ValidatedData(n=1, fixed=7, made=8)"),
+        (Settled, "Settled(n=1, tens=10, names=['a'])"),
+        (SettledData, "SettledData(n=1, tens=10)"),
     ],
 )
 def test_the_default_of_a_new_field_is_converted_and_validated_as_its_class_does_it(kind: Any, expected: str) -> None:

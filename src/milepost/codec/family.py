@@ -7,6 +7,7 @@ change it. `families.py` has the families of the other kinds of record classes.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from collections import deque
@@ -199,6 +200,17 @@ class Family:
     def check_default(self, name: str, values: dict[str, Any]) -> None:
         """Raise the class's own error for a default that its validators refuse."""
 
+    def settle_defaults(self, made: Any, missing: Sequence[str]) -> dict[str, Any]:
+        """Give the values of the fields that a record lacks as validators of the whole object leave them; {}: as they are.
+
+        The object stays as it is: what it has from the record must not change.
+        """
+        validator = _after_validator(self.cls) if hasattr(self.cls, "__pydantic_core_schema__") else None
+        if validator is None:
+            return {}
+        settled = validator.validate_python(copy.deepcopy(made))
+        return {name: getattr(settled, name) for name in missing}
+
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         """Make an object that has exactly these values of all its fields."""
         made = object.__new__(self.cls)
@@ -368,6 +380,24 @@ def _default_validator(cls: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     if definitions:
         whole = {"type": "definitions", "schema": whole, "definitions": definitions}
     return sys.modules["pydantic_core"].SchemaValidator(whole, config), before
+
+
+@lru_cache(maxsize=256)
+def _after_validator(cls: Any) -> Any:
+    """Make a validator of the class's own `model_validator(mode="after")` alone, for an object; None if it has none."""
+    schema, definitions, functions = cls.__pydantic_core_schema__, [], []
+    while schema["type"] not in ("model", "dataclass"):
+        definitions += schema.get("definitions", ())
+        if schema["type"] == "definition-ref":
+            schema = next(each for each in definitions if each["ref"] == schema["schema_ref"])
+            continue
+        if schema["type"] == "function-after":
+            functions.append(schema["function"])
+        schema = schema["schema"]
+    whole: Any = {"type": "any"}
+    for function in reversed(functions):
+        whole = {"type": "function-after", "function": function, "schema": whole}
+    return sys.modules["pydantic_core"].SchemaValidator(whole) if functions else None
 
 
 def _is_cache(cls: type, name: str) -> bool:

@@ -307,9 +307,15 @@ class RecordPlan(Plan):
             if self.family.is_mapping:
                 values = {name: values[name] for name in raw if name in values}
         try:
-            return self.family.build(values, sides)
-        except Exception as exc:  # a property's setter, or a default that looks at the object: code of a user
-            raise self.unreadable(raw, f"the object cannot be built: {shown(exc, 1000)}") from exc
+            made = self.family.build(values, sides)
+            settled = self.family.settle_defaults(made, missing) if missing else None
+        except Exception as exc:  # a property's setter, a validator, a default that looks at the object: code of a user
+            told = f", with the default of {', '.join(missing)}" if missing else ""
+            raise self.unreadable(raw, f"the object cannot be built{told}: {shown(exc, 1000)}") from exc
+        if not settled:
+            return made
+        self._check_defaults(settled, missing)
+        return self.family.build({**values, **settled}, sides)
 
     def _default(self, name: str, plan: Plan) -> Any:
         default = self._specs[name].default
@@ -323,27 +329,40 @@ class RecordPlan(Plan):
             ) from exc
 
     def _finish_defaults(self, values: dict[str, Any], missing: list[str]) -> None:
-        """Have the class convert and validate the defaults of the fields that a record lacks, and check their types."""
+        """Have the class convert and validate the defaults of the fields that a record lacks."""
         name = ""
         try:
             for name in missing:
                 values[name] = self.family.finish_default(name, values)
             for name in missing:
                 self.family.check_default(name, values)
-                self.plans[name].dump(values[name], 0)
-        except Refusal as exc:
-            what = f"{exc.found or exc.type_name} where {exc.expected or 'a carried value'} is declared"
-            refusal = Unreadable(
-                f"the field is missing, and its default has {what}", expected=self.plans[name].expected, found="nothing"
-            )
-            refusal.steps += [*exc.steps, self.step(name)]
-            raise refusal from exc.__cause__
         except Exception as exc:  # user code
-            refusal = Unreadable(
-                f"its default failed: {shown(exc, 1000)}", expected=self.plans[name].expected, found="nothing"
-            )
-            refusal.steps.append(self.step(name))
-            raise refusal from exc
+            raise self._failed_default(name, exc) from exc
+        self._check_defaults(values, missing)
+
+    def _check_defaults(self, values: dict[str, Any], missing: list[str]) -> None:
+        """Check the types of the values that fields have which a record lacks."""
+        for name in missing:
+            try:
+                self.plans[name].dump(values[name], 0)
+            except Refusal as exc:
+                what = f"{exc.found or exc.type_name} where {exc.expected or 'a carried value'} is declared"
+                refusal = Unreadable(
+                    f"the field is missing, and its default has {what}",
+                    expected=self.plans[name].expected,
+                    found="nothing",
+                )
+                refusal.steps += [*exc.steps, self.step(name)]
+                raise refusal from exc.__cause__
+            except Exception as exc:  # user code
+                raise self._failed_default(name, exc) from exc
+
+    def _failed_default(self, name: str, exc: Exception) -> Unreadable:
+        refusal = Unreadable(
+            f"its default failed: {shown(exc, 1000)}", expected=self.plans[name].expected, found="nothing"
+        )
+        refusal.steps.append(self.step(name))
+        return refusal
 
     def _load_sides(self, raw: dict[str, Any], unknown: list[str]) -> tuple[dict[str, Any], list[str]]:
         """Read the values beside the fields; return them with the names of those that the class no longer has."""

@@ -56,8 +56,8 @@ class Codec(Generic[T]):
 
     Objects are built as they were recorded: `__init__`, `__post_init__`, `__attrs_post_init__` and the
     validators of pydantic do not run when a value is read. Only the default of a field that the record lacks is
-    converted and validated as its class does it (by pydantic if that validates defaults); a default that is not of
-    the declared type is an error.
+    converted and validated as its class does it (by pydantic if that validates defaults, and by the after-validators of
+    a model, which may change the new fields alone); a default that is not of the declared type is an error.
 
     `problems` lists the declared fields that can't be carried, as their path and a sentence. Making a codec
     never raises for them; writing such a value does.
