@@ -192,6 +192,14 @@ class Job:
             self.run.is_draining, self.run.is_awaited = before.is_draining, before.is_awaited
             routine = resume(self.run, ResumeRequest(), new_nonce)
 
+    def _until_parked(self, routine: Routine[Any]) -> Routine[Any]:
+        """End with the run that is parked: its stream has told of that by `RunWaiting`."""
+        try:
+            return (yield from routine)
+        except RunSuspended:
+            if self.run.status != "waiting":
+                raise
+
     def _begun(self, state: Any) -> Routine[Any]:
         if self.request is not None:
             return resume(self.run, self.request, new_nonce)
@@ -269,7 +277,7 @@ class Job:
     def stream(self, state: Any = None) -> Iterator[Event]:
         """Run the call here while its events are iterated."""
         self.refuse_coroutines()
-        return self._streamed(self.routine(state))
+        return self._streamed(self._until_parked(self.routine(state)))
 
     def _streamed(self, routine: Routine[Any]) -> Iterator[Event]:
         self.run.is_awaited = False
@@ -282,7 +290,7 @@ class Job:
         """Run the call in this task while its events are iterated."""
         driver = self._awaiting()
         self._listen_as_stream(driver.live)
-        events = driver.stream(self.routine(state))
+        events = driver.stream(self._until_parked(self.routine(state)))
         try:
             with self._named(executes=True):
                 async for event in events:
@@ -696,7 +704,7 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         """Run the flow and iterate over its events, in step with the consumer. Breaking off leaves the run interrupted.
 
         Such a run can be resumed. A stream that nobody iterates runs nothing. The error of a run that fails is raised
-        after its last event.
+        after its last event; that of a run that is parked ends with `RunWaiting` and what follows it, without an error.
         """
         return self._job(store, run_id, options).stream(state)
 

@@ -13,7 +13,9 @@ import pydantic
 import pytest
 
 from milepost import (
+    END,
     Engine,
+    Graph,
     Reply,
     RunCancelled,
     RunNotFoundError,
@@ -64,6 +66,27 @@ def typed(payload: Any, name: str = "typed", **options: Any):
         return reply.payload
 
     return wf
+
+
+def asking(front: str) -> Any:
+    if front == "workflow":
+        return approve.bind(amount=7)
+    graph = Graph(dict).add_wait("ask", "approval", apply=lambda state, reply: {"by": reply.payload})
+    return graph.add_edge("ask", END).set_entry("ask").compile("asks").bind({})
+
+
+@pytest.mark.parametrize("front", ["graph", "workflow"])
+def test_a_stream_ends_in_peace_when_its_run_is_parked(verbs, store, front):
+    bound = asking(front)
+    engine = Engine(store, flows=[bound.flow])
+    told = verbs.stream(engine, bound, run_id="r")
+    assert ["ask#1"] == [event.wait.wait_id for event in told if isinstance(event, RunWaiting)]
+    assert "waiting" == status_of(store)
+    with pytest.raises(RunSuspended):  # this stream has nothing to tell
+        verbs.resume_stream(engine, bound.flow, "r")
+    verbs.call(engine, "signal", "r", "approval", "ann")
+    assert not any(isinstance(event, RunWaiting) for event in verbs.resume_stream(engine, bound.flow, "r"))
+    assert "finished" == status_of(store)
 
 
 def status_of(store, run_id="r"):
