@@ -287,10 +287,11 @@ def test_a_signal_that_nobody_waits_for_is_kept_through_a_long_chat(verbs, engin
         ({"choices": ["a", "b"]}, {"choices": ["a", "b"]}),
         (None, None),
         (Approval("anna", Decimal("1.50")), {"by": "anna", "amount": "1.50"}),
+        ({"all": [Approval("anna", Decimal(1)), None]}, {"all": [{"by": "anna", "amount": "1"}, None]}),
         (lambda state: f"turn {state.turns}", "turn 3"),
         (lambda state: Approval("anna", Decimal(state.turns)), {"by": "anna", "amount": "3"}),
     ],
-    ids=["text", "dict", "none", "dataclass", "function", "object"],
+    ids=["text", "dict", "none", "dataclass", "dataclasses", "function", "object"],
 )
 def test_a_prompt_is_recorded_with_the_wait(timed, park, prompt, shown):
     (wait,) = park(asking(prompt=prompt), Desk(turns=3))

@@ -199,8 +199,9 @@ def test_hundreds_of_runs_that_wait_cost_neither_thread_nor_lease(engine, timed)
         ({"choices": ["a", "b"]}, {"choices": ["a", "b"]}),
         (None, None),
         (Approval("anna", Decimal("1.50")), {"by": "anna", "amount": "1.50"}),
+        ({"all": [Approval("anna", Decimal(1)), None]}, {"all": [{"by": "anna", "amount": "1"}, None]}),
     ],
-    ids=["text", "dict", "none", "dataclass"],
+    ids=["text", "dict", "none", "dataclass", "dataclasses"],
 )
 def test_a_prompt_is_recorded_with_the_wait(verbs, engine, timed, prompt, shown):
     @workflow("asking")
@@ -209,6 +210,30 @@ def test_a_prompt_is_recorded_with_the_wait(verbs, engine, timed, prompt, shown)
 
     result = verbs.run(engine, asking, run_id="r", full=True)
     assert [shown, shown] == [result.waiting_for[0].prompt, timed.get_run("r").info.waiting_for[0].prompt]
+
+
+def test_objects_in_a_list_can_be_sent_to_a_wait_of_their_type(verbs, store):
+    flow, sent = typed(list[Approval]), [Approval("anna", Decimal("1.50"))]
+    engine = Engine(store, flows=[flow])
+    verbs.run(engine, flow, run_id="r", full=True)
+    verbs.call(engine, "signal", "r", "go", sent)
+    assert sent == verbs.resume(engine, flow, "r")
+
+
+ENDLESS: list[Any] = [Colour.RED]
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "place"), [({"a": [Colour.RED, {2: object()}]}, r'prompt\["a"\]\[1\]'), (ENDLESS, "prompt")]
+)
+def test_the_refusal_of_a_prompt_says_where_in_it(verbs, engine, prompt, place):
+    @workflow("asking")
+    def asking():
+        yield step("ask").wait_for("go", prompt=prompt)
+
+    with pytest.raises(SerializeStateError, match=f"the prompt of step 'ask'.*{place}"):
+        verbs.run(engine, asking, run_id="r")
 
 
 def test_a_prompt_that_cannot_be_recorded_is_refused(verbs, engine, timed):

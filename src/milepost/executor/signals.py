@@ -9,7 +9,7 @@ from milepost.errors import CheckpointCorruptError, SerializeStateError, SignalR
 from milepost.executor.effects import Routine
 from milepost.executor.history import read_history
 from milepost.executor.journal import ask
-from milepost.executor.waits import Waits, codec_for, reply_with
+from milepost.executor.waits import MessageCodec, Waits, reply_with
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
@@ -36,8 +36,8 @@ def signal(
     """Deliver a signal, and return what happened to it.
 
     "taken": a visit waits for it. "kept": it is stored for a visit that will. "duplicate": its `signal_id` was sent
-    before. An object of a class with fields is sent as the plain JSON of its fields: a wait with that class as its
-    `payload` type gives an object of it back, any other wait a dict.
+    before. An object of a class with fields is sent as the plain JSON of its fields, in a list or dict too: a wait with
+    that class in its `payload` type gives an object of it back, any other wait a dict.
 
     A payload for an open wait is checked: by the declared type, if `find_wait` finds the wait in the flow's code, and by
     the schema that the store has of it. Raises `SignalRefusedError` for one that does not fit, and nothing is stored. The
@@ -47,7 +47,7 @@ def signal(
     data = None
     if payload is not None:
         try:
-            data = codec_for(payload).encode(payload, root="payload")
+            data = MessageCodec.encode(payload)
         except (SerializeStateError, StateTypeError) as exc:
             exc.run_id = run_id
             place(exc, f"signal {name!r} of run {run_id!r} cannot be sent", "send what the codec carries")

@@ -214,7 +214,7 @@ def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, An
     run.enter(step_id)
     yield from run.know_signals()
     ends = _end_of(work, now_of(run))
-    data = run.journal.encode(work.prompt, codec_for(work.prompt), "prompt")
+    data = run.journal.encode(work.prompt, MessageCodec(), "prompt")
     if isinstance(data, SerializeStateError):
         say_where(
             data,
@@ -304,10 +304,44 @@ def matched(signals: Iterable[Signal], opened: Iterable[OpenWait], used: set[int
     return found
 
 
-def codec_for(value: Any) -> Codec[Any]:
-    """Return the codec for a value without a declared type: that of its class, if the class has fields or names."""
-    cls = type(value)
-    return Codec(cls if isinstance(value, Enum) or family_of(cls) is not None else Any)
+class MessageCodec:
+    """The codec of prompts and signals, which have no declared type and are read as plain JSON.
+
+    An object of a class with fields, or a member of an enum, is written as its class writes it, also in lists and dicts.
+    """
+
+    @staticmethod
+    def encode(value: Any, *, root: str = "payload") -> bytes:
+        """Write the value as JSON; `root` names it in errors. Raises `SerializeStateError`."""
+        if _is_object(value):
+            return Codec(type(value)).encode(value, root=root)
+        untyped: Codec[Any] = Codec(Any)
+        try:
+            return untyped.encode(value, root=root)
+        except SerializeStateError as exc:
+            try:
+                plain = _without_objects(value, root)
+            except RecursionError:
+                raise exc from None
+        return untyped.encode(plain, root=root)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Enum) or family_of(type(value)) is not None
+
+
+def _without_objects(value: Any, path: str) -> Any:
+    """Return the value with plain JSON in place of the objects in its lists, tuples and dicts; `path` is its place."""
+    if _is_object(value):
+        return msgspec.json.decode(Codec(type(value)).encode(value, root=path))
+    if type(value) in (list, tuple):
+        return type(value)(_without_objects(item, f"{path}[{index}]") for index, item in enumerate(value))
+    if type(value) is dict:
+        return {
+            key: _without_objects(item, f"{path}[{_encode(key).decode() if type(key) is str else repr(key)}]")
+            for key, item in value.items()
+        }
+    return value
 
 
 def reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
