@@ -11,6 +11,7 @@ import pytest
 from forking import few
 
 from milepost import END, Graph
+from milepost.errors import MergeConflictError
 from milepost.testing import run_flow
 
 
@@ -77,6 +78,34 @@ def test_what_hands_a_whole_state_on_reduces_nothing_again(verbs, timed, state):
     assert expected == said(verbs.resume(flow, timed, "r"))
     assert expected == said(verbs.run(flow, began))
     assert expected == said(run_flow(flow, began).state)
+
+
+def joined(before: list[str], more: list[str]) -> list[str]:
+    return before + more
+
+
+class Log(TypedDict):
+    log: Annotated[list[str], joined]
+
+
+@pytest.mark.parametrize("advice", ["none", "out", "merge"])
+def test_a_sub_graph_in_a_branch_with_a_reducer_of_ones_own_needs_out_or_merge(verbs, store, advice):
+    def node(name: str) -> Any:
+        return verbs.node(lambda state: {"log": [name]})
+
+    inner = Graph(Log, partial=True).add_node("x", node("x")).add_edge("x", END).set_entry("x").compile("inner")
+    given = {"into": lambda state: {"log": []}, "out": lambda state, end: {"log": end["log"]}}
+    graph = Graph(Log, partial=True).add_node("f", node("f")).add_node("a", node("a"))
+    graph.add_subgraph("sub", inner, **(given if advice == "out" else {}))
+    merge = {"merge": lambda state, ends: {"log": ["a", "x"]}} if advice == "merge" else {}
+    graph.add_node("j", node("j"), **merge)
+    graph.add_edge("f", "a").add_edge("f", "sub").add_edge("a", "j").add_edge("sub", "j")
+    flow = graph.add_edge("j", END).set_entry("f").compile("outer")
+    if advice == "none":
+        with pytest.raises(MergeConflictError, match=r"sub-graph by into= and out=.*or give merge= to node 'j'"):
+            verbs.run(flow, {"log": []}, store=store)
+    else:
+        assert ["f", "a", "x", "j"] == verbs.run(flow, {"log": []}, store=store)["log"]
 
 
 @few

@@ -163,13 +163,13 @@ _NOTHING = object()
 
 def _appended(before: Any, after: Any) -> Any:
     if after[: len(before)] != before:
-        raise ValueError("the branch changed what was in the list before, instead of adding to its end")
+        raise ValueError("the branch changed what was in the list before: let it add to its end")
     return after[len(before) :]
 
 
 def _added(before: Any, after: Any) -> Any:
     if not before <= after:
-        raise ValueError("the branch took something out of the set, instead of adding to it")
+        raise ValueError("the branch took something out of the set: let it add to it")
     return after - before
 
 
@@ -301,8 +301,9 @@ class Merging:
         difference = _difference(reducer)
         if difference is None:
             raise ValueError(
-                "a node of it returned a whole state, or state_override gave one, of which nothing tells what is to be reduced "
-                "into what was there: let it return a mapping of what changed, and give that as update="
+                "a node of it returned a whole state, as a sub-graph without out= does, or state_override gave one, of which "
+                "nothing tells what is to be reduced into what was there: let the node return a mapping of what changed, the "
+                "sub-graph by into= and out=, and give such a mapping as update= instead of state_override"
             )
         return difference(old, new)
 
@@ -335,10 +336,10 @@ class Merging:
 
     def _conflict(self, fork: Fork, name: str, branches: list[str], why: str = "") -> MergeConflictError:
         who = ", ".join(map(repr, branches))
-        told = why or ", and nothing says how to merge it"
+        told = f"{why}, or give" if why else ", and nothing says how to merge it: give the field a reducer, or"
         return MergeConflictError(
             f"field {name!r} was changed by branch{'es' if len(branches) > 1 else ''} {who} of the fork after "
-            f"{fork.node_id!r}{told}: give the field a reducer, or {fork.merge_option} to node {fork.join!r}",
+            f"{fork.node_id!r}{told} {fork.merge_option} to node {fork.join!r}",
             node_id=fork.join,
             field=name,
             branches=tuple(branches),
