@@ -64,6 +64,20 @@ def test_resume_from_with_rerun_runs_the_node_itself_again(verbs, store, graph, 
         assert {"f#1", "b#1", "y#1", f"a#{turn}", f"x#{turn}", f"j#{turn}"} == set(live(store))
 
 
+@pytest.mark.parametrize("deadly", ["x", "b"])
+def test_a_branch_that_failed_is_done_again_after_a_resume_from_beside_it_and_a_crash(verbs, timed, clock, log, deadly):
+    bodies = {"b": Once(ValueError("once"), noting("b")), "x": noting("x")}
+    flow = builder(verbs, log)(EDGES, bodies)
+    with pytest.raises(NodeError):
+        verbs.run(flow, Basket(), store=timed, run_id="r", clock=clock)
+    bodies[deadly] = Once(verbs.Killed(), noting(deadly))
+    flow, log[:] = builder(verbs, log)(EDGES, bodies), []
+    with pytest.raises(verbs.Killed):
+        verbs.resume_from(flow, timed, "r", "a", clock=clock)
+    clock.advance(31)
+    assert {*"faxbyj"} == {*verbs.resume(flow, timed, "r", clock=clock, takeover=True).seen}
+
+
 @few
 @pytest.mark.parametrize("node", ["x", "j"])
 def test_a_visit_that_is_run_again_has_a_new_number_and_all_its_attempts(verbs, store, graph, log, node):

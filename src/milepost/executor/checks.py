@@ -72,10 +72,14 @@ def refused_by_status(run: Run, wish: ResumeRequest, row: RunRow) -> MilepostErr
     status = info.status
     if wish.verb == CONTINUE:
         return refused(run, row)
-    if status in {"cancelled", "blocked"} and info.blocked_by not in GOES_ON and not options.reopen:
-        return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
+    is_closed = status == "cancelled" or (status == "blocked" and info.blocked_by not in GOES_ON)
     if wish.verb == "retry" and status != "failed":
-        return not_resumable(run, status, info.reason, "retry is for a run that failed; use resume or resume_from")
+        how = ", with reopen=True" if is_closed else ""
+        return not_resumable(
+            run, status, info.reason, f"retry is for a run that failed; use resume or resume_from{how}"
+        )
+    if is_closed and not options.reopen:
+        return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
     is_due = info.wake_at is not None and run.is_recorded and info.wake_at.timestamp() <= run.store.clock.time()
     is_ending = row.cancel is not None and not options.reopen
     if status == "waiting" and wish.verb == "resume" and not is_due and not is_ending:

@@ -939,7 +939,7 @@ class _Builder:
 
     def renew(self, sequence: int) -> None:
         """Have the failures before this number be tried again, but for those that the code was given and went on with."""
-        self.renewed = sequence
+        self.renewed = max(self.renewed, sequence)
         for step_id, entries in [*self.failures.items()]:
             if not entries[-1].fields.get("caught"):
                 self._reopen_inside(step_id, entries[-1])

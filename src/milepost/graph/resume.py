@@ -30,7 +30,18 @@ from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.graph.nesting import decode_inside
 from milepost.model.ranges import Ranges, is_live, ranges_upto
-from milepost.model.record import CHECKPOINT, CONTINUE, FAILURE, OWNER, ROUTE, START, Record, origins_of, turnings
+from milepost.model.record import (
+    CHECKPOINT,
+    CONTINUE,
+    FAILURE,
+    FINISH,
+    OWNER,
+    ROUTE,
+    START,
+    Record,
+    origins_of,
+    turnings,
+)
 from milepost.store import RunSnapshot, Store
 
 if TYPE_CHECKING:
@@ -70,6 +81,9 @@ def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
         try:
             whole = yield from _from_trunk(run, latest, spot, is_cut=bool(passed_over))
             told = (*remarks, *passed_over)
+            if whole.since is not None and run.origins:
+                # What failed in the original run is left to its fork.
+                whole = whole._replace(since=whole.since.renewed_at(run.origins[0].sequence))
             found = examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
             names = [run.renames.before(name, 0) for name in nodes]
             check_renames(run, found.since, (*found.named, *names))
@@ -248,7 +262,8 @@ def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, lates
     changed = [other.sequence for other in spot.tail if _overridden(other) == record.sequence]
 
     def stays(other: Record) -> bool:
-        if other.sequence in beside:
+        # The end of a run that failed tells that what failed in the branches beside is to be done again.
+        if other.sequence in beside or (other.kind == FINISH and other.fields().get("status") != "finished"):
             return True
         if other.sequence <= last:
             return not is_redone(other)
