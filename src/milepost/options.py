@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 import msgspec
 from msgspec.structs import force_setattr, replace
@@ -60,16 +60,25 @@ class RunOptions(EngineOptions, total=False):
     hooks: Sequence[Hook]
 
 
-class OutputOptions(RunOptions, total=False):
-    """The options of a verb that returns the flow's output."""
+if TYPE_CHECKING:
+    # For overloads. With `extra_items` pyright names a misspelled option, instead of saying that no overload matches.
+    # mypy does not know `extra_items`.
 
-    full: Literal[False]
+    class NoSuchOption:
+        """The type of an option that no verb has."""
 
+    class CheckedOptions(RunOptions, total=False, extra_items=NoSuchOption):  # type: ignore[call-arg]
+        """The options of a verb that returns neither an output nor a result."""
 
-class FullOptions(RunOptions, total=False):
-    """The options of a verb that returns the whole result."""
+    class OutputOptions(RunOptions, total=False, extra_items=NoSuchOption):  # type: ignore[call-arg]
+        """The options of a verb that returns the flow's output."""
 
-    full: Required[Literal[True]]
+        full: Literal[False]
+
+    class FullOptions(RunOptions, total=False, extra_items=NoSuchOption):  # type: ignore[call-arg]
+        """The options of a verb that returns the whole result."""
+
+        full: Required[Literal[True]]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,14 +255,24 @@ def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
     return Options(**merged)
 
 
+def nearest(name: str) -> str | None:
+    """Return the keyword of a verb that is meant by a misspelled one; None if none is like it."""
+    from difflib import get_close_matches  # 7 ms of import that only a mistake pays for
+
+    if name in _OTHERWISE_CALLED:
+        return _OTHERWISE_CALLED[name]
+    return next(iter(get_close_matches(name, (*_NAMES, "run_id", "store", "inputs", "full", "at"), 1)), None)
+
+
 def _advice(name: str) -> str:
     if name in _OF_A_GRAPH:
         return "it is told to Graph(...), when the flow is built"
-    from difflib import get_close_matches  # 7 ms of import that only a mistake pays for
+    near = nearest(name)
+    return f"did you mean {near!r}?" if near else "the names of all options are those of milepost.RunOptions"
 
-    near = get_close_matches(name, _NAMES, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_NAMES))}"
 
+_OTHERWISE_CALLED = {"thread_id": "run_id", "checkpointer": "store", "recursion_limit": "max_iterations"}
+"""Names of options in other libraries, each with ours."""
 
 _OF_A_GRAPH = frozenset({"partial", "reducers", "types", "upgrade", "unknown_fields"})
 

@@ -28,15 +28,7 @@ from milepost.executor.start import enqueue, start
 from milepost.model.ids import SYSTEM, Clock, new_nonce, new_run_id
 from milepost.model.record import CONTINUE, format_time
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import (
-    FullOptions,
-    Options,
-    OutputOptions,
-    RunOptions,
-    merge_options,
-    option_names,
-    without_amendments,
-)
+from milepost.options import Options, RunOptions, merge_options, nearest, option_names, without_amendments
 from milepost.store import Store, Token, check_number, check_run_id
 
 R = TypeVar("R")
@@ -51,6 +43,7 @@ if TYPE_CHECKING:
     from milepost.drivers import AsyncDriver
     from milepost.model.events import Event
     from milepost.model.results import WorkflowResult
+    from milepost.options import FullOptions, OutputOptions
 
     FullT = typing_extensions.TypeVar("FullT", covariant=True, default=Any)
 else:
@@ -721,29 +714,46 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
 
 
 class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
-    """The verbs of a flow that begins with inputs by name and ends with an output: a workflow.
+    """The verbs of a flow that begins with inputs and ends with an output: a workflow.
 
-    Inputs are given among the options, or as `inputs={...}` if a name is also that of an option.
+    Verbs that begin a run take inputs by position, by name among the options, or as `inputs={...}` if a name is also
+    that of an option. Verbs that go on with a run take them by name, to compare them with the recorded ones.
     """
 
     name: str
+    parameters: tuple[Any, ...]
+    """The inputs, each with its `name`."""
 
     @abstractmethod
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs by name, defaults included. Raises TypeError for missing and unknown inputs."""
 
     def split(
-        self, given: Mapping[str, Any], inputs: Mapping[str, Any] | None
+        self, args: tuple[Any, ...], given: Mapping[str, Any], inputs: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the keywords of a verb into inputs and options. Entries of `inputs` are inputs whatever their names.
+        """Split the arguments of a verb that begins a run into inputs and options.
 
-        Raises TypeError for an input that is given both by its name and in `inputs`.
+        `args` and the entries of `inputs` are inputs; a keyword in `given` is one unless it names an option. Raises
+        TypeError for an input that is given both by its name and in `inputs`.
         """
         named, options = _without_options(given)
         twice = sorted(set(named) & set(inputs or ()))
         if twice:
             raise TypeError(f"workflow {self.name!r}: input {twice[0]!r} is given twice, by its name and in inputs=")
-        return self.inputs_of((), {**named, **(inputs or {})}), options
+        return self._inputs(args, named, inputs), options
+
+    def _inputs(
+        self, args: tuple[Any, ...], named: Mapping[str, Any], inputs: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the inputs by name. The error for an input that does not exist names an option that is like it."""
+        try:
+            return self.inputs_of(args, {**named, **(inputs or {})})
+        except TypeError as exc:
+            known = {parameter.name for parameter in self.parameters}
+            near = next(filter(None, (nearest(name) for name in named if name not in known)), None)
+            if near is None:
+                raise
+            raise TypeError(f"{exc}; did you mean the option {near!r}?") from None
 
     def split_of_resume(
         self, given: Mapping[str, Any], bound: Mapping[str, Any] | None
@@ -759,44 +769,44 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
             return bound, options
         if bound is not None:
             raise OptionError("a bound flow has its inputs already: leave them out", option="inputs")
-        return self.inputs_of((), {**named, **(inputs or {})}), options
+        return self._inputs((), named, inputs), options
 
     @overload
     def run(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        self, *args: Any, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
         full: Literal[False] = ..., **options: Any,
     ) -> R: ...  # fmt: skip
     @overload
     def run(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        self, *args: Any, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
         full: Literal[True], **options: Any,
     ) -> WorkflowResult[R]: ...  # fmt: skip
     def run(
         self,
-        *,
+        *args: Any,
         store: AnyStore | None = None,
         run_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
         full: bool = False,
         **options: Any,
     ) -> Any:
-        """Run the workflow with inputs by name and return its output, or a `WorkflowResult` if `full`. See `Verbs`."""
-        values, rest = self.split(options, inputs)
+        """Run the workflow on its inputs and return its output, or a `WorkflowResult` if `full`. See `Verbs`."""
+        values, rest = self.split(args, options, inputs)
         return self._job(store, run_id, rest).do(values, full=full)
 
     @overload
     async def arun(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        self, *args: Any, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
         full: Literal[False] = ..., **options: Any,
     ) -> R: ...  # fmt: skip
     @overload
     async def arun(
-        self, *, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
+        self, *args: Any, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,
         full: Literal[True], **options: Any,
     ) -> WorkflowResult[R]: ...  # fmt: skip
     async def arun(
         self,
-        *,
+        *args: Any,
         store: AnyStore | None = None,
         run_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
@@ -804,31 +814,31 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         **options: Any,
     ) -> Any:
         """Await the workflow's run: the async form of `run`."""
-        values, rest = self.split(options, inputs)
+        values, rest = self.split(args, options, inputs)
         return await self._job(store, run_id, rest).ado(values, full=full)
 
     def stream(
         self,
-        *,
+        *args: Any,
         store: AnyStore | None = None,
         run_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
         """Run the workflow and iterate over its events; see `StateVerbs.stream`."""
-        values, rest = self.split(options, inputs)
+        values, rest = self.split(args, options, inputs)
         return self._job(store, run_id, rest).stream(values)
 
     def astream(
         self,
-        *,
+        *args: Any,
         store: AnyStore | None = None,
         run_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncIterator[Event]:
         """Run the workflow and iterate over its events with `async for`."""
-        values, rest = self.split(options, inputs)
+        values, rest = self.split(args, options, inputs)
         return self._job(store, run_id, rest).astream(values)
 
 

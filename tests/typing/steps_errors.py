@@ -207,6 +207,10 @@ bound: Bound[str] = order.bind(1)  # type: ignore[assignment]  # pyright: ignore
 assert_type(order.run(cents=1), Any)  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]
 assert_type(order.resume(MemoryStore(), "r1", full=True), RunResult[Receipt])  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]
 
+order(cents="1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+order.bind(cents="1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+order.resume(MemoryStore(), "r1", 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
 graph = Graph(Receipt).add_node("find", lambda receipt: receipt).set_entry("find").compile("receipts")
 step("a").subworkflow(nothing)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 step("a").subworkflow(graph)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -218,18 +222,15 @@ step("a").as_result().subworkflow(graph)  # type: ignore[call-overload]  # pyrig
 # -- engines -------------------------------------------------------------------------------------------------
 
 engine = Engine(MemoryStore())
-engine.run(order, 1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 engine.run(order.bind(1), 1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 engine.run(graph)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 engine.run(graph, Clients(""))  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
 engine.run(order.bind(1), cents=1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 engine.run(nothing)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 engine.start(graph)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-engine.start(order, 1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 engine.stream(graph, Clients(""))  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
 assert_type(engine.run(order.bind(1)), Any)  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]
 assert_type(engine.run(order.bind(1), full=True), RunResult[Receipt])  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]
 assert_type(engine.resume(order, "r1", full=True), RunResult[Receipt])  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]
 WorkflowEngine().run(graph.bind(Receipt("r-1")))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-WorkflowEngine().run(order, "r1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 assert_type(WorkflowEngine().run(order, cents=1), Receipt)  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]

@@ -342,6 +342,8 @@ assert_type(plain.bind(numbers={}), Bound[int, WorkflowResult[int]])
 assert_type(any_input.bind({}, 1, then=2), Bound[list[Any], WorkflowResult[list[Any]]])
 assert_type(no_inputs.bind(), Bound[None, WorkflowResult[None]])
 
+assert_type(order.run(1, store=MemoryStore()), Receipt)
+assert_type(order.run(1, full=True), WorkflowResult[Receipt])
 assert_type(order.run(inputs={"cents": 1}), Receipt)
 assert_type(order.run(cents=1, store=MemoryStore(), run_id="r1"), Receipt)
 assert_type(order.run(cents=1, full=True), WorkflowResult[Receipt])
@@ -364,6 +366,8 @@ def bound_order() -> Bound[Receipt]:
 
 assert_type(engine.run(order.bind(1)), Receipt)
 assert_type(engine.run(order.bind(1), full=True), WorkflowResult[Receipt])
+assert_type(engine.run(order, 1), Receipt)
+assert_type(engine.run(order, 1, full=True), WorkflowResult[Receipt])
 assert_type(engine.run(order, cents=1), Receipt)
 assert_type(engine.run(order, inputs={"cents": 1}, run_id="r1", max_iterations=9), Receipt)
 assert_type(engine.run(order, cents=1, full=True), WorkflowResult[Receipt])
@@ -380,6 +384,7 @@ assert_type(engine.retry(order, "r1", full=True), WorkflowResult[Receipt])
 assert_type(engine.resume_from(order, "r1", "charge", full=True), WorkflowResult[Receipt])
 assert_type(engine.stream(order, cents=1), Iterator[Event])
 assert_type(engine.astream(order.bind(1)), AsyncIterator[Event])
+assert_type(engine.start(order, 1), RunHandle[Receipt])
 assert_type(engine.start(order, cents=1), RunHandle[Receipt])
 assert_type(engine.start(order.bind(1), run_id="r1", at=datetime.now(UTC)), RunHandle[Receipt])
 assert_type(engine.start(order.bind(1)).result(timeout=1), Receipt)
@@ -402,6 +407,7 @@ async def engines() -> None:
 
 
 workflows = WorkflowEngine(config={"region": "eu"})
+assert_type(workflows.run(order, 1), WorkflowResult[Receipt])
 assert_type(workflows.run(order, cents=1), WorkflowResult[Receipt])
 assert_type(workflows.run(order.bind(1)), WorkflowResult[Receipt])
 assert_type(workflows.run(bound_order()), WorkflowResult[Receipt])

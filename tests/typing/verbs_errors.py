@@ -32,3 +32,12 @@ engine.resume(Graph(Order), "r1")  # type: ignore[call-overload]  # pyright: ign
 engine.retry(orders)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 Engine(store, if_exists="again")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_type(engine.resume(orders, "r1"), RunResult[Order])  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]
+
+# A misspelled option is named: by pyright as an argument, by mypy as an unexpected keyword of flows.
+orders.run(Order(), thread_id="x")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+orders.resume(store, "r1", max_iteration=9)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+orders.stream(Order(), thread_id="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+engine.resume(orders, "r1", thread_id="x")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+engine.run(orders, Order(), thread_id="x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+engine.start(orders, Order(), thread_id="x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+Engine(store, thread_id="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -120,5 +120,7 @@ def test_an_unknown_option_is_answered_with_what_was_meant() -> None:
         merge_options({}, {"max_iteration": 5})
     with pytest.raises(OptionError, match=r"told to Graph\(\.\.\.\)"):
         merge_options({}, {"unknown_fields": "drop"})
-    with pytest.raises(OptionError, match="there are checkpoint_failure_fatal"):
+    with pytest.raises(OptionError, match=r"no option is called 'thread_id': did you mean 'run_id'\?$"):
+        merge_options({}, {"thread_id": 5})
+    with pytest.raises(OptionError, match=r"are those of milepost.RunOptions$"):
         merge_options({}, {"zzz": 5})

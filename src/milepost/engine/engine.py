@@ -23,7 +23,7 @@ from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.record import as_posix
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import EngineOptions, FullOptions, Options, OutputOptions, RunOptions, merge_options
+from milepost.options import EngineOptions, Options, RunOptions, merge_options
 from milepost.store import RunRow, Store
 from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, store_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from milepost.model.events import Event
     from milepost.model.info import CheckpointInfo, RunInfo
     from milepost.model.results import WorkflowResult
+    from milepost.options import CheckedOptions, FullOptions, OutputOptions
 
 __all__ = ["Authorize", "Bound", "Engine", "Verbs"]
 
@@ -110,12 +111,12 @@ class Engine:
 
     @overload
     def run(
-        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[False] = False, **options: Any,
     ) -> T: ...  # fmt: skip
     @overload
     def run(
-        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[True], **options: Any,
     ) -> WorkflowResult[T]: ...  # fmt: skip
     @overload
@@ -130,24 +131,22 @@ class Engine:
     def run(self, flow: Bound[T], *, run_id: str | None = None, **options: Unpack[OutputOptions]) -> T: ...
     @overload
     def run(self, flow: Bound[Any, FullT], *, run_id: str | None = None, **options: Unpack[FullOptions]) -> FullT: ...
-    def run(
-        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, full: bool = False, **options: Any
-    ) -> Any:
-        """Run a flow: a graph on `state`, a workflow with inputs by name (or `inputs={...}`), or a bound one.
+    def run(self, flow: AnyFlow, *args: Any, run_id: str | None = None, full: bool = False, **options: Any) -> Any:
+        """Run a flow: a graph on its state, a workflow on its inputs, or a bound one.
 
         Returns the final state or the workflow's output; with `full` the `RunResult` or `WorkflowResult`.
         """
-        job, given = self.job_to_start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, args, run_id, options)
         return job.do(given, full=full)
 
     @overload
     async def arun(
-        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[False] = False, **options: Any,
     ) -> T: ...  # fmt: skip
     @overload
     async def arun(
-        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         full: Literal[True], **options: Any,
     ) -> WorkflowResult[T]: ...  # fmt: skip
     @overload
@@ -165,48 +164,46 @@ class Engine:
         self, flow: Bound[Any, FullT], *, run_id: str | None = None, **options: Unpack[FullOptions]
     ) -> FullT: ...
     async def arun(
-        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, full: bool = False, **options: Any
+        self, flow: AnyFlow, *args: Any, run_id: str | None = None, full: bool = False, **options: Any
     ) -> Any:
         """Await the run: the async form of `run`."""
-        job, given = self.job_to_start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, args, run_id, options)
         return await job.ado(given, full=full)
 
     @overload
     def stream(
-        self, flow: InputVerbs[Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[Any], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[Event]: ...  # fmt: skip
     @overload
     def stream(
-        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[RunOptions]
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[CheckedOptions]
     ) -> Iterator[Event]: ...
     @overload
     def stream(
-        self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[RunOptions]
+        self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[CheckedOptions]
     ) -> Iterator[Event]: ...
-    def stream(self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, **options: Any) -> Iterator[Event]:
+    def stream(self, flow: AnyFlow, *args: Any, run_id: str | None = None, **options: Any) -> Iterator[Event]:
         """Run a flow and iterate over its events. Breaking off leaves the run interrupted."""
-        job, given = self.job_to_start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, args, run_id, options)
         return job.stream(given)
 
     @overload
     def astream(
-        self, flow: InputVerbs[Any], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[Any], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncIterator[Event]: ...  # fmt: skip
     @overload
     def astream(
-        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[RunOptions]
+        self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, **options: Unpack[CheckedOptions]
     ) -> AsyncIterator[Event]: ...
     @overload
     def astream(
-        self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[RunOptions]
+        self, flow: Bound[Any], *, run_id: str | None = None, **options: Unpack[CheckedOptions]
     ) -> AsyncIterator[Event]: ...
-    def astream(
-        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, **options: Any
-    ) -> AsyncIterator[Event]:
+    def astream(self, flow: AnyFlow, *args: Any, run_id: str | None = None, **options: Any) -> AsyncIterator[Event]:
         """Run a flow and iterate over its events with `async for`."""
-        job, given = self.job_to_start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, args, run_id, options)
         return job.astream(given)
 
     # -- going on ------------------------------------------------------------------------------------
@@ -375,20 +372,25 @@ class Engine:
 
     @overload
     def start(
-        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         at: datetime | None = None, **options: Any,
     ) -> RunHandle[T]: ...  # fmt: skip
     @overload
     def start(
         self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, at: datetime | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[CheckedOptions],
     ) -> RunHandle[T]: ...  # fmt: skip
     @overload
     def start(
-        self, flow: Bound[T], *, run_id: str | None = None, at: datetime | None = None, **options: Unpack[RunOptions]
+        self,
+        flow: Bound[T],
+        *,
+        run_id: str | None = None,
+        at: datetime | None = None,
+        **options: Unpack[CheckedOptions],
     ) -> RunHandle[T]: ...
     def start(
-        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, at: datetime | None = None, **options: Any
+        self, flow: AnyFlow, *args: Any, run_id: str | None = None, at: datetime | None = None, **options: Any
     ) -> RunHandle[Any]:
         """Record a run for a worker to claim, at once or from `at` (aware) on, and return its handle.
 
@@ -396,29 +398,34 @@ class Engine:
         ready if those verbs would go on with it. continue: a finished run is made ready for a new turn. return: its
         handle is returned.
         """
-        job, given, seconds = self._queued(flow, state, run_id, at, options)
+        job, given, seconds = self._queued(flow, args, run_id, at, options)
         job.enqueue(given, seconds)
         return self._handle(job.run.run_id, job.flow)
 
     @overload
     async def astart(
-        self, flow: InputVerbs[T], *, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        self, flow: InputVerbs[T], *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
         at: datetime | None = None, **options: Any,
     ) -> RunHandle[T]: ...  # fmt: skip
     @overload
     async def astart(
         self, flow: StateVerbs[T], state: T, *, run_id: str | None = None, at: datetime | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[CheckedOptions],
     ) -> RunHandle[T]: ...  # fmt: skip
     @overload
     async def astart(
-        self, flow: Bound[T], *, run_id: str | None = None, at: datetime | None = None, **options: Unpack[RunOptions]
+        self,
+        flow: Bound[T],
+        *,
+        run_id: str | None = None,
+        at: datetime | None = None,
+        **options: Unpack[CheckedOptions],
     ) -> RunHandle[T]: ...
     async def astart(
-        self, flow: AnyFlow, state: Any = None, *, run_id: str | None = None, at: datetime | None = None, **options: Any
+        self, flow: AnyFlow, *args: Any, run_id: str | None = None, at: datetime | None = None, **options: Any
     ) -> RunHandle[Any]:
         """Await the record: the async form of `start`."""
-        job, given, seconds = self._queued(flow, state, run_id, at, options)
+        job, given, seconds = self._queued(flow, args, run_id, at, options)
         await job.aenqueue(given, seconds)
         return self._handle(job.run.run_id, job.flow)
 
@@ -580,10 +587,13 @@ class Engine:
         self._bound["config"] = config
 
     def job_to_start(
-        self, flow: AnyFlow, state: Any, run_id: str | None, options: Mapping[str, Any]
+        self, flow: AnyFlow, args: tuple[Any, ...], run_id: str | None, options: Mapping[str, Any]
     ) -> tuple[Job, Any]:
-        """Return a call that begins a run, and its state or inputs. `options` may include a workflow's inputs."""
-        known, state, options = _split_start(flow, state, options)
+        """Return a call that begins a run, and its state or inputs.
+
+        `args` is the graph's state or the workflow's inputs by position; `options` may include inputs by name.
+        """
+        known, state, options = _split_start(flow, args, options)
         job = self._new_job(known, run_id, options, None)
         if job.options.if_exists in {"resume", "retry", "continue"} and run_id is not None:
             self._ask_to_resume(job, run_id)
@@ -636,11 +646,11 @@ class Engine:
         return RunHandle(self.store, run_id, flow, find=self.known().get, gate=self._gate, bound=self._bound)
 
     def _queued(
-        self, flow: AnyFlow, state: Any, run_id: str | None, at: datetime | None, options: Mapping[str, Any]
+        self, flow: AnyFlow, args: tuple[Any, ...], run_id: str | None, at: datetime | None, options: Mapping[str, Any]
     ) -> tuple[Job, Any, float]:
         if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
             raise OptionError(f"at must be a datetime with a zone, not {shown(at)}", option="at")
-        job, given = self.job_to_start(flow, state, run_id, options)
+        job, given = self.job_to_start(flow, args, run_id, options)
         name = job.flow.name
         if self.flows and name not in self.flows and name not in self._not_taken:
             self._not_taken.add(name)
@@ -691,23 +701,24 @@ def _checked_flow(given: Any) -> Flow:
     return cast("Flow", given)
 
 
-def _split_start(flow: Any, state: Any, options: Mapping[str, Any]) -> tuple[Flow, Any, Mapping[str, Any]]:
+def _split_start(flow: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Flow, Any, Mapping[str, Any]]:
     """Split the arguments of a verb that begins a run: into the flow, its state or inputs, and options."""
+    known = _checked_flow(flow.flow if isinstance(flow, Bound) else flow)
+    rest = dict(options)
+    if isinstance(known, InputVerbs) and not isinstance(flow, Bound):
+        return known, *known.split(args, rest, rest.pop("inputs", None))
+    if not args and "state" in rest:
+        args = (rest.pop("state"),)
+    args = args if args != (None,) else ()
     if isinstance(flow, Bound):
-        if state is not None:
+        if args:
             raise OptionError("a bound flow has its input already: leave the state out", option="state")
-        return _checked_flow(flow.flow), flow.state, options
-    known = _checked_flow(flow)
-    if isinstance(known, InputVerbs):
-        if state is not None:
-            raise TypeError(f"workflow {known.name!r} takes its inputs by name: run(wf, name=value), or inputs={{...}}")
-        rest = dict(options)
-        return known, *known.split(rest, rest.pop("inputs", None))
-    if state is None:
+        return known, flow.state, rest
+    if len(args) != 1:
         raise OptionError(
             "run needs the state to begin with: run(flow, state) or run(flow.bind(state))", option="state"
         )
-    return known, state, options
+    return known, args[0], rest
 
 
 def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:

@@ -22,7 +22,7 @@ from milepost.executor.checks import ResumeRequest
 from milepost.model.events import Event, Hook, WorkflowCompleted
 from milepost.model.ids import Clock
 from milepost.model.results import WorkflowResult
-from milepost.options import EngineOptions
+from milepost.options import EngineOptions, merge_options
 from milepost.store import ENDED
 from milepost.verbs import Bound, Job, Verbs
 from milepost.workflows.definition import Workflow
@@ -60,6 +60,7 @@ class WorkflowEngine:
         clock: Clock | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
+        merge_options(options, {})  # refuses what is no option now, instead of at the engine's first use
         self.config = config
         self._own: FileCheckpointStore | None = None
         if checkpoint_store is None:
@@ -94,18 +95,18 @@ class WorkflowEngine:
     def execute(
         self,
         wf: Workflow[..., Any] | Bound[Any, WorkflowResult[Any]],
-        *,
+        *args: Any,
         run_id: str | None = None,
         workflow_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Execution:
-        """Run a workflow and iterate over its events with `async for`. Inputs are given by name, or as `inputs={...}`.
+        """Run a workflow and iterate over its events with `async for`.
 
-        The first event has the run's id. A workflow that fails ends with a `WorkflowCompleted` whose `success` is
-        False.
+        Inputs are given by position, by name, or as `inputs={...}`. The first event has the run's id. A workflow
+        that fails ends with a `WorkflowCompleted` whose `success` is False.
         """
-        job, given = self.engine.job_to_start(wf, None, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine.job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
         return Execution(self, job, given)
 
     def resume(
@@ -135,14 +136,14 @@ class WorkflowEngine:
     def run(
         self,
         wf: Workflow[..., R] | Bound[R, WorkflowResult[Any]],
-        *,
+        *args: Any,
         run_id: str | None = None,
         workflow_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> WorkflowResult[R]:
         """Run a workflow here, to its end; the arguments are those of `execute`."""
-        job, given = self.engine.job_to_start(wf, None, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine.job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = job.do(given, full=True)
         except MilepostError as exc:
@@ -152,14 +153,14 @@ class WorkflowEngine:
     async def arun(
         self,
         wf: Workflow[..., R] | Bound[R, WorkflowResult[Any]],
-        *,
+        *args: Any,
         run_id: str | None = None,
         workflow_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> WorkflowResult[R]:
         """Await the run: the async form of `run`."""
-        job, given = self.engine.job_to_start(wf, None, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine.job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = await job.ado(given, full=True)
         except MilepostError as exc:

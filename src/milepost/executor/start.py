@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from milepost.errors import (
@@ -41,6 +41,7 @@ logger = logging.getLogger("milepost")
 def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     """Begin a run; `if_exists` says what to do with a run that exists."""
     if not run.is_recorded:
+        _check_input(run, state)
         return (yield from run.hold(run.begin(state, None), state))
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
         return (yield from resume(run, ResumeRequest(CONTINUE, state=state), nonces))
@@ -76,18 +77,31 @@ def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) ->
             yield from make_ready(run, wish, nonces, at)
 
 
+def _check_input(run: Run, state: Any) -> None:
+    """Raise `StateTypeError` if the input of a run that is not recorded is of another type than the declared one."""
+    with _naming_input(run, state, "is of another type"):
+        run.flow.codec.check(state)
+
+
 def _input(run: Run, state: Any) -> tuple[bytes, str]:
     """Encode the input, and return it with its hash. Raises `SerializeStateError` or `StateTypeError`."""
-    try:
+    with _naming_input(run, state, "cannot be recorded"):
         data = run.journal.encode(state, run.flow.codec)
         if isinstance(data, SerializeStateError):
             raise data
+    return data, run.flow.inputs_hash(state)
+
+
+@contextlib.contextmanager
+def _naming_input(run: Run, state: Any, problem: str) -> Iterator[None]:
+    """Say of the errors of the codec that they are about the input of the run."""
+    try:
+        yield
     except (SerializeStateError, StateTypeError) as exc:
         exc.run_id, exc.state = run.run_id, state
         act = f"begin with {run.input_example} of the declared type"
-        place(exc, f"the input of run {run.run_id!r} cannot be recorded", act)
+        place(exc, f"the input of run {run.run_id!r} {problem}", act)
         raise
-    return data, run.flow.inputs_hash(state)
 
 
 def _create(

@@ -6,6 +6,7 @@ This module runs no step: the verbs do, over `milepost.workflows.step`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import re
@@ -292,6 +293,11 @@ class _Inputs(Codec[Any]):
         except (SerializeStateError, StateTypeError) as exc:
             _call_by_name(exc)
             raise
+
+    def check(self, value: Any) -> None:
+        """Raise `StateTypeError` for an input of another type than the declared one; what has no JSON form passes."""
+        with contextlib.suppress(SerializeStateError):
+            self.encode(value)
 
     def decode(self, data: bytes, *, root: str = "input") -> Any:
         try:

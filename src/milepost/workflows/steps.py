@@ -167,7 +167,7 @@ class Spreads:
 Work = Calls | Maps | Invokes | Chooses | Spreads | Waits
 
 
-class _Definition:
+class StepDefinition:
     """A name and modifiers: the part that a step has both before and after its kind is chosen."""
 
     __slots__ = ("modifiers", "name")
@@ -242,11 +242,11 @@ class _Definition:
         return cast("Self", self._with(must_succeed=True))
 
 
-_set_name = vars(_Definition)["name"].__set__
-_set_modifiers = vars(_Definition)["modifiers"].__set__
+_set_name = vars(StepDefinition)["name"].__set__
+_set_modifiers = vars(StepDefinition)["modifiers"].__set__
 
 
-class Named(_Definition, Generic[ElseT]):
+class Named(StepDefinition, Generic[ElseT]):
     """A step without a kind yet."""
 
     __slots__ = ()
@@ -433,7 +433,7 @@ class Named(_Definition, Generic[ElseT]):
         return Step(self.name, Waits(None, None, when), self.modifiers)
 
 
-class Step(_Definition, Generic[OutputT]):
+class Step(StepDefinition, Generic[OutputT]):
     """A complete step, ready to be yielded, awaited or put into a group."""
 
     __slots__ = ("work",)
