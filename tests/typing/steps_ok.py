@@ -161,7 +161,7 @@ async def awaited() -> None:
     assert_type(await step("a").python(charge, args=(100,)), Receipt)
     assert_type(await step("a").python(charge_later, args=(100,)), Receipt)
     assert_type(await step("a").python(charge, args=(100,)).when(is_large), Receipt | SkipMarker)
-    assert_type(await step("a").as_result().python(charge, args=(100,)), StepResult)
+    assert_type(await step("a").as_result().python(charge, args=(100,)), StepResult[Receipt | None])
     assert_type(await step("a").map(charge_later, [1, 2]), list[Receipt])
     assert_type(await step("a").wait_for("go", payload=int), Reply[int])
 
@@ -185,26 +185,55 @@ def skipped() -> Steps[None]:
         assert_type(receipt, Receipt)
 
 
+Skippable = Receipt | SkipMarker | None
+Inner = SubWorkflowInvocationResult[Receipt] | None
+
+
 def told() -> Steps[None]:
-    assert_type((yield from step("a").as_result().python(nothing)), StepResult)
-    assert_type((yield from step("a").as_result().python(charge, args=(1,))), StepResult)
-    assert_type((yield from step("a").as_result().python(charge_later, args=(1, "USD"))), StepResult)
-    assert_type((yield from step("a").as_result().python(ship, ("Rome",), kwargs={"express": True})), StepResult)
-    assert_type((yield from step("a").python(charge_later, args=(1,)).as_result()), StepResult)
-    assert_type((yield from step("a").as_result().when(is_large).python(charge, args=(1,))), StepResult)
-    assert_type((yield from step("a").when(is_large).as_result().python(charge, args=(1,))), StepResult)
-    assert_type((yield from step("a").python(charge, args=(1,)).as_result().when(is_large)), StepResult)
-    assert_type((yield from step("a").python(charge, args=(1,)).when(is_large).as_result()), StepResult)
-    assert_type((yield from step("a").as_result().python(add).skip_on_error()), StepResult)
-    assert_type((yield from step("a").as_result().python(add).on_error(again)), StepResult)
-    assert_type((yield from step("a").as_result().on_error(again).skip_on_error().python(add)), StepResult)
-    assert_type((yield from step("a").as_result().timeout(1).map(charge, [1])), StepResult)
-    assert_type((yield from step("a").as_result().subworkflow(order, {"cents": 1})), StepResult)
-    assert_type((yield from step("a").as_result().branch((is_large, step("b").python(add)))), StepResult)
-    assert_type((yield from step("a").as_result().parallel([])), StepResult)
-    assert_type((yield from step("a").as_result().wait_for("go", timeout=1, payload=int)), StepResult)
-    assert_type((yield from step("a").as_result().sleep(1)), StepResult)
-    assert_type((yield from step("a").as_result().sleep_until(datetime.now(UTC))), StepResult)
+    assert_type((yield from step("a").as_result().python(nothing)), StepResult[None])
+    assert_type((yield from step("a").as_result().python(charge, args=(1,))), StepResult[Receipt | None])
+    assert_type((yield from step("a").as_result().python(charge_later, args=(1, "USD"))), StepResult[Receipt | None])
+    assert_type(
+        (yield from step("a").as_result().python(ship, ("Rome",), kwargs={"express": True})),
+        StepResult[list[str] | None],
+    )
+    assert_type((yield from step("a").python(charge_later, args=(1,)).as_result()), StepResult[Receipt | None])
+    assert_type(
+        (yield from step("a").as_result().when(is_large).python(charge, args=(1,))),
+        StepResult[Receipt | SkipMarker | None],
+    )
+    assert_type(
+        (yield from step("a").when(is_large).as_result().python(charge, args=(1,))),
+        StepResult[Receipt | SkipMarker | None],
+    )
+    assert_type(
+        (yield from step("a").python(charge, args=(1,)).as_result().when(is_large)),
+        StepResult[Receipt | SkipMarker | None],
+    )
+    assert_type(
+        (yield from step("a").python(charge, args=(1,)).when(is_large).as_result()),
+        StepResult[Receipt | SkipMarker | None],
+    )
+    assert_type((yield from step("a").as_result().python(add).skip_on_error()), StepResult[int | SkipMarker | None])
+    assert_type((yield from step("a").as_result().python(add).on_error(again)), StepResult[int | Receipt | None])
+    assert_type(
+        (yield from step("a").as_result().on_error(again).skip_on_error().python(add)),
+        StepResult[int | Receipt | SkipMarker | None],
+    )
+    assert_type((yield from step("a").as_result().timeout(1).map(charge, [1])), StepResult[list[Receipt] | None])
+    assert_type(
+        (yield from step("a").as_result().subworkflow(order, {"cents": 1})),
+        StepResult[SubWorkflowInvocationResult[Receipt] | None],
+    )
+    assert_type(
+        (yield from step("a").as_result().branch((is_large, step("b").python(add)))), StepResult[BranchResult | None]
+    )
+    assert_type((yield from step("a").as_result().parallel([])), StepResult[ParallelResult | None])
+    assert_type(
+        (yield from step("a").as_result().wait_for("go", timeout=1, payload=int)), StepResult[Reply[Any] | None]
+    )
+    assert_type((yield from step("a").as_result().sleep(1)), StepResult[Reply[None] | None])
+    assert_type((yield from step("a").as_result().sleep_until(datetime.now(UTC))), StepResult[Reply[None] | None])
 
 
 def undo(ctx: WorkflowContext[Clients], receipt: Receipt) -> None: ...
@@ -267,7 +296,7 @@ def kinds(orders: list[int]) -> Steps[None]:
     assert_type((yield from parallel("a", step("b").python(add), step("c").sleep(1), max_parallel=1)), ParallelResult)
     assert_type((yield from step("a").parallel([step("b").python(charge, args=(n,)) for n in orders])), ParallelResult)
     both = yield from parallel("a", step("b").python(add), step("c").python(nothing))
-    assert_type(both[0], StepResult)
+    assert_type(both[0], StepResult[Any])
     assert_type([result.success for result in both], list[bool])
 
     assert_type((yield from step("a").wait_for("go")), Reply[Any])

@@ -11,13 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from milepost.errors import shown
 from milepost.model.reports import ResumeInfo, plain, plain_fields
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T", covariant=True)
+if TYPE_CHECKING:
+    import typing_extensions
+
+    OutputT = typing_extensions.TypeVar("OutputT", covariant=True, default=Any)
+else:
+    OutputT = TypeVar("OutputT", covariant=True)
 
 Outcome = Literal["succeeded", "skipped", "recovered", "failed"]
 
@@ -52,8 +58,8 @@ class SkipMarker:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """The result of a step.
+class StepResult(Generic[OutputT]):
+    """The result of a step, whose output is an OutputT: None for a failure.
 
     `error` is the error's text, `error_type` its qualified type; both are None for a step that succeeded.
     `attempts` counts all tries of the call. Raises ValueError for a failure without an error, and for a negative duration.
@@ -62,7 +68,7 @@ class StepResult:
     name: str
     step_type: StepType | str
     success: bool
-    output: Any = None
+    output: OutputT = None  # type: ignore[assignment]
     duration_ms: float = 0.0
     error: str | None = None
     error_type: str | None = None

@@ -276,9 +276,9 @@ class Named(StepDefinition, Generic[ElseT]):
         """Count the step as skipped if it fails."""
         return cast("Named[ElseT | SkipMarker]", self._with(skip_on_error=True))
 
-    def as_result(self) -> NamedResult:
+    def as_result(self) -> NamedResult[ElseT]:
         """Give the `StepResult` instead of the output, failed or not; a failure does not end the workflow."""
-        return cast("NamedResult", self._with(as_result=True))
+        return cast("NamedResult[ElseT]", self._with(as_result=True))
 
     @overload
     def python(self, fn: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]) -> Step[R | ElseT]: ...
@@ -480,9 +480,9 @@ class Step(StepDefinition, Generic[OutputT]):
         """Count the step as skipped if it fails."""
         return cast("Step[OutputT | SkipMarker]", self._with(skip_on_error=True))
 
-    def as_result(self) -> ResultStep:
+    def as_result(self) -> ResultStep[OutputT | None]:
         """Give the `StepResult` instead of the output, failed or not; a failure does not end the workflow."""
-        return cast("ResultStep", self._with(as_result=True))
+        return cast("ResultStep[OutputT | None]", self._with(as_result=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as JSON: names and numbers, no live objects."""
@@ -502,54 +502,82 @@ _set_work = vars(Step)["work"].__set__
 if TYPE_CHECKING:
     # A step with `.as_result()` gives its `StepResult`, whatever its work and its other modifiers are.
 
-    class NamedResult(Named[Never]):
-        """A step without a kind yet that will give its `StepResult`."""
+    class NamedResult(Named[ElseT]):
+        """A step without a kind yet that will give its `StepResult`, whose output is None for a failure."""
 
-        def when(self, predicate: Callable[[Any], bool | Awaitable[bool]]) -> NamedResult: ...  # type: ignore[override]
-        def on_error(  # type: ignore[override]
-            self, handler: Callable[[Any, StepResult], Awaitable[Any]]
-        ) -> NamedResult: ...
-        def skip_on_error(self) -> NamedResult: ...  # type: ignore[override]
-        @overload  # type: ignore[override]
-        def python(self, fn: Callable[[*Ts], Any], args: tuple[*Ts]) -> ResultStep: ...
+        def when(self, predicate: Callable[[Any], bool | Awaitable[bool]]) -> NamedResult[ElseT | SkipMarker]: ...
         @overload
-        def python(self, fn: Callable[[], Any]) -> ResultStep: ...
+        def on_error(self, handler: Callable[[Any, StepResult], Step[T]]) -> NamedResult[ElseT | T]: ...
+        @overload
+        def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Step[T]]]) -> NamedResult[ElseT | T]: ...
+        def on_error(self, handler: Any) -> Any: ...
+        def skip_on_error(self) -> NamedResult[ElseT | SkipMarker]: ...
+        @overload  # type: ignore[override]
+        def python(self, fn: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]) -> ResultStep[R | ElseT | None]: ...
+        @overload
+        def python(self, fn: Callable[[*Ts], R], args: tuple[*Ts]) -> ResultStep[R | ElseT | None]: ...
+        @overload
+        def python(self, fn: Callable[[], Awaitable[R]]) -> ResultStep[R | ElseT | None]: ...
+        @overload
+        def python(self, fn: Callable[[], R]) -> ResultStep[R | ElseT | None]: ...
         @overload
         def python(
-            self, fn: Callable[..., Any], args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None
-        ) -> ResultStep: ...
-        def python(self, fn: Any, args: Any = (), kwargs: Any = None) -> ResultStep: ...
-        def map(  # type: ignore[override]
-            self, fn: Callable[[ItemT], Any], items: Iterable[ItemT], *,
-            key: Callable[[ItemT], str] | None = None, max_parallel: int | None = None,
-            executor: ExecutorLike | None = None,
-        ) -> ResultStep: ...  # fmt: skip
+            self, fn: Callable[..., Awaitable[R]], args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None
+        ) -> ResultStep[R | ElseT | None]: ...
+        @overload
+        def python(
+            self, fn: Callable[..., R], args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None
+        ) -> ResultStep[R | ElseT | None]: ...
+        def python(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any: ...
         @overload  # type: ignore[override]
-        def subworkflow(self, wf: Workflow[..., Any], inputs: Mapping[str, Any] | None = None) -> ResultStep: ...
+        def map(
+            self, fn: Callable[[ItemT], Awaitable[R]], items: Iterable[ItemT], *,
+            key: Callable[[ItemT], str] | None = None, max_parallel: int | None = None,
+        ) -> ResultStep[list[R] | ElseT | None]: ...  # fmt: skip
         @overload
-        def subworkflow(self, wf: StateVerbs[R], inputs: R) -> ResultStep: ...
+        def map(
+            self, fn: Callable[[ItemT], R], items: Iterable[ItemT], *, key: Callable[[ItemT], str] | None = None,
+            max_parallel: int | None = None, executor: ExecutorLike | None = None,
+        ) -> ResultStep[list[R] | ElseT | None]: ...  # fmt: skip
+        def map(self, fn: Any, items: Any, **options: Any) -> Any: ...
+        @overload  # type: ignore[override]
+        def subworkflow(
+            self, wf: Workflow[..., R], inputs: Mapping[str, Any] | None = None
+        ) -> ResultStep[SubWorkflowInvocationResult[R] | ElseT | None]: ...
         @overload
-        def subworkflow(self, wf: Bound[Any]) -> ResultStep: ...
-        def subworkflow(self, wf: Any, inputs: Any = None) -> ResultStep: ...
+        def subworkflow(
+            self, wf: StateVerbs[R], inputs: R
+        ) -> ResultStep[SubWorkflowInvocationResult[R] | ElseT | None]: ...
+        @overload
+        def subworkflow(self, wf: Bound[R]) -> ResultStep[SubWorkflowInvocationResult[R] | ElseT | None]: ...
+        def subworkflow(self, wf: Any, inputs: Any = None) -> Any: ...
         def branch(  # type: ignore[override]
             self, *options: tuple[Callable[[Any], bool | Awaitable[bool]], Step[Any]]
-        ) -> ResultStep: ...
+        ) -> ResultStep[BranchResult | ElseT | None]: ...
         def parallel(  # type: ignore[override]
             self, steps: Iterable[Step[Any]], max_parallel: int | None = None
-        ) -> ResultStep: ...
+        ) -> ResultStep[ParallelResult | ElseT | None]: ...
         def wait_for(  # type: ignore[override]
             self, signal: str, timeout: float | timedelta | None = None, prompt: Any = "", payload: Any = None,
             early: bool = True,
-        ) -> ResultStep: ...  # fmt: skip
-        def sleep(self, duration: float | timedelta) -> ResultStep: ...  # type: ignore[override]
-        def sleep_until(self, when: datetime) -> ResultStep: ...  # type: ignore[override]
+        ) -> ResultStep[Reply[Any] | ElseT | None]: ...  # fmt: skip
+        def sleep(  # type: ignore[override]
+            self, duration: float | timedelta
+        ) -> ResultStep[Reply[None] | ElseT | None]: ...
+        def sleep_until(self, when: datetime) -> ResultStep[Reply[None] | ElseT | None]: ...  # type: ignore[override]
 
-    class ResultStep(Step[StepResult]):
+    class ResultStep(Step[StepResult[OutputT]]):
         """A step that gives its `StepResult`."""
 
-        def when(self, predicate: Callable[[Any], bool | Awaitable[bool]]) -> ResultStep: ...
-        def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Any]]) -> ResultStep: ...
-        def skip_on_error(self) -> ResultStep: ...
+        def when(  # type: ignore[override]
+            self, predicate: Callable[[Any], bool | Awaitable[bool]]
+        ) -> ResultStep[OutputT | SkipMarker]: ...
+        @overload  # type: ignore[override]
+        def on_error(self, handler: Callable[[Any, StepResult], Step[T]]) -> ResultStep[OutputT | T]: ...
+        @overload
+        def on_error(self, handler: Callable[[Any, StepResult], Awaitable[Step[T]]]) -> ResultStep[OutputT | T]: ...
+        def on_error(self, handler: Any) -> Any: ...
+        def skip_on_error(self) -> ResultStep[OutputT | SkipMarker]: ...  # type: ignore[override]
 
 
 _METHODS = {"rollback": "with_rollback"}
