@@ -1,11 +1,15 @@
 """Every Python block and every command of the documentation is executed, page by page, in an empty folder.
 
-Blocks of one page share a namespace, in order. A block fenced as `python no-run` or `bash no-run` is shown only; why it
-cannot run stands in the test's lists, so that a page cannot opt out unnoticed.
+Blocks of one page share a namespace, in order, and the page says so; those of the README run alone, each of them twice. A
+block fenced as `python no-run` or `bash no-run` is shown only; why it cannot run stands in the test's lists, so that a page
+cannot opt out unnoticed. Examples in docstrings are executed too.
 """
 
 from __future__ import annotations
 
+import asyncio
+import doctest
+import io
 import os
 import re
 import shlex
@@ -30,6 +34,7 @@ PYTHON_NOT_RUN = {
     # one block of another library's, which is shown beside ours and which nothing here installs
     "coming-from-langgraph.md": 1,
 }
+GO_ON = "The Python blocks of this page go on from each other: run them from the first one on."
 FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -60,11 +65,13 @@ def test_every_python_block_of_a_page_runs_and_does_so_again(page: Path, tmp_pat
             skipped += 1
             continue
         parts.append(f"exec(compile({source!r}, {f'{page.name}:{line}'!r}, 'exec'), namespace)")
+    is_readme = page.name == "README.md"  # where readers paste blocks one by one
+    assert is_readme or len(parts) < 2 or GO_ON in page.read_text(encoding="utf-8")
     assert skipped == PYTHON_NOT_RUN.get(page.name, 0), f"{page.name} has {skipped} Python blocks that are not run"
     if not parts:
         return
-    if page.name == "README.md":  # where readers paste blocks one by one
-        parts = [part for part in parts for _ in range(2)]
+    if is_readme:
+        parts = [line for part in parts for line in ("namespace = {'__name__': 'page'}", part, part)]
     script = tmp_path / "page.py"
     script.write_text("namespace = {'__name__': 'page'}\n" + "\n".join(parts) + "\n", encoding="utf-8")
     for time in ("first", "second"):
@@ -136,3 +143,55 @@ def test_every_public_name_is_documented() -> None:
         if value.__doc__ is None and not isinstance(value, (str, int, GenericAlias))
     ]
     assert undocumented == []
+
+
+def test_the_page_of_options_has_them_all_with_their_defaults() -> None:
+    from milepost.options import Options, RunOptions
+
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(.+?)` \| \w", (ROOT / "docs" / "options.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    told = {name: default for name, default in rows if name not in {"store", "run_id", "inputs", "full", "at"}}
+    assert sorted(RunOptions.__annotations__) == sorted(told)
+    defaults = Options()
+    found = {name: repr(getattr(defaults, name)).replace("frozenset()", "()").replace("'", '"') for name in told}
+    assert found == {name: default.replace("'", '"') for name, default in told.items()}
+
+
+EXEMPLARY: dict[str, list[str]] = {
+    "Graph": [],
+    "CompiledGraph": ["run", "arun", "stream", "resume", "resume_from", "retry"],
+    "Workflow": ["run", "stream", "fork_run", "plan_resume", "signal", "cancel"],
+    "Engine": ["run", "start", "handle", "history"],
+    "Worker": ["run"],
+    "RunHandle": [],
+    "RunOptions": [],
+    "Context": [],
+    "Retry": [],
+    "MemoryStore": [],
+    "SQLiteStore": [],
+    "FileStore": [],
+    "PostgresStore": [],
+    "workflow": [],
+    "step": [],
+    "branch": [],
+    "parallel": [],
+}
+"""Public names, and methods of them, whose docstrings have an example."""
+
+
+def test_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import milepost
+
+    monkeypatch.chdir(tmp_path)
+    public: dict[str, Any] = {name: getattr(milepost, name) for name in milepost.__all__} | {"asyncio": asyncio}
+    parser, failures = doctest.DocTestParser(), io.StringIO()
+    for value in (milepost.Graph, milepost.workflow):  # whose examples make the flows that the others call
+        exec("".join(part.source for part in parser.get_examples(value.__doc__)), public | {"store": None}, public)
+    for name, methods in EXEMPLARY.items():
+        value = public[name]
+        for place, part in {name: value, **{f"{name}.{method}": getattr(value, method) for method in methods}}.items():
+            example = parser.get_doctest(part.__doc__, {**public, "store": milepost.MemoryStore()}, place, None, 0)
+            assert example.examples, f"the docstring of {place} has no example"
+            doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(example, out=failures.write)
+    assert failures.getvalue() == ""

@@ -53,7 +53,12 @@ class EngineOptions(TypedDict, total=False):
 
 
 class RunOptions(EngineOptions, total=False):
-    """The options of every verb that runs something. `Options` explains each of them."""
+    """The options of every verb that runs something. `Options` explains each of them.
+
+    >>> options: RunOptions = {"max_iterations": 10, "run_timeout": 60, "tags": {"team": "shop"}}
+    >>> doubling.run(21, **options)
+    42
+    """
 
     deps: Any
     logger: logging.Logger | logging.LoggerAdapter[Any] | None

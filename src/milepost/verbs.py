@@ -410,6 +410,11 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
 
         A finished run gives its stored result. Raises `RunNotFoundError`, `RunLockedError` while another owner has the
         run, `RunNotResumableError`, `FlowChangedError` if the code has changed too much, and the errors of decoding.
+
+        >>> doubling.run(21, store=store, run_id="r-1", stop_before="double", full=True).status
+        'interrupted'
+        >>> doubling.resume(store, "r-1")
+        42
         """
         return self._job(store, run_id, options, ResumeRequest()).do(full=full)
 
@@ -447,6 +452,10 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         Later records are superseded: they stay in the history and no longer count. Raises `InvalidResumeNodeError`,
         `NoCheckpointFoundError`, `ResumeNodeCompletedError` if nothing is left after the node, and the errors of
         `resume`.
+
+        >>> _ = doubling.run(21, store=store, run_id="r-1")
+        >>> doubling.resume_from(store, "r-1", "double", rerun=True, state_override=lambda n: n + 1)
+        44
         """
         request = ResumeRequest("resume_from", node_id, visit, rerun)
         return self._job(store, run_id, options, request).do(full=full)
@@ -484,6 +493,19 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         """Run the failed part again, with fresh attempts.
 
         Completed work is kept. `RunNotResumableError` if nothing failed.
+
+        >>> up = [False]
+        >>> def fetch(n: int) -> int:
+        ...     if not up[0]:
+        ...         raise ConnectionError("down")
+        ...     return n
+        >>> graph = Graph(int).add_node("fetch", fetch).set_entry("fetch").add_edge("fetch", END).compile("fetching")
+        >>> graph.run(7, store=store, run_id="r-1")
+        Traceback (most recent call last):
+        milepost.errors.NodeError: ...
+        >>> up[0] = True
+        >>> graph.retry(store, "r-1")
+        7
         """
         return self._job(store, run_id, options, ResumeRequest("retry")).do(full=full)
 
@@ -517,6 +539,10 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
 
         Raises `RunNotFoundError` or `NoCheckpointFoundError`, and `StoreError` if the store fails; every other refusal
         is the plan's verdict.
+
+        >>> _ = doubling.run(21, store=store, run_id="r-1", stop_before="double", full=True)
+        >>> doubling.plan_resume(store, "r-1").verdict
+        'continue'
         """
         return self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).plan()
 
@@ -559,6 +585,12 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         Raises `RunNotFoundError`, `InvalidResumeNodeError`, `NoCheckpointFoundError` if that visit is not recorded,
         `RunExistsError` if the new id is in use, `WrongFlowError`, `CheckpointIntegrityError` for records that were
         changed, and `OptionError` for a store that keeps no journals.
+
+        >>> _ = doubling.run(21, store=store, run_id="r-1")
+        >>> doubling.fork_run(store, "r-1", "double", new_run_id="r-2", state_override=lambda n: 100)
+        'r-2'
+        >>> doubling.resume(store, "r-2")
+        100
         """
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
         return self._job(store, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
@@ -596,6 +628,16 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         before, and nothing was kept. `to` reaches only that wait. Raises `SignalRefusedError`, and keeps nothing, if the
         run does not wait there, if the payload does not fit the open wait, or while a cancel is open. A run that has
         ended raises `RunNotResumableError`.
+
+        >>> @workflow("asking")
+        ... def asking() -> Steps[str]:
+        ...     return (yield from step("ask").wait_for("name", payload=str)).payload
+        >>> asking.run(store=store, run_id="r-1", full=True).status
+        'waiting'
+        >>> [asking.signal(store, "r-1", "name", "Ada", signal_id="m-1") for _ in range(2)]
+        ['taken', 'duplicate']
+        >>> asking.resume(store, "r-1")
+        'Ada'
         """
         with opened(store) as known:
             routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to)
@@ -621,6 +663,10 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
 
         cancelled: nobody executed it, and it has ended · requested: its owner ends it at the next boundary, and cancels
         an async node that runs · ended: it had finished or been cancelled before, and nothing changes.
+
+        >>> _ = doubling.run(21, store=store, run_id="r-1", stop_before="double", full=True)
+        >>> [doubling.cancel(store, "r-1", "no longer wanted") for _ in range(2)]
+        ['cancelled', 'ended']
         """
         with opened(store) as known:
             return drive(signals.cancel(known, run_id, reason), run_id, wakes=known)
@@ -661,6 +707,13 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
 
         Without a store nothing is saved. With one the run is recorded under `run_id`, and every node that completed
         stays done. If `run_id` is None, an id is made, and every event, result and error has it.
+
+        >>> doubling.run(21), doubling.run(21, store=store, run_id="r-1")
+        (42, 42)
+        >>> doubling.run(4, store=store, run_id="r-1", if_exists="resume", compare_inputs=False)
+        42
+        >>> doubling.run(21, full=True).status
+        'finished'
         """
         return self._job(store, run_id, options).do(state, full=full)
 
@@ -683,7 +736,11 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
         full: bool = False,
         **options: Any,
     ) -> Any:
-        """Await the run: coroutine nodes run in this task, others in worker threads."""
+        """Await the run: coroutine nodes run in this task, others in worker threads.
+
+        >>> asyncio.run(doubling.arun(21))
+        42
+        """
         return await self._job(store, run_id, options).ado(state, full=full)
 
     def stream(
@@ -698,6 +755,9 @@ class StateVerbs(Verbs[StateT, RunResult[StateT]]):
 
         Such a run can be resumed. A stream that nobody iterates runs nothing. The error of a run that fails is raised
         after its last event; that of a run that is parked ends with `RunWaiting` and what follows it, without an error.
+
+        >>> [type(event).__name__ for event in doubling.stream(21)]
+        ['RunStarted', 'NodeStarted', 'NodeCompleted', 'RunCompleted']
         """
         return self._job(store, run_id, options).stream(state)
 
@@ -790,7 +850,13 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         full: bool = False,
         **options: Any,
     ) -> Any:
-        """Run the workflow on its inputs and return its output, or a `WorkflowResult` if `full`. See `Verbs`."""
+        """Run the workflow on its inputs and return its output, or a `WorkflowResult` if `full`. See `Verbs`.
+
+        >>> greeting.run("Ada"), greeting.run(name="Ada"), greeting.run(inputs={"name": "Ada"})
+        ('Hello, Ada!', 'Hello, Ada!', 'Hello, Ada!')
+        >>> greeting.run("Ada", store=store, run_id="r-1", full=True).step_results[0].output
+        'Hello, Ada'
+        """
         values, rest = self.split(args, options, inputs)
         return self._job(store, run_id, rest).do(values, full=full)
 
@@ -825,7 +891,11 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
-        """Run the workflow and iterate over its events; see `StateVerbs.stream`."""
+        """Run the workflow and iterate over its events; see `StateVerbs.stream`.
+
+        >>> [type(event).__name__ for event in greeting.stream("Ada")]
+        ['WorkflowStarted', 'StepStarted', 'StepCompleted', 'WorkflowCompleted']
+        """
         values, rest = self.split(args, options, inputs)
         return self._job(store, run_id, rest).stream(values)
 

@@ -58,6 +58,12 @@ class Engine:
     add up, tags merge.
 
     Raises `OptionError` for an option out of its range, a flow without a name, or two of one name.
+
+    >>> with Engine("memory://", flows=[doubling], tags={"team": "shop"}) as engine:
+    ...     engine.run(doubling, 21, run_id="r-1")
+    ...     [(info.run_id, info.status, info.tags) for info in engine.list_runs(flow="doubling")]
+    42
+    [('r-1', 'finished', {'team': 'shop'})]
     """
 
     def __init__(
@@ -135,6 +141,10 @@ class Engine:
         """Run a flow: a graph on its state, a workflow on its inputs, or a bound one.
 
         Returns the final state or the workflow's output; with `full` the `RunResult` or `WorkflowResult`.
+
+        >>> engine = Engine(store)
+        >>> engine.run(doubling, 21), engine.run(doubling.bind(21), full=True).status
+        (42, 'finished')
         """
         job, given = self.job_to_start(flow, args, run_id, options)
         return job.do(given, full=full)
@@ -397,6 +407,14 @@ class Engine:
         Nothing runs here. `if_exists` decides about a run that exists. error: it is refused. resume, retry: it is made
         ready if those verbs would go on with it. continue: a finished run is made ready for a new turn. return: its
         handle is returned.
+
+        >>> engine = Engine(store, flows=[doubling])
+        >>> handle = engine.start(doubling, 21, run_id="r-1")
+        >>> handle.info().status
+        'ready'
+        >>> engine.worker().run(until_idle=True)
+        >>> handle.result()
+        42
         """
         job, given, seconds = self._queued(flow, args, run_id, at, options)
         job.enqueue(given, seconds)
@@ -437,6 +455,11 @@ class Engine:
         """Return the handle of a run, to look at it, wait for it, signal it and cancel it. The store is not asked yet.
 
         `flow` None: it is looked up by its name in the engine's flows when something has to be decoded.
+
+        >>> engine = Engine(store)
+        >>> _ = engine.run(doubling, 21, run_id="r-1")
+        >>> engine.handle("r-1", doubling).state("double")
+        42
         """
         known = flow.flow if isinstance(flow, Bound) else flow
         return self._handle(run_id, None if known is None else _checked_flow(known))
@@ -529,7 +552,13 @@ class Engine:
         return cast("list[RunInfo]", await self._ask("list_runs", **filters))
 
     def history(self, run_id: str) -> list[CheckpointInfo]:
-        """Return every visit of a run, with superseded ones marked."""
+        """Return every visit of a run, with superseded ones marked.
+
+        >>> engine = Engine(store)
+        >>> _ = engine.run(doubling, 21, run_id="r-1")
+        >>> [(visit.node_id, visit.visit, visit.sequence) for visit in engine.history("r-1")]
+        [('double', 1, 1)]
+        """
         return self.store.history(run_id)
 
     async def ahistory(self, run_id: str) -> list[CheckpointInfo]:

@@ -52,6 +52,14 @@ class RunHandle(Generic[R]):
     """A handle for one run of a store. Every verb has an async form with the prefix `a`.
 
     Each verb raises `RunNotFoundError` while the run does not exist.
+
+    >>> engine = Engine(store, flows=[doubling])
+    >>> handle = engine.start(doubling, 21, run_id="r-1")
+    >>> engine.worker().run(until_idle=True)
+    >>> handle.result(timeout=5), handle.output("double"), handle.info().status
+    (42, 42, 'finished')
+    >>> [type(event).__name__ for event in handle.events()]
+    ['RunStarted', 'NodeCompleted', 'RunCompleted']
     """
 
     def __init__(

@@ -103,6 +103,11 @@ class Worker:
     """A worker that runs what is due; see `Engine.worker`.
 
     As a context manager, sync or async, it works in the background.
+
+    >>> engine = Engine(store, flows=[doubling])
+    >>> with engine.worker(concurrency=2) as worker:
+    ...     engine.start(doubling, 21).result(timeout=60)
+    42
     """
 
     def __init__(
@@ -170,7 +175,14 @@ class Worker:
     # -- running it ----------------------------------------------------------------------------------
 
     def run(self, until_idle: bool = False) -> None:
-        """Work in this thread until `stop` or, with `until_idle`, until nothing is due and nothing runs."""
+        """Work in this thread until `stop` or, with `until_idle`, until nothing is due and nothing runs.
+
+        >>> engine = Engine(store, flows=[doubling])
+        >>> handles = [engine.start(doubling, n) for n in (1, 2, 3)]
+        >>> engine.worker().run(until_idle=True)
+        >>> [handle.result() for handle in handles]
+        [2, 4, 6]
+        """
         working: asyncio.Task[None] | None = None
 
         async def work() -> None:

@@ -75,7 +75,17 @@ class RunScope:
 
 
 class Context(Generic[DepsT]):
-    """One attempt of one visit, as a node or step sees it."""
+    """One attempt of one visit, as a node or step sees it.
+
+    >>> def double(ctx: Context, n: int) -> int:
+    ...     ctx.tag("size", "small")
+    ...     return ctx.deps["factor"] * n
+    >>> graph = Graph(int).add_node("double", double).set_entry("double").add_edge("double", END).compile("doubling")
+    >>> graph.run(21, store=store, run_id="r-1", deps={"factor": 2})
+    42
+    >>> store.list_runs()[0].tags
+    {'size': 'small'}
+    """
 
     __slots__ = (
         "_attempt",

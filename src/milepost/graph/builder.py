@@ -77,6 +77,13 @@ class Graph(Generic[StateT]):
     type no longer has.
 
     Raises `GraphError` if `state_type` is no class or a reducer cannot be called.
+
+    >>> from milepost import END, Graph
+    >>> def double(n: int) -> int:
+    ...     return 2 * n
+    >>> doubling = Graph(int).add_node("double", double).set_entry("double").add_edge("double", END).compile("doubling")
+    >>> doubling.run(21)
+    42
     """
 
     if not TYPE_CHECKING:

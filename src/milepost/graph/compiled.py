@@ -40,7 +40,15 @@ StateT = TypeVar("StateT")
 
 
 class CompiledGraph(StateVerbs[StateT]):
-    """A graph that can run. `Graph.compile` makes it; it never changes, and many runs may use it at once."""
+    """A graph that can run. `Graph.compile` makes it; it never changes, and many runs may use it at once.
+
+    Examples in docstrings call the graph in that of `Graph` `doubling`, and an empty `MemoryStore()` `store`.
+
+    >>> doubling.name, doubling.entry_point, doubling.node_ids, doubling.successors("double")
+    ('doubling', 'double', ('double',), ('__end__',))
+    >>> print(doubling.to_mermaid().splitlines()[0])
+    flowchart TD
+    """
 
     def __init__(
         self,

@@ -37,7 +37,14 @@ class _Run(msgspec.Struct):
 
 
 class MemoryStore(Runs):
-    """A store that lives as long as its process. `len()` counts its runs."""
+    """A store that lives as long as its process. `len()` counts its runs.
+
+    >>> store = MemoryStore()
+    >>> doubling.run(21, store=store, run_id="r-1")
+    42
+    >>> len(store)
+    1
+    """
 
     is_blocking = False
 

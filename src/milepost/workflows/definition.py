@@ -96,8 +96,12 @@ class Parameter:
 class Workflow(InputVerbs[R], Generic[P, R]):
     """A workflow that can run. `@workflow` makes it; it never changes, and may have many runs at once.
 
-    A call runs it without a store. Verbs take inputs by name, as `inputs={...}` if a name is also that of an option, or
-    bound: `wf.bind(...)`. P are the parameters of its function, with the context; R is the type of its output.
+    A call runs it without a store. Verbs take inputs by position, by name, as `inputs={...}` if a name is also that of
+    an option, or bound: `wf.bind(...)`. P are the parameters of its function, with the context; R is the type of its
+    output.
+
+    >>> greeting.name, [parameter.name for parameter in greeting.parameters], greeting.bind("Ada").state
+    ('greeting', ['name'], {'name': 'Ada'})
     """
 
     front: Literal["workflow"] = "workflow"
@@ -362,6 +366,13 @@ def workflow(
     is `blocked` and goes on where it was once the code is mended, instead of failing it; () holds nothing. Raises
     ValueError for an empty name, or a version that is no whole number of at least 1; `OptionError` for a name that no
     store accepts; TypeError for another kind of function.
+
+    >>> @workflow("greeting")
+    ... def greeting(name: str) -> Steps[str]:
+    ...     text = yield from step("greet").python("Hello, {}".format, args=(name,))
+    ...     return text + "!"
+    >>> greeting("Ada"), greeting.run("Ada", store=store, run_id="r-1")
+    ('Hello, Ada!', 'Hello, Ada!')
     """
     if type(name) is not str or not name.strip():
         raise ValueError(f"a workflow needs a name, not {shown(name)}: @workflow('orders')")

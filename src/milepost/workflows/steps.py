@@ -587,6 +587,13 @@ def step(name: str) -> Named[Never]:
     """Begin a step; a kind completes it.
 
     Raises ValueError for a name that is empty or has a `/`, or that no store accepts.
+
+    >>> @workflow("price")
+    ... def price(cents: list[int]) -> Steps[int]:
+    ...     total = yield from step("add").python(sum, args=(cents,)).retry(3, backoff=0.5).timeout(10)
+    ...     return total
+    >>> price([1, 2, 3])
+    6
     """
     if type(name) is not str or name not in _accepted:
         if type(name) is not str or not name or "/" in name or name.isspace():
@@ -601,12 +608,30 @@ _accepted: set[str] = set()
 
 
 def branch(name: str, *options: tuple[Callable[[Any], bool | Awaitable[bool]], Step[Any]]) -> Step[BranchResult]:
-    """Do the step of the first predicate that is True: `step(name).branch(...)`."""
+    """Do the step of the first predicate that is True: `step(name).branch(...)`.
+
+    >>> @workflow("size")
+    ... def size(n: int) -> Steps[str]:
+    ...     large = (lambda ctx: n > 9, step("large").python(str, (n,)))
+    ...     small = (lambda ctx: True, step("small").python(repr, (n,)))
+    ...     chosen = yield from branch("size", large, small)
+    ...     return f"{chosen.selected_step_name}: {chosen.inner_output}"
+    >>> size(3)
+    'small: 3'
+    """
     return step(name).branch(*options)
 
 
 def parallel(name: str, *steps: Step[Any], max_parallel: int | None = None) -> Step[ParallelResult]:
-    """Do the steps at once: `step(name).parallel([...])`."""
+    """Do the steps at once: `step(name).parallel([...])`.
+
+    >>> @workflow("both")
+    ... def both() -> Steps[tuple[int, int]]:
+    ...     done = yield from parallel("both", step("a").python(abs, (-1,)), step("b").python(abs, (-2,)))
+    ...     return done.get_output("a"), done.get_output("b")
+    >>> both()
+    (1, 2)
+    """
     return step(name).parallel(steps, max_parallel)
 
 

@@ -64,6 +64,12 @@ class FileStore(Runs):
 
     Raises `StoreError` if the folder can't be used, or if its file system has no hard links or no file locks,
     `StoreVersionError` for a store of a newer release.
+
+    >>> with FileStore("runs") as store:
+    ...     doubling.run(21, store=store, run_id="r-1")
+    ...     store.get_run("r-1").info.status
+    42
+    'finished'
     """
 
     keeps_differences = True

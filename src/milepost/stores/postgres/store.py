@@ -72,6 +72,10 @@ class PostgresStore(PostgresMedium):
     Statements are prepared unless `prepare` is False, or a pooler stands before the server. Raises
     `StoreError` if the database can't be used, `StoreVersionError` for tables of a newer release,
     `OptionError` for a URL that can't be read.
+
+    >>> with PostgresStore("postgresql://localhost/shop") as store:  # doctest: +SKIP
+    ...     doubling.run(21, store=store, run_id="r-1")
+    42
     """
 
     def __init__(

@@ -58,6 +58,12 @@ class SQLiteStore(Runs):
     With `durability` "full" every write survives the loss of power, with "normal" only the end of the
     process. Raises `StoreError` if the file can't be opened or SQLite is older than 3.35, `StoreVersionError`
     for a file of a newer release.
+
+    >>> with SQLiteStore("runs.db") as store:
+    ...     doubling.run(21, store=store, run_id="r-1")
+    ...     store.get_run("r-1").info.status
+    42
+    'finished'
     """
 
     runs_statements = True
