@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 import msgspec
@@ -63,6 +63,18 @@ class RunOptions(EngineOptions, total=False):
     deps: Any
     logger: logging.Logger | logging.LoggerAdapter[Any] | None
     hooks: Sequence[Hook]
+
+
+class RunFilters(TypedDict, total=False):
+    """The arguments of `Store.list_runs`, which explains them."""
+
+    flow: str | None
+    status: str | Iterable[str] | None
+    tags: Mapping[str, str] | None
+    updated_before: datetime | None
+    updated_after: datetime | None
+    limit: int
+    after: str | None
 
 
 if TYPE_CHECKING:

@@ -40,4 +40,5 @@ orders.stream(Order(), thread_id="x")  # type: ignore[call-arg]  # pyright: igno
 engine.resume(orders, "r1", thread_id="x")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 engine.run(orders, Order(), thread_id="x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 engine.start(orders, Order(), thread_id="x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+engine.list_runs(state="failed")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 Engine(store, thread_id="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

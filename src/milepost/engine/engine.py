@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -23,7 +23,7 @@ from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.record import as_posix
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import EngineOptions, Options, RunOptions, merge_options
+from milepost.options import EngineOptions, Options, RunFilters, RunOptions, merge_options
 from milepost.store import RunRow, Store
 from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, store_of
@@ -525,30 +525,12 @@ class Engine:
 
     # -- looking and deleting --------------------------------------------------------------------------
 
-    def list_runs(
-        self,
-        *,
-        flow: str | None = None,
-        status: str | Iterable[str] | None = None,
-        tags: Mapping[str, str] | None = None,
-        updated_before: datetime | None = None,
-        updated_after: datetime | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> list[RunInfo]:
-        """Return a page of the store's runs; see `Store.list_runs`."""
-        return self.store.list_runs(
-            flow=flow,
-            status=status,
-            tags=tags,
-            updated_before=updated_before,
-            updated_after=updated_after,
-            limit=limit,
-            after=after,
-        )
+    def list_runs(self, **filters: Unpack[RunFilters]) -> list[RunInfo]:
+        """Return a page of the store's runs, newest first; the arguments are those of `Store.list_runs`."""
+        return self.store.list_runs(**filters)
 
-    async def alist_runs(self, **filters: Any) -> list[RunInfo]:
-        """Await the page: the async form of `list_runs`, with the same arguments."""
+    async def alist_runs(self, **filters: Unpack[RunFilters]) -> list[RunInfo]:
+        """Await the page: the async form of `list_runs`."""
         return cast("list[RunInfo]", await self._ask("list_runs", **filters))
 
     def history(self, run_id: str) -> list[CheckpointInfo]:
