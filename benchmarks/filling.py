@@ -138,7 +138,7 @@ def _lengthen(store: Store, graph: CompiledGraph[Page], run_id: str, length: int
                 CHECKPOINT,
                 "work",
                 visit,
-                graph.codec.encode(Page(visit, text)),
+                graph._definition.codec.encode(Page(visit, text)),
                 fields | {"iteration": visit, "epoch": epoch},
             )
             for visit in range(begin, min(begin + _CHUNK, length + 1))

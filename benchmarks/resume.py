@@ -159,7 +159,7 @@ def _make_journal(graph: CompiledGraph[Page], path: Path, length: int) -> None:
                     CHECKPOINT,
                     "work",
                     visit,
-                    graph.codec.encode(Page(visit, text)),
+                    graph._definition.codec.encode(Page(visit, text)),
                     {
                         "next_node": "work",
                         "attempt": 1,

@@ -132,7 +132,7 @@ def growth(setting: Setting) -> Iterator[Figure]:
             kept = float(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
         yield compare(
             f"list growing by 1 KB a node, bytes kept{what}",
-            Rounds({"ours": (kept,), "raw": (float(len(graph.codec.encode(final))),)}),
+            Rounds({"ours": (kept,), "raw": (float(len(graph._definition.codec.encode(final))),)}),
             measure="ratio",
             unit="MB",
             scale=1e-6,
@@ -153,7 +153,7 @@ def big(setting: Setting) -> Iterator[Figure]:
         for what, states, bound in _megabytes(setting.size.big_rows):
             stamps: list[float] = []
             graph = _cycling(states, times, stamps)
-            codec = graph.codec
+            codec = graph._definition.codec
             sizes = [len(codec.encode(state)) for state in states]
 
             def ours(store: Store, graph: Any = graph, state: Rows = states[0], stamps: list[float] = stamps) -> float:

@@ -376,6 +376,11 @@ class Bound(_Sparing, Generic[OutputT, FullT]):
     """A graph's state, or a workflow's inputs by name."""
 
 
+def flow_of(verbs: Verbs[Any]) -> Flow:
+    """Return a flow as the core runs it."""
+    return verbs._flow
+
+
 class Verbs(_Sparing, Generic[OutputT, FullT]):
     """The verbs of a flow by itself. Options are those of `milepost.options.Options`.
 
@@ -386,6 +391,14 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
 
     A store may be given as its URL: it is opened for the call and closed with it, by a stream at its end.
     """
+
+    name: str
+    """The flow's name in a store."""
+
+    @property
+    @abstractmethod
+    def _flow(self) -> Flow:
+        """The flow as the core runs it."""
 
     if not TYPE_CHECKING:
 
@@ -399,7 +412,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         options: Mapping[str, Any],
         request: ResumeRequest | None = None,
     ) -> Job:
-        return Job(cast("Flow", self), store, run_id, options, {}, request)
+        return Job(self._flow, store, run_id, options, {}, request)
 
     @overload
     def resume(self, store: AnyStore, run_id: str, **options: Unpack[OutputOptions]) -> OutputT: ...
@@ -780,15 +793,14 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
     that of an option. Verbs that go on with a run take them by name, to compare them with the recorded ones.
     """
 
-    name: str
     parameters: tuple[Any, ...]
     """The inputs, each with its `name`."""
 
     @abstractmethod
-    def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs by name, defaults included. Raises TypeError for missing and unknown inputs."""
 
-    def split(
+    def _split(
         self, args: tuple[Any, ...], given: Mapping[str, Any], inputs: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split the arguments of a verb that begins a run into inputs and options.
@@ -807,7 +819,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
     ) -> dict[str, Any]:
         """Return the inputs by name. The error for an input that does not exist names an option that is like it."""
         try:
-            return self.inputs_of(args, {**named, **(inputs or {})})
+            return self._inputs_of(args, {**named, **(inputs or {})})
         except TypeError as exc:
             known = {parameter.name for parameter in self.parameters}
             near = next(filter(None, (nearest(name) for name in named if name not in known)), None)
@@ -815,7 +827,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
                 raise
             raise TypeError(f"{exc}; did you mean the option {near!r}?") from None
 
-    def split_of_resume(
+    def _split_of_resume(
         self, given: Mapping[str, Any], bound: Mapping[str, Any] | None
     ) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
         """Split the keywords of a resume into the inputs to compare, None if there are none, and options.
@@ -857,7 +869,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         >>> greeting.run("Ada", store=store, run_id="r-1", full=True).step_results[0].output
         'Hello, Ada'
         """
-        values, rest = self.split(args, options, inputs)
+        values, rest = self._split(args, options, inputs)
         return self._job(store, run_id, rest).do(values, full=full)
 
     @overload
@@ -880,7 +892,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         **options: Any,
     ) -> Any:
         """Await the workflow's run: the async form of `run`."""
-        values, rest = self.split(args, options, inputs)
+        values, rest = self._split(args, options, inputs)
         return await self._job(store, run_id, rest).ado(values, full=full)
 
     def stream(
@@ -896,7 +908,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         >>> [type(event).__name__ for event in greeting.stream("Ada")]
         ['WorkflowStarted', 'StepStarted', 'StepCompleted', 'WorkflowCompleted']
         """
-        values, rest = self.split(args, options, inputs)
+        values, rest = self._split(args, options, inputs)
         return self._job(store, run_id, rest).stream(values)
 
     def astream(
@@ -908,7 +920,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         **options: Any,
     ) -> AsyncIterator[Event]:
         """Run the workflow and iterate over its events with `async for`."""
-        values, rest = self.split(args, options, inputs)
+        values, rest = self._split(args, options, inputs)
         return self._job(store, run_id, rest).astream(values)
 
 

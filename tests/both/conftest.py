@@ -24,7 +24,7 @@ from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect, Hold
 from milepost.stores.postgres.store import PostgresStore
 from milepost.testing import FakeClock
-from milepost.verbs import Job
+from milepost.verbs import Job, flow_of
 
 LEASE = 30.0
 STORES: dict[str, type[Store]] = {
@@ -141,7 +141,7 @@ class Verbs:
 
         Afterwards the run may be taken over: its lease has ended, or, where leases have no end, is abandoned.
         """
-        job = Job(graph, store, run_id, options, {}, ResumeRequest() if state is None else None)
+        job = Job(flow_of(graph), store, run_id, options, {}, ResumeRequest() if state is None else None)
         tokens: list[Any] = []
         if self.is_async:
             asyncio.run(_adrive(job, state, tokens))

@@ -65,7 +65,7 @@ def collected(state: Cart, results: list[Any]) -> Cart:
 
 def mapped(verbs, fn, *, over=lambda state: state.items, merge=collected, name="maps", graph=None, **options):
     """A graph of one map, or with it after what `graph` has."""
-    each = fn if hasattr(fn, "compile") or hasattr(fn, "units") else verbs.node(fn)
+    each = fn if hasattr(fn, "compile") or hasattr(fn, "node_ids") else verbs.node(fn)
     built = Graph(Cart) if graph is None else graph
     built.add_map("m", over, each, merge=merge, **options)
     return built.add_edge("m", END).set_entry("m").compile(name)

@@ -479,7 +479,7 @@ def test_other_inputs_and_none_are_refused_with_both_hashes_and_nothing_runs(ver
     other = user.elsewhere()
     with pytest.raises(InputMismatchError) as caught:
         verbs.resume(Engine(other), flow, "r", inputs={"n": 2})
-    recorded, given = flow.inputs_hash({"n": 1})[:16], flow.inputs_hash({"n": 2})[:16]
+    recorded, given = flow._definition.inputs_hash({"n": 1})[:16], flow._definition.inputs_hash({"n": 2})[:16]
     assert (recorded, given) == (caught.value.expected_hash, caught.value.actual_hash[:16])
     assert recorded in str(caught.value)
     assert given in str(caught.value)
@@ -619,7 +619,7 @@ def done(name: str, **fields: Any) -> dict[str, Any]:
 
 def test_a_run_that_has_files_alone_goes_on_from_the_newest(verbs: Any, tmp_path: Path, shop: Shop) -> None:
     flow = shop.line()
-    given = flow.inputs_hash({"n": 1})[:16]
+    given = flow._definition.inputs_hash({"n": 1})[:16]
     leave(tmp_path, done("a"), done("b"), inputs_hash=given)
     view = FileCheckpointStore(tmp_path)
     with pytest.raises(InputMismatchError, match=given):
@@ -640,7 +640,7 @@ def test_a_run_that_has_files_alone_goes_on_from_the_newest(verbs: Any, tmp_path
 
 def test_a_hash_of_another_program_is_none_of_these_inputs(verbs: Any, tmp_path: Path, shop: Shop) -> None:
     flow = shop.line()
-    for number, foreign in enumerate(("", flow.inputs_hash({"n": 1})[:3], "md5:77")):
+    for number, foreign in enumerate(("", flow._definition.inputs_hash({"n": 1})[:3], "md5:77")):
         leave(tmp_path / str(number), done("a"), done("b"), inputs_hash=foreign)
         view = FileCheckpointStore(tmp_path / str(number))
         with pytest.raises(InputMismatchError):
@@ -663,7 +663,7 @@ def test_files_that_tell_all_go_on_without_their_journal(verbs: Any, tmp_path: P
 
 def test_a_point_that_nothing_can_go_on_from_is_refused_by_name(verbs: Any, tmp_path: Path, shop: Shop) -> None:
     flow = shop.line()
-    given = flow.inputs_hash({"n": 1})[:16]
+    given = flow._definition.inputs_hash({"n": 1})[:16]
     leave(tmp_path / "one", done("a", step_type="parallel"), done("b"), inputs_hash=given)
     with pytest.raises(CheckpointMigrationError, match="parallel step 'a'"):
         verbs.resume(Engine(FileCheckpointStore(tmp_path / "one")), flow, "r", inputs={"n": 1})
@@ -678,7 +678,7 @@ def test_a_point_that_nothing_can_go_on_from_is_refused_by_name(verbs: Any, tmp_
 
 def test_a_run_goes_on_from_an_earlier_step_of_its_point(verbs: Any, tmp_path: Path, shop: Shop) -> None:
     flow = shop.line(marked="bcd")
-    leave(tmp_path, done("a"), done("b"), done("c"), inputs_hash=flow.inputs_hash({"n": 1})[:16])
+    leave(tmp_path, done("a"), done("b"), done("c"), inputs_hash=flow._definition.inputs_hash({"n": 1})[:16])
     engine = Engine(FileCheckpointStore(tmp_path))
     assert "abcd" == verbs.resume_from(engine, flow, "r", "a", inputs={"n": 1})
     assert [*"bcd"] == shop.log

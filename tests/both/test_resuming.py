@@ -358,7 +358,7 @@ def test_an_open_cancel_is_dropped_by_reopening(verbs, store, halted):
 
 def test_a_run_that_is_ready_is_taken_by_the_caller(verbs, store, line, log):
     graph = line(Count)
-    fields = {"flow": graph.name, "entry": graph.entry, "fingerprint": graph.fingerprint, "epoch": 1}
+    fields = {"flow": graph.name, "entry": graph.entry_point, "fingerprint": graph.fingerprint, "epoch": 1}
     record = make_record("r1", 0, "2026-01-01T00:00:00.000000Z", START, state=b'{"n":5}', fields=fields)
     store.create(NewRun("r1", graph.name, "0" * 16, record, 30.0, {}, "ready"))
     assert "ready" == store.get_run("r1").info.status

@@ -298,7 +298,7 @@ def test_a_run_of_other_code_is_given_back_waiting_or_ready_and_not_taken_again(
 
     engine.run(approve, amount=1, run_id="r", full=True)
     engine.signal("r", "approval", "yes")
-    worker = Engine(timed, flows=[other], clock=engine.options.clock).worker()
+    worker = Engine(timed, flows=[other], clock=engine._options.clock).worker()
     worker.run(until_idle=True)
     info = timed.get_run("r").info
     assert (["r"], "ready") == ([*worker.refused], info.status)

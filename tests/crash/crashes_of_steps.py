@@ -24,7 +24,7 @@ from milepost.model.record import CHECKPOINT, FAILURE, ROLLBACK, ROUTE
 from milepost.store import ENDED
 from milepost.testing import FakeClock, Stepper
 from milepost.testing.crashing import was_written
-from milepost.verbs import Job
+from milepost.verbs import Job, flow_of
 
 __all__ = ["Ending", "Outside", "Subject", "World", "crash_everywhere", "play"]
 
@@ -249,7 +249,7 @@ def _play(subject: Subject, crashes: list[tuple[int, bool]], world: World) -> En
     visits = [(info.node_id, info.visit) for info in world.store.history(RUN_ID)]
     if row.info.status == "finished" and not told:
         # It died when all was written: what it would have given is what a resume gives.
-        told = repr(Job(subject.flow, world.store, RUN_ID, {}, {"clock": world.clock}, ResumeRequest()).do())
+        told = repr(Job(flow_of(subject.flow), world.store, RUN_ID, {}, {"clock": world.clock}, ResumeRequest()).do())
     return Ending(
         row.info.status, told, visits, undone, world.undoable, world.calls, tuple(effects), tuple(died), world.again,
         world.store.verify(RUN_ID).problems,
@@ -260,7 +260,7 @@ def _process(subject: Subject, world: World, is_there: bool) -> Stepper[Any]:
     flow = subject.flow
     bound = {"clock": world.clock}
     job = Job(
-        flow,
+        flow_of(flow),
         world.store,
         RUN_ID,
         {**subject.options, "max_crashes": None},

@@ -108,4 +108,4 @@ def test_the_example_and_the_demo_come_to_the_same(tmp_path: Path, monkeypatch: 
     subprocess.run([sys.executable, str(EXAMPLE), "weather.db"], check=True, capture_output=True, timeout=60)
     shown = json.loads(call(tmp_path, "state", "seattle", "--json", "--store", "sqlite:///weather.db").stdout)
     state = graph.run(Weather(), retry=Retry(max_attempts=1))
-    assert json.loads(graph.codec.encode(state)) == shown["state"]
+    assert json.loads(graph._definition.codec.encode(state)) == shown["state"]

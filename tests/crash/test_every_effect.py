@@ -29,7 +29,7 @@ from milepost.model.ids import Clock
 from milepost.model.record import CHECKPOINT, FAILURE
 from milepost.store import Store, Token
 from milepost.testing import Crash, FakeClock, Stepper, crashtest
-from milepost.verbs import Job
+from milepost.verbs import Job, flow_of
 
 
 @dataclass
@@ -318,7 +318,7 @@ def test_a_run_that_fails_for_good_is_raised_with_where_it_was_crashed():
 
 def stepper(graph: CompiledGraph[Tally], store: Store, **options: Any) -> Stepper[Any]:
     clock = FakeClock()
-    job = Job(graph, store, "r-1", options, {"clock": clock}, None)
+    job = Job(flow_of(graph), store, "r-1", options, {"clock": clock}, None)
     return Stepper(job.routine(Tally()), clock=clock)
 
 

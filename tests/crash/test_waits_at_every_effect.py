@@ -14,6 +14,7 @@ import pytest
 
 from milepost import (
     END,
+    CompiledGraph,
     Graph,
     MemoryStore,
     Reply,
@@ -28,7 +29,7 @@ from milepost.errors import RunNotFoundError
 from milepost.executor.checks import ResumeRequest
 from milepost.store import Store
 from milepost.testing import FakeClock, Stepper
-from milepost.verbs import Job
+from milepost.verbs import Job, flow_of
 
 log: list[str] = []
 STORES: dict[str, Callable[[FakeClock], Store]] = {
@@ -129,7 +130,7 @@ SHAPES = {flow.name: flow for flow in (one, typed, group, nested, timed, *GRAPHS
 
 
 def given_to(flow: Any) -> Any:
-    return Trip() if flow.front == "graph" else {}
+    return Trip() if isinstance(flow, CompiledGraph) else {}
 
 
 def told_by(result: Any) -> Any:
@@ -146,7 +147,7 @@ def store(request: pytest.FixtureRequest):
 
 
 def process(flow: Any, store: Store, wish: ResumeRequest | None = None) -> Stepper[Any]:
-    job = Job(flow, store, "r", {}, {"clock": store.clock}, wish)
+    job = Job(flow_of(flow), store, "r", {}, {"clock": store.clock}, wish)
     return Stepper(job.routine(None if wish is not None else given_to(flow)), clock=store.clock)  # type: ignore[arg-type]
 
 
@@ -319,5 +320,5 @@ def claimed(flow: Any, store: Store, token: Any) -> Any:
     """Go on with a run as a worker does."""
     from milepost.executor.resume import resume_claimed
 
-    job = Job(flow, store, "r", {}, {"clock": store.clock}, ResumeRequest())
+    job = Job(flow_of(flow), store, "r", {}, {"clock": store.clock}, ResumeRequest())
     return Stepper(resume_claimed(job.run, token), clock=store.clock).run()  # type: ignore[arg-type]

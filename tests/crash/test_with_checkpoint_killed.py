@@ -36,7 +36,7 @@ from milepost.model.ids import Clock
 from milepost.stores.postgres.store import PostgresStore
 from milepost.stores.url import open_store
 from milepost.testing import FakeClock, Stepper, crashtest
-from milepost.verbs import Job
+from milepost.verbs import Job, flow_of
 
 Stores = Callable[[Clock], Store]
 
@@ -277,11 +277,13 @@ def test_a_process_killed_at_many_moments_of_a_commit_leaves_both_or_neither(
 def test_a_process_that_was_frozen_before_its_commit_executes_nothing(rows: Rows, opened: Stores) -> None:
     clock = FakeClock()
     with opened(clock) as mine, opened(clock) as other:
-        frozen = Stepper(Job(looping(), mine, "r", {}, {"clock": clock}, None).routine(0), clock=clock)
+        frozen = Stepper(Job(flow_of(looping()), mine, "r", {}, {"clock": clock}, None).routine(0), clock=clock)
         write = frozen.run_until(Write)
         assert write.append.statements
         clock.advance(31)
-        Stepper(Job(looping(), other, "r", {}, {"clock": clock}, ResumeRequest()).routine(None), clock=clock).run()
+        Stepper(
+            Job(flow_of(looping()), other, "r", {}, {"clock": clock}, ResumeRequest()).routine(None), clock=clock
+        ).run()
         assert LOOPED == rows.all
         with pytest.raises(LeaseLost):
             frozen.run()

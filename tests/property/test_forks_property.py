@@ -16,7 +16,7 @@ from milepost.executor.effects import Effect
 from milepost.model.record import CHECKPOINT
 from milepost.reducers import append, largest, total
 from milepost.testing import FakeClock, Stepper
-from milepost.verbs import Job
+from milepost.verbs import Job, flow_of
 from thoroughness import examples
 
 Shape = Any
@@ -120,7 +120,7 @@ def process(
 ) -> Stepper[Any]:
     """A process that begins the run with a state or, without one, resumes it."""
     clock = FakeClock()
-    job = Job(flow, store, "r", {}, {"clock": clock}, ResumeRequest() if state is None else None)
+    job = Job(flow_of(flow), store, "r", {}, {"clock": clock}, ResumeRequest() if state is None else None)
     return Stepper(job.routine(state), clock=clock, choose=choose)
 
 

@@ -95,8 +95,8 @@ def distances(graph: CompiledGraph[Any]) -> dict[str, int]:
 def walk_at_random(graph: CompiledGraph[Any], choices: list[int]) -> str:
     """Where a walk ends that goes at random as long as there are choices, and then the shortest way."""
     left, far = list(choices), distances(graph)
-    walk = graph.walk(graph.entry)
-    target = graph.entry
+    walk = graph._definition.walk(graph._definition.entry)
+    target = graph._definition.entry
     try:
         unit = next(walk)
         for _ in range(2 * (len(choices) + 1) * len(graph.node_ids)):
@@ -168,9 +168,9 @@ def test_fingerprints_are_equal_exactly_if_nothing_differs(
 ) -> None:
     first, second = compiled_or_none(one), compiled_or_none(other)
     if first is not None and second is not None:
-        recorded = json.loads(json.dumps(first.shape))
-        assert (first.fingerprint == second.fingerprint) == (second.differences(recorded) == ())
-        if first.shape == second.shape:
+        recorded = json.loads(json.dumps(first._definition.shape))
+        assert (first.fingerprint == second.fingerprint) == (second._definition.differences(recorded) == ())
+        if first._definition.shape == second._definition.shape:
             assert first.fingerprint == second.fingerprint
 
 
@@ -185,7 +185,7 @@ def test_the_order_of_declaration_changes_no_fingerprint(
     assert (first is None) == (second is None)
     if first is not None and second is not None:
         assert first.fingerprint == second.fingerprint
-        assert () == first.differences(second.shape)
+        assert () == first._definition.differences(second._definition.shape)
 
 
 @given(likely(), st.dictionaries(st.sampled_from(IDS), st.sampled_from(["done", "running", "failed", "next"])))

@@ -16,7 +16,7 @@ from milepost.model.record import CHECKPOINT, ROLLBACK
 from milepost.store import ENDED
 from milepost.testing import FakeClock
 from milepost.testing.stepping import _Hand
-from milepost.verbs import Job
+from milepost.verbs import Job, flow_of
 from thoroughness import examples
 
 RUN = "r"
@@ -154,7 +154,7 @@ class Mortal(_Hand):
 
 def drive(flow: Workflow[Any, Any], store: MemoryStore, clock: FakeClock, is_first: bool, lives: int | None) -> int:
     """Run or resume; how many effects were performed. A death leaves the run as a dead process does."""
-    job = Job(flow, store, RUN, {"clock": clock}, {}, None if is_first else ResumeRequest())
+    job = Job(flow_of(flow), store, RUN, {"clock": clock}, {}, None if is_first else ResumeRequest())
     routine = job.routine({})
     hand = Mortal(clock, lives)
     try:

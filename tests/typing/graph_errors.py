@@ -190,7 +190,7 @@ graph.add_edge("a", None)  # type: ignore[arg-type]  # pyright: ignore[reportArg
 Graph(Order())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 Graph(Order, unknown_fields="keep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_type(graph.compile(), CompiledGraph[Invoice])  # type: ignore[assert-type]  # pyright: ignore[reportAssertTypeFailure]
-graph.compile().entry = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+graph.compile().entry_point = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
 
 graph.add_node("j", keep, merge=merge_invoices)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
 graph.add_node("j", keep, merge=merge_one)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -103,7 +103,7 @@ orders = (
 )
 assert_type(orders, CompiledGraph[Order])
 assert_type(Graph(Order), Graph[Order])
-flow: Flow = orders
+flow: Flow = orders._definition
 
 
 def call_model(chat: Chat) -> dict[str, list[Message]]:

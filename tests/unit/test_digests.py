@@ -118,7 +118,7 @@ def test_what_nodes_change_in_place_is_recorded() -> None:
                 message["calls"].append({"name": "look"})
             elif deed == 3:
                 message["content"] = message.pop("content")
-        expected.append(graph.codec.encode(state))
+        expected.append(graph._definition.codec.encode(state))
         return state
 
     builder: Graph[Chat] = Graph(Chat)

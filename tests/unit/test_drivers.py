@@ -20,6 +20,7 @@ from milepost.graph.run import NodeRun
 from milepost.model.ids import SYSTEM, new_nonce
 from milepost.options import Options
 from milepost.store import Release, Renewal, Token
+from milepost.verbs import flow_of
 
 
 def one_node(fn: Any, **options: Any) -> Any:
@@ -204,7 +205,7 @@ def test_control_c_between_two_effects_interrupts_the_run():
     graph = Graph(dict).add_node("a", lambda s: s).add_node("b", lambda s: s).add_edge("a", "b").add_edge("b", END)
     flow: Any = graph.set_entry("a").compile("two")
     store = MemoryStore()
-    run = NodeRun(flow, store, "r", Options(), is_listening=False)
+    run = NodeRun(flow_of(flow), store, "r", Options(), is_listening=False)
     with pytest.raises(KeyboardInterrupt):
         Interrupting(SYSTEM).run(start(run, {}, new_nonce))
     assert "interrupted" == store.get_run("r").info.status

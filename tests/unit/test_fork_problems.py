@@ -169,7 +169,7 @@ def test_all_problems_of_several_forks_are_told_at_once() -> None:
 
 
 def fork_of(edges: str, routes: dict[str, Any] | None = None, node: str = "f") -> Fork:
-    return build(edges, routes).compile().splits[node]
+    return build(edges, routes).compile()._definition.splits[node]
 
 
 def test_the_join_is_the_nearest_node_that_every_branch_reaches() -> None:
@@ -194,7 +194,7 @@ def test_a_loop_inside_a_branch_belongs_to_it() -> None:
 
 def test_a_router_outside_may_not_answer_with_a_node_of_a_branch() -> None:
     compiled = build("fa fb aj bj", {"j": (lambda state: END, None)}).compile()
-    router = compiled.units["j"].router
+    router = compiled._definition.units["j"].router
     assert router is not None
     assert {"f", "j"} == router.known
 

@@ -135,7 +135,7 @@ def test_every_builder_method_returns_the_builder() -> None:
     ],
 )
 def test_a_function_tells_by_its_signature_how_it_is_called(takes_context: bool, is_async: bool, fn: Any) -> None:
-    unit = single(fn).units["a"]
+    unit = single(fn)._definition.units["a"]
     assert (takes_context, is_async) == (unit.takes_context, unit.is_async)
     assert fn is unit.fn
 
@@ -172,8 +172,10 @@ def test_members_of_a_str_enum_are_ids() -> None:
     graph = Graph(Order).add_node(Step.PRICE, keep).add_node(Step.CHARGE, keep)
     graph.add_edge(Step.PRICE, Step.CHARGE).add_conditional_edge(Step.CHARGE, keep, [Step.PRICE, END])
     compiled = graph.set_entry(Step.PRICE).compile()
-    assert ["price", "charge"] == list(compiled.units)
-    assert {str} == {type(node) for node in (*compiled.units, *compiled.successors("charge"), compiled.entry)}
+    assert ["price", "charge"] == list(compiled._definition.units)
+    assert {str} == {
+        type(node) for node in (*compiled._definition.units, *compiled.successors("charge"), compiled._definition.entry)
+    }
 
 
 @pytest.mark.parametrize("fn", [None, "keep", 7, Order()])
@@ -258,7 +260,7 @@ def test_a_reducer_that_cannot_be_called_is_refused_at_the_call() -> None:
 @pytest.mark.parametrize(("seconds", "given"), [(30.0, 30), (0.5, 0.5), (90.0, timedelta(minutes=1.5)), (None, None)])
 def test_a_timeout_is_kept_as_seconds(seconds: float | None, given: Any) -> None:
     graph = Graph(Order).add_node("a", keep, timeout=given).add_edge("a", END).set_entry("a")
-    assert seconds == graph.compile().units["a"].timeout
+    assert seconds == graph.compile()._definition.units["a"].timeout
 
 
 @pytest.mark.parametrize("timeout", [0, -1, True, "30", float("nan"), float("inf"), timedelta(0)])
@@ -271,7 +273,7 @@ def test_a_timeout_that_is_no_time_is_refused_at_the_call(timeout: Any) -> None:
 def test_retry_must_be_a_policy() -> None:
     policy = Retry(max_attempts=2)
     graph = Graph(Order).add_node("a", keep, retry=policy).add_edge("a", END).set_entry("a")
-    assert policy is graph.compile().units["a"].retry
+    assert policy is graph.compile()._definition.units["a"].retry
     with pytest.raises(OptionError) as caught:
         Graph(Order).add_node("b", keep, retry=3)  # type: ignore[call-overload]
     assert "retry" == caught.value.option
@@ -285,8 +287,8 @@ def test_the_last_entry_counts() -> None:
 
 def test_a_graph_without_a_name_is_called_like_its_state() -> None:
     graph = Graph(Order).add_node("a", keep).add_edge("a", END).set_entry("a")
-    assert ("Order", False) == (graph.compile().name, graph.compile().is_named)
-    assert ("orders", True) == (graph.compile("orders").name, graph.compile("orders").is_named)
+    assert ("Order", False) == (graph.compile().name, graph.compile()._definition.is_named)
+    assert ("orders", True) == (graph.compile("orders").name, graph.compile("orders")._definition.is_named)
 
 
 @pytest.mark.parametrize("name", ["", "  ", "..", "a\nb", 7])
@@ -306,15 +308,15 @@ def test_a_compiled_graph_is_independent_of_later_builder_calls() -> None:
     assert ("a", "b") == second.node_ids
     assert "b" == second.entry_point
     with pytest.raises(TypeError):
-        first.units["b"] = second.units["b"]  # type: ignore[index]
+        first._definition.units["b"] = second._definition.units["b"]  # type: ignore[index]
     with pytest.raises(AttributeError):
-        first.entry = "b"  # type: ignore[misc]
+        first._definition.entry = "b"  # type: ignore[misc]
 
 
 def test_a_shape_that_was_handed_out_is_the_callers_own() -> None:
     compiled = single(keep)
-    compiled.shape["nodes"].append("b")
-    assert ["a"] == compiled.shape["nodes"]
+    compiled._definition.shape["nodes"].append("b")
+    assert ["a"] == compiled._definition.shape["nodes"]
 
 
 def test_all_coroutine_functions_are_named() -> None:
@@ -323,5 +325,5 @@ def test_all_coroutine_functions_are_named() -> None:
 
     graph = Graph(Order).add_node("a", keep_async).add_node("b", keep).add_node("c", AsyncObject())
     graph.add_edge("a", "b").add_conditional_edge("b", route, ["c", END]).add_edge("c", END).set_entry("a")
-    assert ("a", "c", "router of 'b'") == graph.compile().async_names
-    assert () == single(keep).async_names
+    assert ("a", "c", "router of 'b'") == graph.compile()._definition.async_names
+    assert () == single(keep)._definition.async_names

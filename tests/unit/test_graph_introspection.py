@@ -34,7 +34,7 @@ def compiled() -> CompiledGraph[dict[str, Any]]:
 
 def test_a_compiled_graph_tells_what_it_is_made_of(compiled: CompiledGraph[dict[str, Any]]) -> None:
     assert "price" == compiled.entry_point
-    assert "price" == compiled.entry
+    assert "price" == compiled._definition.entry
     assert ("price", "charge", "note") == compiled.node_ids
     assert [True, False, False] == [compiled.has_node(node) for node in ("price", END, "none")]
     assert [False, True, False] == [compiled.is_conditional(node) for node in ("price", "charge", "none")]
@@ -79,15 +79,15 @@ def test_to_dict_is_json(compiled: CompiledGraph[dict[str, Any]]) -> None:
 
 
 def test_a_compiled_graph_compares_itself_with_a_recorded_shape(compiled: CompiledGraph[dict[str, Any]]) -> None:
-    recorded = json.loads(json.dumps(compiled.shape))
-    assert () == compiled.differences(recorded)
-    assert ("the entry is now 'charge' instead of 'price'",) == loop().set_entry("charge").compile().differences(
-        recorded
-    )
+    recorded = json.loads(json.dumps(compiled._definition.shape))
+    assert () == compiled._definition.differences(recorded)
+    assert ("the entry is now 'charge' instead of 'price'",) == loop().set_entry(
+        "charge"
+    ).compile()._definition.differences(recorded)
 
 
 def test_the_codec_carries_the_state(compiled: CompiledGraph[dict[str, Any]]) -> None:
-    assert {"total": 1} == compiled.codec.decode(compiled.codec.encode({"total": 1}))
+    assert {"total": 1} == compiled._definition.codec.decode(compiled._definition.codec.encode({"total": 1}))
 
 
 def test_functions_and_names_do_not_count_for_the_fingerprint(compiled: CompiledGraph[dict[str, Any]]) -> None:
@@ -321,7 +321,7 @@ def test_to_dict_tells_the_forks_with_their_joins() -> None:
     assert [fork] == told["forks"]
     assert {"kind": "wait", "signal": "approval"} == told["kinds"]["ask"]
     assert [fork] == outer.compile("outer").to_dict()["kinds"]["inner"]["shape"]["forks"]
-    assert "forks" not in outer.compile("outer").shape["kinds"]["inner"]["shape"]
+    assert "forks" not in outer.compile("outer")._definition.shape["kinds"]["inner"]["shape"]
 
 
 def test_status_and_notes_go_by_whole_ids() -> None:
@@ -369,5 +369,5 @@ def test_odd_names_cannot_break_a_frame_or_a_signal() -> None:
 
 def test_a_recorded_shape_is_drawn_as_the_graph_is_but_for_its_routers_answers() -> None:
     compiled = trip().compile("trip")
-    recorded = recorded_picture(json.loads(json.dumps(compiled.shape)))
+    recorded = recorded_picture(json.loads(json.dumps(compiled._definition.shape)))
     assert re.sub(r'\|"\w+"\|', "", compiled.to_mermaid()) == to_mermaid(recorded)

@@ -62,7 +62,7 @@ def compiled(state_type: type[Any], **options: Any) -> CompiledGraph[Any]:
 
 
 def accepted(graph: CompiledGraph[Any], before: Any, returned: Any) -> Any:
-    return graph.accept(graph.units["a"], before, graph.read(before, returned))
+    return graph._definition.accept(graph._definition.units["a"], before, graph._definition.read(before, returned))
 
 
 def refused(graph: CompiledGraph[Any], before: Any, returned: Any) -> StateTypeError:
@@ -295,7 +295,7 @@ def test_append_takes_lists_only(value: Any, update: Any) -> None:
 def walked(graph: CompiledGraph[Any], answers: Mapping[str, list[str]], start: str) -> list[str]:
     """The nodes that a walk comes to."""
     ids: list[str] = []
-    walk = graph.walk(start)
+    walk = graph._definition.walk(start)
     try:
         unit = next(walk)
         while True:
@@ -319,12 +319,12 @@ def test_a_walk_goes_from_node_to_node_to_the_end() -> None:
 def test_units_know_where_they_go_on() -> None:
     graph = Graph(dict).add_node("a", unused).add_node("b", unused).add_edge("a", "b").set_entry("a")
     compiled = graph.add_conditional_edge("b", unused, {True: "a", False: END}).compile()
-    assert ("b", None) == (compiled.units["a"].next_node, compiled.units["a"].router)
-    router = compiled.units["b"].router
+    assert ("b", None) == (compiled._definition.units["a"].next_node, compiled._definition.units["a"].router)
+    router = compiled._definition.units["b"].router
     assert router is not None
-    assert None is compiled.units["b"].next_node
+    assert None is compiled._definition.units["b"].next_node
     assert ("b", {True: "a", False: END}, {"a", "b"}) == (router.node_id, router.targets, router.known)
-    assert ("b", None, None) == tuple(map(compiled.only_successor, ["a", "b", "none"]))
+    assert ("b", None, None) == tuple(map(compiled._definition.only_successor, ["a", "b", "none"]))
 
 
 @pytest.mark.parametrize(("declared", "given"), [(float, 3), (complex, 3), (complex, 0.5), (float, 0.5)])

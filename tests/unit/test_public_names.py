@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -184,3 +185,28 @@ def test_what_fails_is_told_without_loading_anything(what: str, error: str) -> N
         [sys.executable, "-c", FAILING, what], stdout=subprocess.PIPE, text=True, check=True, timeout=60
     )
     assert [error] == told.stdout.split()
+
+
+def test_completion_shows_the_documented_names_and_no_others() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    told = {
+        kind: set(re.findall(r"`(\w+)`", names))
+        for kind, names in re.findall(r"^\| ([\w ]+) \| (`.*) \|$", page, re.MULTILINE)
+    }
+
+    @milepost.workflow("w")
+    def steps(n: int) -> milepost.Steps[int]:
+        return (yield from milepost.step("a").python(abs, (n,)))
+
+    graph = milepost.Graph(int).add_node("a", abs).set_entry("a").add_edge("a", milepost.END).compile("g")
+    engine = milepost.Engine(milepost.MemoryStore(), flows=[graph])
+    flows = told["graphs and workflows"]
+    shown = {
+        "graphs": (graph, flows),
+        "workflows": (steps, flows),
+        "engines": (engine, set()),
+        "handles": (engine.handle("r"), set()),
+        "workers": (engine.worker(), set()),
+    }
+    for kind, (value, common) in shown.items():
+        assert told[kind] | common == {name for name in dir(value) if not name.startswith("_")}, kind

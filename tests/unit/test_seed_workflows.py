@@ -127,7 +127,7 @@ async def test_a_run_goes_on_from_a_file_of_the_format_alone(tmp_path: Path) -> 
     fields = {
         "checkpoint_id": "expensive",
         "workflow_name": "long_running",
-        "inputs_hash": long_running.inputs_hash({"data": "input"})[:16],
+        "inputs_hash": long_running._definition.inputs_hash({"data": "input"})[:16],
         "step_results": [result],
         "saved_at": "2025-12-20T15:30:00Z",
     }

@@ -190,8 +190,8 @@ def day() -> date:
 
 
 def test_functions_under_one_decorator_keep_their_own_types():
-    assert b'"1.50"' == pay.codec_of(price).encode(price())
-    assert b'"2026-01-02"' == pay.codec_of(day).encode(day())
+    assert b'"1.50"' == pay._definition.codec_of(price).encode(price())
+    assert b'"2026-01-02"' == pay._definition.codec_of(day).encode(day())
 
 
 def test_the_types_of_a_partial_and_of_a_method_are_those_of_what_is_called():
@@ -206,15 +206,15 @@ def test_the_types_of_a_partial_and_of_a_method_are_those_of_what_is_called():
         return order.total
 
     for fn in (Shop().sum_of, Shop(), functools.partial(dated, date(2026, 1, 1))):
-        assert b'"2.50"' == pay.codec_of(fn).encode(fn(ORDER))
-        assert [ORDER] == pay.items_codec_of(fn).decode(pay.items_codec_of(fn).encode([ORDER]))
+        assert b'"2.50"' == pay._definition.codec_of(fn).encode(fn(ORDER))
+        assert [ORDER] == pay._definition.items_codec_of(fn).decode(pay._definition.items_codec_of(fn).encode([ORDER]))
 
 
 def test_the_items_of_a_function_are_its_first_parameter_whatever_else_is_annotated():
     def either(item, order: Order | None = None):
         return item
 
-    codec = pay.items_codec_of(either)
+    codec = pay._definition.items_codec_of(either)
     assert [1, "a"] == codec.decode(codec.encode([1, "a"]))
 
 
@@ -222,12 +222,12 @@ def test_classes_inside_the_annotations_of_parameters_are_known_to_what_is_retur
     def first(orders: list[Order]):
         return orders[0]
 
-    codec = pay.codec_of(first)
+    codec = pay._definition.codec_of(first)
     assert ORDER == codec.decode(codec.encode(ORDER))
 
 
 def test_a_class_as_a_steps_function_gives_values_of_that_class():
-    codec = pay.codec_of(Order)
+    codec = pay._definition.codec_of(Order)
     assert ORDER == codec.decode(codec.encode(ORDER))
 
 

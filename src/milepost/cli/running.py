@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -30,7 +30,6 @@ from milepost.cli.places import (
 from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
 from milepost.cli.text import pretty, to_json
 from milepost.errors import RunSuspended
-from milepost.executor.flow import Flow
 from milepost.model.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.model.results import WorkflowResult
@@ -101,7 +100,7 @@ def run(
     if max_iterations is not None:
         options["max_iterations"] = max_iterations
     flow = load_target(target)
-    given = read_input(cast("Flow", flow), input, fields)
+    given = read_input(flow, input, fields)
     arguments: tuple[Any, ...] = (given,)
     if isinstance(flow, Workflow):
         arguments, options["inputs"] = (), given
@@ -183,7 +182,7 @@ def _perform(
         elif isinstance(event, (RunCompleted, WorkflowCompleted)) and event.result is not None:
             results.append(event.result)
 
-    with watching(flow.codec, is_json=invocation.is_json) as watcher:
+    with watching(flow._definition.codec, is_json=invocation.is_json) as watcher:
         try:
             _call(flow, verb, arguments, hooks=(note, watcher), **options)
         except RunSuspended as exc:
@@ -199,7 +198,7 @@ def _perform(
 
 def _call(flow: Runnable, verb: str, arguments: tuple[Any, ...], **options: Any) -> None:
     """The sync verb, or its async twin where there may be coroutine functions: in a workflow always."""
-    if not isinstance(flow, Workflow) and not flow.async_names:
+    if not isinstance(flow, Workflow) and not flow._definition.async_names:
         getattr(flow, verb)(*arguments, **options)
         return
 
@@ -247,9 +246,9 @@ def _show_result(invocation: Invocation, flow: Runnable, result: Result) -> None
         assert isinstance(flow, Workflow)
         # Its events told of the steps, and show does.
         told = {name: told[name] for name in told if name not in {"step_results", "final_output"}}
-        output = told["output"] = recorded(flow.output_codec, result.output)
+        output = told["output"] = recorded(flow._definition.output_codec, result.output)
     else:
-        output = told["state"] = recorded(flow.codec, result.state)
+        output = told["state"] = recorded(flow._definition.codec, result.state)
     if invocation.is_json:
         print(to_json({"event": "Result", **told}, is_line=True))
         return

@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from milepost.cli.places import OK, Invocation, command, open_or_make
-from milepost.cli.targets import app_option, load_target, loaded, opened_engine, read_input, read_json, read_pairs
+from milepost.cli.targets import (
+    Runnable,
+    app_option,
+    load_target,
+    loaded,
+    opened_engine,
+    read_input,
+    read_json,
+    read_pairs,
+)
 from milepost.cli.text import to_json
 from milepost.engine.engine import Engine
 from milepost.verbs import Bound, Verbs
@@ -57,8 +66,8 @@ def start(
     """
     moment = None if at is None else _read_time(at)
     with _flow_of(invocation, flow, app) as (engine, found):
-        (described,) = engine.known([found]).values()
-        bound = Bound(found, read_input(described, input, fields))
+        engine._known([found])  # refuses a flow without a name
+        bound = Bound(found, read_input(cast("Runnable", found), input, fields))
         wanted = read_pairs(tags, "--tag")
         info = engine.start(bound, run_id=run_id, at=moment, if_exists=if_exists, tags=wanted).info()
     if invocation.is_json:

@@ -24,7 +24,6 @@ from milepost.codec import Codec
 from milepost.engine.engine import Engine
 from milepost.engine.worker import Worker
 from milepost.errors import DeserializeStateError, GraphError, MilepostError
-from milepost.executor.flow import Flow
 from milepost.graph.builder import CompiledGraph, Graph
 from milepost.store import Store
 from milepost.workflows.definition import Workflow
@@ -108,7 +107,7 @@ def _checked(found: Any, target: str, module: ModuleType, name: str) -> Runnable
     raise click.UsageError(f"target {target!r} is a {type(found).__name__}, not a compiled graph or a workflow: {hint}")
 
 
-def read_input(flow: Flow, text: str | None, fields: Sequence[str]) -> Any:
+def read_input(flow: Runnable, text: str | None, fields: Sequence[str]) -> Any:
     """Read the input of a run from JSON text ("-": the standard input) or from fields `key=value`; {} without either.
 
     A state for a graph, inputs by name for a workflow. Raises `click.UsageError`, which names the field, where that gives
@@ -123,7 +122,7 @@ def read_input(flow: Flow, text: str | None, fields: Sequence[str]) -> Any:
     try:
         if isinstance(flow, Workflow):
             return _inputs(flow, text)
-        return flow.codec.decode(_encoded(text), root="input")
+        return flow._definition.codec.decode(_encoded(text), root="input")
     except DeserializeStateError as exc:
         told = str(exc).replace("the record", "the input").partition(": pass ")[0]
         kind = "does not fit workflow" if isinstance(flow, Workflow) else "is no state of flow"
@@ -141,13 +140,14 @@ def _inputs(flow: Workflow[..., Any], text: str) -> dict[str, Any]:
         raise click.UsageError(f"workflow {flow.name!r} takes a JSON object of its inputs: {names}")
     known = {parameter.name for parameter in flow.parameters}
     wrong = [f"unknown input {name!r}" for name in given if name not in known]
-    needed = [parameter.name for parameter in flow.parameters if parameter.name not in flow.defaults()]
+    needed = [parameter.name for parameter in flow.parameters if parameter.name not in flow._definition.defaults()]
     wrong += [f"missing input {name!r}" for name in needed if name not in given]
     if wrong:
         raise click.UsageError(f"workflow {flow.name!r}: {', '.join(wrong)}; its inputs are: {names}")
     # What has a default may be missing here, and nowhere else.
-    codec: Codec[dict[str, Any]] = Codec(flow.codec.type, types=flow.types, total=False)
-    return flow.completed(codec.decode(_encoded(text), root="input"))
+    definition = flow._definition
+    codec: Codec[dict[str, Any]] = Codec(definition.codec.type, types=definition.types, total=False)
+    return definition.completed(codec.decode(_encoded(text), root="input"))
 
 
 def _encoded(text: str) -> bytes:

@@ -168,18 +168,18 @@ class _Noting:
         return self.engine.store
 
     @property
-    def options(self) -> Options:
+    def _options(self) -> Options:
         """The options with which its runs are executed."""
-        return self.engine.options
+        return self.engine._options
 
-    def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
+    def _known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
         """`flows` by their names."""
-        return self.engine.known(flows)
+        return self.engine._known(flows)
 
-    def job(self, flow: Flow, run_id: str) -> Job:
+    def _job(self, flow: Flow, run_id: str) -> Job:
         """A call that goes on with a run, which is noted."""
         self.taken[run_id] = None
-        return self.engine.job(flow, run_id)
+        return self.engine._job(flow, run_id)
 
     async def astart(self, flow: Bound[Any], *, run_id: str, if_exists: Literal["return"]) -> Any:
         """Leave a new run to a worker."""

@@ -26,7 +26,7 @@ from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import EngineOptions, Options, RunFilters, RunOptions, merge_options
 from milepost.store import RunRow, Store
 from milepost.stores.url import opener
-from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, store_of
+from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, flow_of, store_of
 
 if TYPE_CHECKING:
     from milepost.adapters.user_stores import AnyStore
@@ -86,7 +86,7 @@ class Engine:
         """The ids of the runs that this engine executes."""
         self._not_taken: set[str] = set()
         """The names of flows that were started and that no worker of this engine takes: each is warned of once."""
-        self._executor = self.options.executor
+        self._executor = self._options.executor
         if self._executor is not None:
             from milepost.drivers.executors import pools  # most programs never need it
 
@@ -146,7 +146,7 @@ class Engine:
         >>> engine.run(doubling, 21), engine.run(doubling.bind(21), full=True).status
         (42, 'finished')
         """
-        job, given = self.job_to_start(flow, args, run_id, options)
+        job, given = self._job_to_start(flow, args, run_id, options)
         return job.do(given, full=full)
 
     @overload
@@ -177,7 +177,7 @@ class Engine:
         self, flow: AnyFlow, *args: Any, run_id: str | None = None, full: bool = False, **options: Any
     ) -> Any:
         """Await the run: the async form of `run`."""
-        job, given = self.job_to_start(flow, args, run_id, options)
+        job, given = self._job_to_start(flow, args, run_id, options)
         return await job.ado(given, full=full)
 
     @overload
@@ -195,7 +195,7 @@ class Engine:
     ) -> Iterator[Event]: ...
     def stream(self, flow: AnyFlow, *args: Any, run_id: str | None = None, **options: Any) -> Iterator[Event]:
         """Run a flow and iterate over its events. Breaking off leaves the run interrupted."""
-        job, given = self.job_to_start(flow, args, run_id, options)
+        job, given = self._job_to_start(flow, args, run_id, options)
         return job.stream(given)
 
     @overload
@@ -213,7 +213,7 @@ class Engine:
     ) -> AsyncIterator[Event]: ...
     def astream(self, flow: AnyFlow, *args: Any, run_id: str | None = None, **options: Any) -> AsyncIterator[Event]:
         """Run a flow and iterate over its events with `async for`."""
-        job, given = self.job_to_start(flow, args, run_id, options)
+        job, given = self._job_to_start(flow, args, run_id, options)
         return job.astream(given)
 
     # -- going on ------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Engine:
     ) -> FullT: ...
     def resume(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Go on with a run where its records end; see `Verbs.resume`."""
-        return self.job_to_resume(flow, run_id, options, ResumeRequest()).do(full=full)
+        return self._job_to_resume(flow, run_id, options, ResumeRequest()).do(full=full)
 
     @overload
     async def aresume(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
@@ -236,7 +236,7 @@ class Engine:
     ) -> FullT: ...
     async def aresume(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `resume`."""
-        return await self.job_to_resume(flow, run_id, options, ResumeRequest()).ado(full=full)
+        return await self._job_to_resume(flow, run_id, options, ResumeRequest()).ado(full=full)
 
     @overload
     def resume_from(
@@ -261,7 +261,7 @@ class Engine:
     ) -> Any:
         """Go on after a node; see `Verbs.resume_from`."""
         request = ResumeRequest("resume_from", node_id, visit, rerun)
-        return self.job_to_resume(flow, run_id, options, request).do(full=full)
+        return self._job_to_resume(flow, run_id, options, request).do(full=full)
 
     @overload
     async def aresume_from(
@@ -286,7 +286,7 @@ class Engine:
     ) -> Any:
         """Await the run: the async form of `resume_from`."""
         request = ResumeRequest("resume_from", node_id, visit, rerun)
-        return await self.job_to_resume(flow, run_id, options, request).ado(full=full)
+        return await self._job_to_resume(flow, run_id, options, request).ado(full=full)
 
     @overload
     def retry(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
@@ -296,7 +296,7 @@ class Engine:
     ) -> FullT: ...
     def retry(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Run the failed part again; see `Verbs.retry`."""
-        return self.job_to_resume(flow, run_id, options, ResumeRequest("retry")).do(full=full)
+        return self._job_to_resume(flow, run_id, options, ResumeRequest("retry")).do(full=full)
 
     @overload
     async def aretry(self, flow: Verbs[T] | Bound[T], run_id: str, **options: Unpack[OutputOptions]) -> T: ...
@@ -306,15 +306,15 @@ class Engine:
     ) -> FullT: ...
     async def aretry(self, flow: AnyFlow, run_id: str, *, full: bool = False, **options: Any) -> Any:
         """Await the run: the async form of `retry`."""
-        return await self.job_to_resume(flow, run_id, options, ResumeRequest("retry")).ado(full=full)
+        return await self._job_to_resume(flow, run_id, options, ResumeRequest("retry")).ado(full=full)
 
     def resume_stream(self, flow: AnyFlow, run_id: str, **options: Unpack[RunOptions]) -> Iterator[Event]:
         """Resume a run and iterate over its events."""
-        return self.job_to_resume(flow, run_id, options, ResumeRequest()).stream()
+        return self._job_to_resume(flow, run_id, options, ResumeRequest()).stream()
 
     def aresume_stream(self, flow: AnyFlow, run_id: str, **options: Unpack[RunOptions]) -> AsyncIterator[Event]:
         """Resume a run and iterate over its events with `async for`."""
-        return self.job_to_resume(flow, run_id, options, ResumeRequest()).astream()
+        return self._job_to_resume(flow, run_id, options, ResumeRequest()).astream()
 
     def plan_resume(
         self,
@@ -327,7 +327,9 @@ class Engine:
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Return what a resume would do; see `Verbs.plan_resume`."""
-        return self.job_to_resume(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False).plan()
+        return self._job_to_resume(
+            flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False
+        ).plan()
 
     async def aplan_resume(
         self,
@@ -340,7 +342,7 @@ class Engine:
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Await the plan: the async form of `plan_resume`."""
-        return await self.job_to_resume(
+        return await self._job_to_resume(
             flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False
         ).aplan()
 
@@ -359,7 +361,7 @@ class Engine:
     ) -> str:
         """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return self.job_to_resume(flow, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
+        return self._job_to_resume(flow, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
 
     async def afork_run(
         self,
@@ -376,7 +378,7 @@ class Engine:
     ) -> str:
         """Await the copy: the async form of `fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return await self.job_to_resume(flow, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
+        return await self._job_to_resume(flow, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
 
     # -- leaving it to a worker ------------------------------------------------------------------------
 
@@ -461,8 +463,7 @@ class Engine:
         >>> engine.handle("r-1", doubling).state("double")
         42
         """
-        known = flow.flow if isinstance(flow, Bound) else flow
-        return self._handle(run_id, None if known is None else _checked_flow(known))
+        return self._handle(run_id, None if flow is None else flow_of(_checked_flow(flow)))
 
     def worker(
         self,
@@ -593,11 +594,11 @@ class Engine:
 
     # -- for workers, and for other faces of an engine ---------------------------------------------------
 
-    def bind_config(self, config: Any) -> None:
+    def _bind_config(self, config: Any) -> None:
         """Give workflows `config` as `ctx.config`."""
         self._bound["config"] = config
 
-    def job_to_start(
+    def _job_to_start(
         self, flow: AnyFlow, args: tuple[Any, ...], run_id: str | None, options: Mapping[str, Any]
     ) -> tuple[Job, Any]:
         """Return a call that begins a run, and its state or inputs.
@@ -610,7 +611,7 @@ class Engine:
             self._ask_to_resume(job, run_id)
         return job, state
 
-    def job_to_resume(
+    def _job_to_resume(
         self,
         flow: AnyFlow,
         run_id: str,
@@ -623,29 +624,29 @@ class Engine:
 
         `is_asked`: `authorize` is asked about a resume.
         """
-        known = _checked_flow(flow.flow if isinstance(flow, Bound) else flow)
+        known = _checked_flow(flow)
         inputs: Mapping[str, Any] | None = flow.state if isinstance(flow, Bound) else None
         if isinstance(known, InputVerbs):
-            inputs, options = known.split_of_resume(options, inputs)
-        job = self._new_job(known, run_id, options, request)
+            inputs, options = known._split_of_resume(options, inputs)
+        job = self._new_job(flow_of(known), run_id, options, request)
         job.run.given = inputs
         if is_asked:
             self._ask_to_resume(job, run_id)
         return job
 
     @property
-    def options(self) -> Options:
+    def _options(self) -> Options:
         """The options that calls begin with."""
         return merge_options(self._bound, {})
 
-    def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
+    def _known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
         """Return `flows` by their names; None: those of the engine.
 
         Raises `OptionError` for a flow without a name of its own.
         """
-        return {name: cast("Flow", flow) for name, flow in (self.flows if flows is None else _by_name(flows)).items()}
+        return {name: flow_of(flow) for name, flow in (self.flows if flows is None else _by_name(flows)).items()}
 
-    def job(self, flow: Flow, run_id: str) -> Job:
+    def _job(self, flow: Flow, run_id: str) -> Job:
         """Return a call that goes on with a run as a worker does: a checkpoint that cannot be saved always stops it."""
         return self._new_job(flow, run_id, {"checkpoint_failure_fatal": True}, ResumeRequest())
 
@@ -654,14 +655,14 @@ class Engine:
     def _handle(self, run_id: str, flow: Flow | None = None) -> RunHandle[Any]:
         from milepost.engine.handle import RunHandle  # only programs that look at runs from outside need it
 
-        return RunHandle(self.store, run_id, flow, find=self.known().get, gate=self._gate, bound=self._bound)
+        return RunHandle(self.store, run_id, flow, find=self._known().get, gate=self._gate, bound=self._bound)
 
     def _queued(
         self, flow: AnyFlow, args: tuple[Any, ...], run_id: str | None, at: datetime | None, options: Mapping[str, Any]
     ) -> tuple[Job, Any, float]:
         if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
             raise OptionError(f"at must be a datetime with a zone, not {shown(at)}", option="at")
-        job, given = self.job_to_start(flow, args, run_id, options)
+        job, given = self._job_to_start(flow, args, run_id, options)
         name = job.flow.name
         if self.flows and name not in self.flows and name not in self._not_taken:
             self._not_taken.add(name)
@@ -705,38 +706,38 @@ class Engine:
         return await AsyncDriver(self._bound["clock"]).run(routine())
 
 
-def _checked_flow(given: Any) -> Flow:
-    """Return the argument as a flow. Raises `OptionError` if it is none, such as a graph that was not compiled."""
-    if not isinstance(given, Verbs):
+def _checked_flow(given: Any) -> Verbs[Any]:
+    """Return the argument, the flow of a bound one. Raises `OptionError` if it is none, such as a graph not compiled."""
+    flow = given.flow if isinstance(given, Bound) else given
+    if not isinstance(flow, Verbs):
         raise OptionError(f"{shown(given)} is no flow: give what compile() made, or flow.bind(state)", option="flow")
-    return cast("Flow", given)
+    return flow
 
 
 def _split_start(flow: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Flow, Any, Mapping[str, Any]]:
     """Split the arguments of a verb that begins a run: into the flow, its state or inputs, and options."""
-    known = _checked_flow(flow.flow if isinstance(flow, Bound) else flow)
-    rest = dict(options)
+    known, rest = _checked_flow(flow), dict(options)
     if isinstance(known, InputVerbs) and not isinstance(flow, Bound):
-        return known, *known.split(args, rest, rest.pop("inputs", None))
+        return flow_of(known), *known._split(args, rest, rest.pop("inputs", None))
     if not args and "state" in rest:
         args = (rest.pop("state"),)
     args = args if args != (None,) else ()
     if isinstance(flow, Bound):
         if args:
             raise OptionError("a bound flow has its input already: leave the state out", option="state")
-        return known, flow.state, rest
+        return flow_of(known), flow.state, rest
     if len(args) != 1:
         raise OptionError(
             "run needs the state to begin with: run(flow, state) or run(flow.bind(state))", option="state"
         )
-    return known, args[0], rest
+    return flow_of(known), args[0], rest
 
 
 def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
     named: dict[str, Verbs[Any]] = {}
     for flow in flows:
         name = _checked_flow(flow).name
-        if not getattr(flow, "is_named", True):
+        if not getattr(flow_of(flow), "is_named", True):
             raise OptionError(
                 f"flow {name!r} was compiled without a name: compile('orders') names it for good", option="flows"
             )

@@ -44,7 +44,7 @@ from milepost.model.info import RunInfo
 from milepost.model.retry import as_seconds
 from milepost.options import Options
 from milepost.store import RunRow, Store, Token
-from milepost.verbs import Bound, Job, Verbs
+from milepost.verbs import Bound, InputVerbs, Job, Verbs
 
 logger = logging.getLogger("milepost")
 
@@ -79,18 +79,18 @@ class Host(Protocol):
         ...
 
     @property
-    def options(self) -> Options:
+    def _options(self) -> Options:
         """The options with which its runs are executed."""
         ...
 
-    def known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
+    def _known(self, flows: Sequence[Verbs[Any]] | None = None) -> dict[str, Flow]:
         """Return `flows` by their names; None: all that the engine knows.
 
         Raises `OptionError` for one that no name can find.
         """
         ...
 
-    def job(self, flow: Flow, run_id: str) -> Job:
+    def _job(self, flow: Flow, run_id: str) -> Job:
         """Return a call that goes on with a run."""
         ...
 
@@ -121,7 +121,7 @@ class Worker:
         grace: float | timedelta = 30.0,
     ) -> None:
         self.engine = engine
-        self.flows: dict[str, Flow] = engine.known(flows)
+        self.flows: dict[str, Flow] = engine._known(flows)
         self.concurrency = _count("concurrency", concurrency)
         self.limits = {name: _count(f"limits[{shown(name)}]", limit) for name, limit in (limits or {}).items()}
         unknown = sorted(map(shown, set(self.limits) - set(self.flows)))
@@ -166,7 +166,7 @@ class Worker:
         newest is started, with a warning. Needs the extra `cron`.
         """
         flow = _bound(flow)
-        self.engine.known([flow.flow])
+        self.engine._known([flow.flow])
         if name in self._schedules:
             raise OptionError(f"this worker has a schedule {name!r} already: give another name", option="name")
         self._schedules[name] = Schedule(name, flow, cron, tz)
@@ -397,11 +397,11 @@ class Worker:
         Nobody can tell which run it was. So those that died several times without progress go on one by one: the one to
         blame is blocked, the others end.
         """
-        most = self.engine.options.max_crashes or 2 * SUSPICIOUS
+        most = self.engine._options.max_crashes or 2 * SUSPICIOUS
         return row.info.crash_count >= max(1, min(SUSPICIOUS, most // 2))
 
     async def _ask_due(self, names: list[str], room: int) -> list[tuple[Token, RunRow]]:
-        options = self.engine.options
+        options = self.engine._options
 
         routine: Routine[list[tuple[Token, RunRow]]] = ask(
             self.engine.store,
@@ -432,7 +432,7 @@ class Worker:
         """Go on with claimed runs, and return their number. Give back each suspect that another one goes on beside."""
         begun, returned = [], []
         for token, row in claimed:
-            job = self.engine.job(self.flows[row.info.flow], token.run_id)
+            job = self.engine._job(self.flows[row.info.flow], token.run_id)
             if not self._is_suspect(row):
                 begun.append((token, row, job))
             elif self._suspect is None:
@@ -532,7 +532,7 @@ class Worker:
         If the plan fails, a later claim shows the cause.
         """
         with suppress(MilepostError):
-            plan = await self.engine.job(flow, run_id).aplan()
+            plan = await self.engine._job(flow, run_id).aplan()
             if plan.verdict == "refuse":
                 self.refused[run_id] = plan.reason
 
@@ -606,7 +606,7 @@ class Worker:
 
     @property
     def _clock(self) -> Clock:
-        return self.engine.options.clock
+        return self.engine._options.clock
 
     def _now(self) -> float:
         return self._clock.time()
@@ -616,9 +616,9 @@ def _bound(flow: Any) -> Bound[Any]:
     """Return a flow with its input. Raises `OptionError` for a flow that needs an input and has none."""
     if isinstance(flow, Bound):
         return flow
-    if getattr(flow, "front", "") == "workflow":
+    if isinstance(flow, InputVerbs):
         try:
-            return cast("Bound[Any]", flow.bind())
+            return cast("Bound[Any]", flow.bind())  # type: ignore[attr-defined]
         except TypeError as exc:
             raise OptionError(
                 f"a schedule starts a workflow with its inputs: {exc}; give wf.bind(...)", option="flow"

@@ -87,7 +87,7 @@ class WorkflowEngine:
         with self._lock:
             if self._engine is None:
                 self._engine = Engine(self.checkpoint_store, **self._made_with)
-                self._engine.bind_config(self.config)
+                self._engine._bind_config(self.config)
             return self._engine
 
     # -- running -------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class WorkflowEngine:
         Inputs are given by position, by name, or as `inputs={...}`. The first event has the run's id. A workflow
         that fails ends with a `WorkflowCompleted` whose `success` is False.
         """
-        job, given = self.engine.job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine._job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
         return Execution(self, job, given)
 
     def resume(
@@ -130,8 +130,8 @@ class WorkflowEngine:
         engine, opened = self.engine, None
         if checkpoint_store is not None:
             engine = opened = Engine(checkpoint_store, **self._made_with)
-            engine.bind_config(self.config)
-        return Execution(self, engine.job_to_resume(wf, name, _with(inputs, options), ResumeRequest()), None, opened)
+            engine._bind_config(self.config)
+        return Execution(self, engine._job_to_resume(wf, name, _with(inputs, options), ResumeRequest()), None, opened)
 
     def run(
         self,
@@ -143,7 +143,7 @@ class WorkflowEngine:
         **options: Any,
     ) -> WorkflowResult[R]:
         """Run a workflow here, to its end; the arguments are those of `execute`."""
-        job, given = self.engine.job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine._job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = job.do(given, full=True)
         except MilepostError as exc:
@@ -160,7 +160,7 @@ class WorkflowEngine:
         **options: Any,
     ) -> WorkflowResult[R]:
         """Await the run: the async form of `run`."""
-        job, given = self.engine.job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
+        job, given = self.engine._job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
         try:
             result = await job.ado(given, full=True)
         except MilepostError as exc:

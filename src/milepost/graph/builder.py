@@ -29,7 +29,7 @@ from milepost.executor.flow import (
     WaitWork,
     Whole,
 )
-from milepost.graph.compiled import CompiledGraph, kind_of
+from milepost.graph.compiled import CompiledGraph, GraphDefinition, kind_of
 from milepost.graph.declarations import (
     exact_id,
     new_node_id,
@@ -309,9 +309,10 @@ class Graph(Generic[StateT]):
         """
         node_id = self._new_id(id)
         codecs = FunctionCodecs((self._state_type, *self._types), self._types)
-        each: Unit | CompiledGraph[Any]
+        each: Unit | GraphDefinition[Any]
         if isinstance(fn, CompiledGraph):
-            each, items, results = fn, fn.codec, fn.codec
+            each = fn._definition
+            items = results = each.codec
             for name, value in (("executor", executor), ("retry", retry), ("timeout", timeout)):
                 if value is not None:
                     text = f"map {node_id!r} is of a graph, whose own nodes say where and how they run: give them the {name}"
@@ -363,15 +364,16 @@ class Graph(Generic[StateT]):
             refuse(
                 "bad_conversion", node_id, f"sub-graph {node_id!r} has only one of into= and out=: give both or neither"
             )
-        if into is None and compiled.codec.type != self._codec.type:
+        inner = compiled._definition
+        if into is None and inner.codec.type != self._codec.type:
             text = (
-                f"sub-graph {node_id!r} has states of {_type_name(compiled.codec.type)}, this graph of "
+                f"sub-graph {node_id!r} has states of {_type_name(inner.codec.type)}, this graph of "
                 f"{_type_name(self._state_type)}: give into= and out=, which make one of the other"
             )
             refuse("bad_conversion", node_id, text)
         if into is None:
-            return self._add(Unit(node_id, _as_it_is, False, False, work=GraphWork(compiled)), merge)
-        work = GraphWork(compiled, self._function(into, f"into= of sub-graph {node_id!r}", node_id, 1))
+            return self._add(Unit(node_id, _as_it_is, False, False, work=GraphWork(inner)), merge)
+        work = GraphWork(inner, self._function(into, f"into= of sub-graph {node_id!r}", node_id, 1))
         function = self._function(out, f"out= of sub-graph {node_id!r}", node_id, 2)
         return self._add(Unit(node_id, function.fn, False, function.is_async, work=work), merge)
 
@@ -547,7 +549,7 @@ class Graph(Generic[StateT]):
             raise GraphError(problems)
         is_named = name is not None
         name = _checked_name(_type_name(self._state_type) if name is None else name)
-        compiled = CompiledGraph[StateT](
+        definition = GraphDefinition(
             name,
             is_named=is_named,
             topology=topology,
@@ -559,11 +561,11 @@ class Graph(Generic[StateT]):
             update_codec=self._update_codec(topology),
             warnings=(*topology.warnings(), *_unrecordable(self._codec)),
         )
-        for warning in compiled.warnings:
+        for warning in definition.warnings:
             node_id = warning.where if warning.where in self._units else None
             extra = {"flow": name, "node_id": node_id, "code": warning.code}
             _logger.warning("graph %r: %s", name, warning.text, extra=extra)
-        return compiled
+        return CompiledGraph(definition)
 
     def _acceptance(self, tracked: Iterable[str]) -> Acceptance:
         reducers = {**self._codec.reducers, **self._reducers} if self._is_partial else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from milepost.codec import Codec
 from milepost.errors import GraphProblem
@@ -50,6 +50,90 @@ class CompiledGraph(StateVerbs[StateT]):
     flowchart TD
     """
 
+    def __init__(self, definition: GraphDefinition[StateT]) -> None:
+        self._definition = definition
+        self.name = definition.name
+
+    @property
+    def _flow(self) -> GraphFlow:
+        return self._definition
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest (64 hex digits) of ids, edges, declared targets and entry; not of what the functions do."""
+        return self._definition.fingerprint
+
+    @property
+    def entry_point(self) -> str:
+        """The node where a run begins."""
+        return self._definition.entry
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """All nodes in the order of declaration."""
+        return self._definition.topology.nodes
+
+    def has_node(self, node_id: str) -> bool:
+        """Return whether the graph has such a node; END and START are none."""
+        return node_id in self._definition.units
+
+    def successors(self, node_id: str) -> tuple[str, ...]:
+        """Return the nodes at which a run may go on after a node, END included; () for END and unknown ids.
+
+        After a conditional edge without declared targets these are all nodes, and END.
+        """
+        return self._definition.topology.successors(node_id)
+
+    def predecessors(self, node_id: str) -> tuple[str, ...]:
+        """Return the nodes after which a run may go on at this one; () for END and unknown ids."""
+        return self._definition.topology.predecessors(node_id)
+
+    def is_conditional(self, node_id: str) -> bool:
+        """Return whether a router decides which node follows this one."""
+        return node_id in self._definition.topology.routes
+
+    @property
+    def has_cycle(self) -> bool:
+        """True if a run may come to one node twice."""
+        return self._definition.topology.has_cycle
+
+    @property
+    def forks(self) -> tuple[str, ...]:
+        """The nodes after which several branches run at once, in the order of declaration."""
+        return tuple(self._definition.splits)
+
+    @property
+    def warnings(self) -> tuple[GraphProblem, ...]:
+        """The problems with which the graph runs, and which somebody should look at."""
+        return self._definition.warnings
+
+    def to_mermaid(self, status: Mapping[str, str] | None = None, notes: Mapping[str, str] | None = None) -> str:
+        """Draw a Mermaid flowchart; `status` maps whole ids of nodes to done, running, failed, next or waiting.
+
+        Branches of forks begin and end with thick arrows; a graph inside a node is a frame with its nodes in it.
+        `notes` maps whole ids to a few words that are written on the node. Raises `OptionError` for another status.
+        """
+        from milepost.graph.drawing import to_mermaid
+
+        return to_mermaid(self._definition.picture(), status, notes)
+
+    def to_dot(self, status: Mapping[str, str] | None = None, notes: Mapping[str, str] | None = None) -> str:
+        """Draw a Graphviz digraph; `status` and `notes` as for `to_mermaid`."""
+        from milepost.graph.drawing import to_dot
+
+        return to_dot(self._definition.picture(), status, self.name, notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe the graph as JSON: name, fingerprint, the parts of `shape`, and its forks with their joins, if any."""
+        return {"name": self.name, "fingerprint": self.fingerprint, **self._definition.topology.described}
+
+    def __repr__(self) -> str:
+        return f"<CompiledGraph {self.name!r}: {len(self._definition.units)} nodes, entry {self._definition.entry!r}>"
+
+
+class GraphDefinition(Generic[StateT]):
+    """A graph as the core runs it: see `milepost.executor.flow.GraphFlow`. It never changes."""
+
     def __init__(
         self,
         name: str,
@@ -66,18 +150,16 @@ class CompiledGraph(StateVerbs[StateT]):
     ) -> None:
         self._name = name
         self._is_named = is_named
-        self._topology = topology
+        self.topology = topology
         self._units = MappingProxyType(dict(units))
         self._forks = MappingProxyType(dict(forks))
         self._mergings = mergings
         self._codec = codec
         self._acceptance = acceptance
         self._update_codec = update_codec
-        self._warnings = warnings
+        self.warnings = warnings
         self._entry = topology.entry or ""
         self._fingerprint = topology.fingerprint
-
-    # -- what the core asks: see `milepost.executor.flow.GraphFlow` ---------------------------------------------
 
     front: Literal["graph"] = "graph"
     version = 1
@@ -121,11 +203,11 @@ class CompiledGraph(StateVerbs[StateT]):
     @property
     def shape(self) -> dict[str, Any]:
         """The shape that the fingerprint digests, as JSON; the caller's own copy."""
-        return self._topology.shape
+        return self.topology.shape
 
     def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
         """Describe how this graph differs from a recorded `shape`: a sentence for each change, () for none."""
-        return self._topology.differences(recorded)
+        return self.topology.differences(recorded)
 
     def inputs_hash(self, state: Any) -> str:
         """Return a digest of an initial state: 64 hex digits, the same for equal states in every process."""
@@ -203,7 +285,7 @@ class CompiledGraph(StateVerbs[StateT]):
 
     def only_successor(self, node_id: str) -> str | None:
         """Return the target of a node's only simple edge; None if it has a router or several edges, or is unknown."""
-        return self._topology.only_successor(node_id)
+        return self.topology.only_successor(node_id)
 
     @property
     def async_names(self) -> tuple[str, ...]:
@@ -213,81 +295,13 @@ class CompiledGraph(StateVerbs[StateT]):
         routers = [unit.id for unit in self._units.values() if unit.router is not None and unit.router.is_async]
         return (*nodes, *(f"router of {node!r}" for node in routers))
 
-    # -- what people and programs look at --------------------------------------------------------------
-
-    @property
-    def entry_point(self) -> str:
-        """The node where a run begins."""
-        return self._entry
-
-    @property
-    def node_ids(self) -> tuple[str, ...]:
-        """All nodes in the order of declaration."""
-        return self._topology.nodes
-
-    def has_node(self, node_id: str) -> bool:
-        """Return whether the graph has such a node; END and START are none."""
-        return node_id in self._units
-
-    def successors(self, node_id: str) -> tuple[str, ...]:
-        """Return the nodes at which a run may go on after a node, END included; () for END and unknown ids.
-
-        After a conditional edge without declared targets these are all nodes, and END.
-        """
-        return self._topology.successors(node_id)
-
-    def predecessors(self, node_id: str) -> tuple[str, ...]:
-        """Return the nodes after which a run may go on at this one; () for END and unknown ids."""
-        return self._topology.predecessors(node_id)
-
-    def is_conditional(self, node_id: str) -> bool:
-        """Return whether a router decides which node follows this one."""
-        return node_id in self._topology.routes
-
-    @property
-    def has_cycle(self) -> bool:
-        """True if a run may come to one node twice."""
-        return self._topology.has_cycle
-
-    @property
-    def forks(self) -> tuple[str, ...]:
-        """The nodes after which several branches run at once, in the order of declaration."""
-        return tuple(self._forks)
-
-    @property
-    def warnings(self) -> tuple[GraphProblem, ...]:
-        """The problems with which the graph runs, and which somebody should look at."""
-        return self._warnings
-
-    def to_mermaid(self, status: Mapping[str, str] | None = None, notes: Mapping[str, str] | None = None) -> str:
-        """Draw a Mermaid flowchart; `status` maps whole ids of nodes to done, running, failed, next or waiting.
-
-        Branches of forks begin and end with thick arrows; a graph inside a node is a frame with its nodes in it.
-        `notes` maps whole ids to a few words that are written on the node. Raises `OptionError` for another status.
-        """
-        from milepost.graph.drawing import to_mermaid
-
-        return to_mermaid(self._picture(), status, notes)
-
-    def to_dot(self, status: Mapping[str, str] | None = None, notes: Mapping[str, str] | None = None) -> str:
-        """Draw a Graphviz digraph; `status` and `notes` as for `to_mermaid`."""
-        from milepost.graph.drawing import to_dot
-
-        return to_dot(self._picture(), status, self._name, notes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Describe the graph as JSON: name, fingerprint, the parts of `shape`, and its forks with their joins, if any."""
-        return {"name": self._name, "fingerprint": self._fingerprint, **self._topology.described}
-
-    def __repr__(self) -> str:
-        return f"<CompiledGraph {self._name!r}: {len(self._units)} nodes, entry {self._entry!r}>"
-
-    def _picture(self) -> Picture:
+    def picture(self) -> Picture:
+        """Return the graph as it is drawn, with the graphs inside its nodes."""
         from milepost.graph.drawing import picture_of
 
         graphs = {unit.id: _graph_in(unit.work) for unit in self._units.values()}
-        inner = {node: graph._picture() for node, graph in graphs.items() if isinstance(graph, CompiledGraph)}
-        return picture_of(self._topology, inner)
+        inner = {node: graph.picture() for node, graph in graphs.items() if isinstance(graph, GraphDefinition)}
+        return picture_of(self.topology, inner)
 
 
 def kind_of(work: MapWork | GraphWork | WaitWork) -> dict[str, Any]:
@@ -301,14 +315,14 @@ def kind_of(work: MapWork | GraphWork | WaitWork) -> dict[str, Any]:
     return kind
 
 
-def _waits(graph: CompiledGraph[Any]) -> Iterator[WaitWork]:
+def _waits(graph: GraphDefinition[Any]) -> Iterator[WaitWork]:
     """Yield all waits and timers of a graph and of the graphs inside it."""
     for unit in graph.units.values():
         work = unit.work
         inner = _graph_in(work)
         if isinstance(work, WaitWork):
             yield work
-        elif isinstance(inner, CompiledGraph):
+        elif isinstance(inner, GraphDefinition):
             yield from _waits(inner)
 
 

@@ -31,7 +31,7 @@ from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, inputs_of
 from milepost.testing.stepping import Stepper
-from milepost.verbs import Job, Verbs
+from milepost.verbs import Job, Verbs, flow_of
 from milepost.workflows.definition import Workflow
 
 __all__ = ["Crash", "CrashReport", "crashtest"]
@@ -97,7 +97,7 @@ def crashtest(
     calls `ctx.now()` gets other times after a crash.
     """
     given = inputs_of(flow, input) if isinstance(flow, Workflow) else input
-    subject = _Subject(cast("Flow", flow), given, store, resumes, resume_from, turns, before, signals, options)
+    subject = _Subject(flow_of(flow), given, store, resumes, resume_from, turns, before, signals, options)
     plain = subject.play(())
     count = tried = 0
     disturbed = _scenarios(subject, crashes) if isinstance(crashes, int) else [subject.play(tuple(crashes))]

@@ -31,7 +31,7 @@ from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.verbs import Bound, Job
-from milepost.workflows.definition import Workflow
+from milepost.workflows.definition import Workflow, WorkflowDefinition
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.steps import Calls, Chooses, Maps, Spreads, Step, is_async
 
@@ -91,7 +91,7 @@ class Play:
         options: Mapping[str, Any],
     ) -> None:
         self._inputs = inputs_of(flow, input)
-        self._flow = StubbedFlow(flow, self)
+        self._flow = StubbedFlow(flow._definition, self)
         self._stubs = dict(stubs or {})
         self._asked: set[str] = set()
         self._store = MemoryStore(clock=FakeClock()) if store is None else store
@@ -198,7 +198,7 @@ class Play:
 
 def inputs_of(flow: Workflow[..., Any], input: Any) -> dict[str, Any]:
     """Return the inputs of a workflow by name, defaults included, from a mapping, a `Bound`, or None for none."""
-    return flow.inputs_of((), dict(input.state if isinstance(input, Bound) else input or {}))
+    return flow._inputs_of((), dict(input.state if isinstance(input, Bound) else input or {}))
 
 
 # -- stubs -------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _copied(value: Any) -> Any:
 class StubbedFlow:
     """A workflow whose functions may have stubs. It uses the types of the functions that they replace."""
 
-    def __init__(self, workflow: Workflow[..., Any], play: Play) -> None:
+    def __init__(self, workflow: WorkflowDefinition, play: Play) -> None:
         self.workflow = workflow
         self.play = play
 

@@ -39,7 +39,7 @@ from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.clock import FakeClock
 from milepost.testing.playing import Answers, Passing, PassingAsync, Play
-from milepost.verbs import Bound, Job, Verbs
+from milepost.verbs import Bound, Job, Verbs, flow_of
 from milepost.workflows.definition import Workflow
 
 __all__ = ["arun_flow", "run_flow"]
@@ -153,7 +153,7 @@ class _GraphPlay:
         run_id: str | None,
         options: Mapping[str, Any],
     ) -> None:
-        self.flow = _StrictFlow(cast("GraphFlow", flow), stubs or {}, type(input))
+        self.flow = _StrictFlow(cast("GraphFlow", flow_of(flow)), stubs or {}, type(input))
         self._input = input
         self._store: Any = MemoryStore(clock=FakeClock()) if store is None else store
         clock = getattr(self._store, "clock", None)

@@ -67,6 +67,7 @@ HELD = (
 """The exceptions that are bugs where a workflow's own code raises them between its steps."""
 
 if TYPE_CHECKING:
+    from milepost.executor.flow import StepFlow
     from milepost.executor.run import Run
     from milepost.options import Options
     from milepost.store import Store
@@ -104,16 +105,58 @@ class Workflow(InputVerbs[R], Generic[P, R]):
     ('greeting', ['name'], {'name': 'Ada'})
     """
 
+    def __init__(self, definition: WorkflowDefinition) -> None:
+        self._definition = definition
+        self.name = definition.name
+        self.description = definition.description
+        self.version = definition.version
+        self.parameters = definition.parameters
+        self.__doc__ = definition.description
+        self.__name__ = definition.name
+
+    @property
+    def _flow(self) -> StepFlow:
+        return self._definition
+
+    @property
+    def fn(self) -> Callable[P, Any]:
+        """The function that the workflow was made from."""
+        return self._definition.fn
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.name!r}: inputs {', '.join(p.name for p in self.parameters) or 'none'}>"
+
+    def _inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return self._definition.inputs_of(args, kwargs)
+
+    @overload
+    def bind(
+        self: _TakesContext[InputsP], *args: InputsP.args, **kwargs: InputsP.kwargs
+    ) -> Bound[R, WorkflowResult[R]]: ...
+    @overload
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R, WorkflowResult[R]]: ...
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Bind inputs to this workflow, for the verbs of an engine and for `.subworkflow`."""
+        return Bound(self, self._inputs_of(args, kwargs))
+
+    @overload
+    def __call__(self: _TakesContext[InputsP], *args: InputsP.args, **kwargs: InputsP.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the workflow without a store and return its output or, for an `async def`, a coroutine that gives it."""
+        inputs = self._inputs_of(args, kwargs)
+        job = self._job(None, None, {})
+        return job.ado(inputs) if self._definition.is_async else job.do(inputs)
+
+
+class WorkflowDefinition:
+    """A workflow as the core runs it: see `milepost.executor.flow.StepFlow`. It never changes."""
+
     front: Literal["workflow"] = "workflow"
     is_named = True
     entry = ""
     async_names: tuple[str, ...] = ()
-
-    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> Run:
-        """Make a run of this workflow."""
-        from milepost.workflows.run import StepRun  # not needed to build a workflow
-
-        return StepRun(self, store, run_id, options, is_listening=is_listening)
 
     def __init__(
         self,
@@ -124,7 +167,7 @@ class Workflow(InputVerbs[R], Generic[P, R]):
         types: Sequence[type],
         hold_on: tuple[type[Exception], ...] = HELD,
     ) -> None:
-        self._fn = fn
+        self.fn = fn
         self.hold_on = hold_on
         self.name = name
         self.description = description or inspect.getdoc(fn) or ""
@@ -143,20 +186,14 @@ class Workflow(InputVerbs[R], Generic[P, R]):
         optional = {name: NotRequired[hint] if name in self.defaults() else hint for name, hint in declared.items()}
         self.codec: Codec[Any] = _Inputs(TypedDict("Inputs", optional), types=self.types)  # type: ignore[operator]
         returned = _output_hint(hints.get("return", Any), self.is_async)
-        self.output_codec: Codec[R] = Codec(returned, types=self.known_types)
+        self.output_codec: Codec[Any] = Codec(returned, types=self.known_types)
         self._functions = FunctionCodecs(self.known_types, self.types)
-        self.__doc__ = self.description
-        self.__name__ = name
 
-    def __repr__(self) -> str:
-        return f"<Workflow {self.name!r}: inputs {', '.join(p.name for p in self.parameters) or 'none'}>"
+    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> Run:
+        """Make a run of this workflow."""
+        from milepost.workflows.run import StepRun  # not needed to build a workflow
 
-    @property
-    def fn(self) -> Callable[P, Any]:
-        """The function that the workflow was made from."""
-        return self._fn
-
-    # -- what the core asks: see `milepost.executor.flow.Flow` --------------------------------------------------
+        return StepRun(self, store, run_id, options, is_listening=is_listening)
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -208,7 +245,7 @@ class Workflow(InputVerbs[R], Generic[P, R]):
         """Call the workflow's function and return its code, ready to be played: a generator or a coroutine."""
         bound = inspect.BoundArguments(self._signature, dict(inputs))
         first = (context,) if self._takes_context else ()
-        return self._fn(*first, *bound.args, **bound.kwargs)
+        return self.fn(*first, *bound.args, **bound.kwargs)
 
     def codec_of(self, fn: Callable[..., Any]) -> Codec[Any]:
         """Return the codec of a step function's output."""
@@ -222,9 +259,8 @@ class Workflow(InputVerbs[R], Generic[P, R]):
         """Return the classes that the arguments of a step's function may have."""
         return self._functions.of(fn).types
 
-    # -- inputs --------------------------------------------------------------------------------------
-
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs by name, defaults included. Raises TypeError for missing and unknown inputs."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
@@ -232,28 +268,6 @@ class Workflow(InputVerbs[R], Generic[P, R]):
             raise TypeError(f"workflow {self.name!r}: {exc}; its inputs are: {takes}") from None
         bound.apply_defaults()
         return dict(bound.arguments)
-
-    @overload
-    def bind(
-        self: _TakesContext[InputsP], *args: InputsP.args, **kwargs: InputsP.kwargs
-    ) -> Bound[R, WorkflowResult[R]]: ...
-    @overload
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R, WorkflowResult[R]]: ...
-    def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """Bind inputs to this workflow, for the verbs of an engine and for `.subworkflow`."""
-        return Bound(self, self.inputs_of(args, kwargs))
-
-    # -- verbs ---------------------------------------------------------------------------------------
-
-    @overload
-    def __call__(self: _TakesContext[InputsP], *args: InputsP.args, **kwargs: InputsP.kwargs) -> R: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the workflow without a store and return its output or, for an `async def`, a coroutine that gives it."""
-        inputs = self.inputs_of(args, kwargs)
-        job = self._job(None, None, {})
-        return job.ado(inputs) if self.is_async else job.do(inputs)
 
 
 _RESULTS = (
@@ -347,7 +361,7 @@ class _Decorator:
             raise TypeError(
                 f"workflow {name!r} is {what}: write a generator that yields steps, or an async def that awaits them"
             )
-        return Workflow(fn, *self._made)
+        return Workflow(WorkflowDefinition(fn, *self._made))
 
 
 def workflow(

@@ -30,9 +30,9 @@ from milepost.model.results import (
 )
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_id
+from milepost.verbs import Bound, InputVerbs, StateVerbs, flow_of
 
 if TYPE_CHECKING:
-    from milepost.verbs import Bound, StateVerbs
     from milepost.workflows.definition import Workflow
 
 __all__ = [
@@ -351,17 +351,17 @@ class Named(StepDefinition, Generic[ElseT]):
 
         A `Bound` has its own inputs.
         """
-        if hasattr(wf, "flow") and hasattr(wf, "state"):
+        if isinstance(wf, Bound):
             if inputs is not None:
                 raise TypeError(f"step {self.name!r}: a bound flow has its inputs already: leave them out")
             wf, inputs = wf.flow, wf.state
-        elif hasattr(wf, "inputs_of"):
-            inputs = wf.inputs_of((), dict(inputs or {}))
-        elif not hasattr(wf, "walk"):
+        elif isinstance(wf, InputVerbs):
+            inputs = wf._inputs_of((), dict(inputs or {}))
+        elif not isinstance(wf, StateVerbs):
             raise TypeError(f"step {self.name!r}: {shown(wf)} is no workflow and no compiled graph")
         elif inputs is None:
             raise TypeError(f"step {self.name!r}: a graph begins with a state: subworkflow(graph, state)")
-        return Step(self.name, Invokes(wf, inputs), self.modifiers)
+        return Step(self.name, Invokes(flow_of(wf), inputs), self.modifiers)
 
     def branch(self, *options: tuple[Callable[[Any], bool | Awaitable[bool]], Step[Any]]) -> Step[BranchResult | ElseT]:
         """Do the step of the first predicate that is True. The choice is recorded."""
