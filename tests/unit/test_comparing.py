@@ -6,6 +6,7 @@ from collections import ChainMap, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from enum import Enum
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
@@ -16,7 +17,7 @@ import msgspec
 import pydantic
 import pytest
 
-from milepost import SerializeStateError
+from milepost import InputMismatchError, MemoryStore, RunSuspended, SerializeStateError, Steps, step, workflow
 from milepost.errors import NonDeterminismError
 from milepost.workflows.matching import (
     LONGEST,
@@ -281,3 +282,43 @@ def test_objects_that_lead_to_one_another_on_many_ways_are_refused_and_not_follo
     for cell in cells:
         cell.near.extend(cells)
     assert "too many ways" in arguments_of((cells,), {}, ())["unlike"]
+
+
+# -- values in refusals ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Quote:
+    seller: str
+    price: int
+
+
+def test_a_difference_is_told_by_the_fields_of_a_value_and_not_by_the_codecs_marks() -> None:
+    now = arguments_of((Quote("ann", 3), [Decimal("1.50"), {1: datetime(2026, 1, 1, tzinfo=UTC)}]), {})
+    assert (
+        """python step 'ask' with [Quote {"price":3,"seller":"ann"},[decimal "1.50",dict [[1,"""
+        """datetime "2026-01-01T00:00:00+00:00"]]]]""" == described("ask", "python", now)
+    )
+    cut = described("ask", "python", arguments_of(([1] * 40, [Quote("a", 2), Quote("b" * 200, 1)]), {}))
+    assert "$mp" not in cut
+    assert 'Quote {"price":2,"seller":"a"},Quote {"price":1,"seller":"bbb' in cut
+
+
+def test_what_a_user_wrote_stays_as_it_is_in_a_difference() -> None:
+    text = 'a {"$mp":"set","v":[1]}'
+    assert text in described("ask", "python", arguments_of((text, Quote("ann", 3)), {})).replace('\\\\"', '"')
+
+
+def test_an_input_that_differs_is_told_by_its_fields() -> None:
+    @workflow("quoted", types=[Quote])
+    def quoted(offer: object) -> Steps[None]:
+        yield from step("wait").wait_for("go")
+
+    store = MemoryStore()
+    with pytest.raises(RunSuspended):
+        quoted.run(store=store, run_id="r", inputs={"offer": Quote("ann", 3)})
+    with pytest.raises(InputMismatchError) as raised:
+        quoted.run(store=store, run_id="r", inputs={"offer": Quote("ann", 4)}, if_exists="resume")
+    told = 'recorded Quote {"seller":"ann","price":3}, given Quote {"seller":"ann","price":4}'
+    assert told in str(raised.value)
+    assert "$mp" not in str(raised.value)

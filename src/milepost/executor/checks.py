@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import msgspec
 
+from milepost.codec.plain import plain_text
 from milepost.errors import (
     CheckpointCorruptError,
     InputMismatchError,
@@ -213,7 +214,7 @@ def _other_inputs(run: Run, digests: Mapping[str, str], recorded: bytes, given: 
 
 
 def _both(recorded: bytes, given: bytes) -> str:
-    shown = [text.decode("utf-8", "replace") for text in (recorded, given)]
+    shown = [plain_text(text.decode("utf-8", "replace")) for text in (recorded, given)]
     return "" if max(map(len, shown)) > MAX_SHOWN else f"recorded {shown[0]}, given {shown[1]}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from milepost.views.text import (
     duration,
     in_options,
     iso,
+    json_text,
     plural,
     short,
     signal_command,
@@ -74,10 +74,10 @@ class RunView:
         ]
         if isinstance(found, Tree):
             inputs = found.inputs if isinstance(found.inputs, dict) else {}
-            told = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in inputs.items())
+            told = " ".join(f"{name}={json_text(value)}" for name, value in inputs.items())
             facts.append(("inputs", short(told, 160)))
             if info.status == "finished":
-                facts.append(("output", short(json.dumps(found.output, ensure_ascii=False), 160)))
+                facts.append(("output", short(json_text(found.output), 160)))
         old = [f"{record.node_id}#{record.visit}" for record in found.superseded]
         if old:
             what = "result" if isinstance(found, Tree) else "visit"

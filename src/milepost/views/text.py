@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from milepost.codec.plain import plain_text
 from milepost.model.info import Wait
 
 _ENCRYPTED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):[A-Za-z0-9+/]{38,}=*")
@@ -28,6 +29,11 @@ def short(text: object, limit: int = 60) -> str:
     """Return at most `limit` characters of cleaned text."""
     cleaned = clean(text)
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 3] + "..."
+
+
+def json_text(value: object) -> str:
+    """Return recorded JSON in one line, without the codec's marks."""
+    return plain_text(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def error_text(error: BaseException) -> str:
@@ -113,7 +119,7 @@ def wait_text(wait: Wait) -> str:
     until = "" if wait.wake_at is None else f" until {utc(wait.wake_at)}"
     if wait.signal is None:
         return f"its time{until}"
-    asked = wait.prompt if isinstance(wait.prompt, str) else json.dumps(wait.prompt, ensure_ascii=False, default=str)
+    asked = wait.prompt if isinstance(wait.prompt, str) else json_text(wait.prompt)
     return f"signal {clean(wait.signal)!r}{until}" + (f": {short(asked, 200)}" if wait.prompt else "")
 
 

@@ -16,7 +16,7 @@ from milepost.model.info import Wait
 from milepost.model.record import Record, parse_time
 from milepost.store import ENDED, RunSnapshot
 from milepost.views.journal import failure_text
-from milepost.views.text import clean, iso, plural, short, utc, wait_document, wait_text
+from milepost.views.text import clean, iso, json_text, plural, short, utc, wait_document, wait_text
 
 _FOLDED = 20
 """The number of rows that are shown of the steps of one step, the visits of one path, or the items of one map."""
@@ -266,7 +266,7 @@ def _told_output(step: TreeStep) -> str:
 
 
 def _value(value: Any) -> str:
-    return "" if value is None else short(json.dumps(value, ensure_ascii=False), 60)
+    return "" if value is None else short(json_text(value), 60)
 
 
 _INSIDE = frozenset({"is_done", "failed_at", "fork"})
@@ -344,7 +344,7 @@ def notes_of(standing: RunStatus) -> dict[str, str]:
 
 def _question(wait: Wait) -> str:
     until = "" if wait.wake_at is None else f"until {utc(wait.wake_at)}"
-    asked = wait.prompt if isinstance(wait.prompt, str) else "" if wait.prompt is None else str(wait.prompt)
+    asked = wait.prompt if isinstance(wait.prompt, str) else "" if wait.prompt is None else json_text(wait.prompt)
     return ": ".join(filter(None, (until, asked))) or "waiting"
 
 

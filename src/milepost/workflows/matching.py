@@ -17,6 +17,7 @@ import msgspec
 
 from milepost.codec import canonical
 from milepost.codec.families import family_of
+from milepost.codec.plain import plain_text
 from milepost.codec.plan import MAX_DEPTH
 from milepost.errors import NonDeterminismError, shown
 
@@ -263,4 +264,6 @@ def described(step_id: str, kind: str, arguments: Mapping[str, Any] | None = Non
     if text is None:
         return words
     # Long arguments may begin alike, so the digest tells them apart.
-    return f"{words} with {shown(text)[1:-1]}" + (f"… (digest {told['digest'][:8]})" if "digest" in told else "")
+    return f"{words} with {shown(plain_text(text))[1:-1]}" + (
+        f"… (digest {told['digest'][:8]})" if "digest" in told else ""
+    )
