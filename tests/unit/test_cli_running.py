@@ -24,7 +24,7 @@ def test_run_tells_each_node_and_prints_the_result(shop: Shop) -> None:
     assert "run 'a' of flow 'orders' starts" == lines[0]
     assert "a node prints this" in lines
     assert any(line.startswith("  done    charge#2") and line.endswith("-> end") for line in lines)
-    result = json.loads("\n".join(lines[lines.index("{") :]))
+    result = json.loads("\n".join(lines[lines.index("{") : -1]))
     assert {"id": "a", "total": "25.00", "paid": True, "fails": False, "holds": False} == result
 
 
@@ -108,7 +108,63 @@ def test_resume_of_a_finished_run_gives_its_result(shop: Shop) -> None:
     answer = shop.call("resume", "a", "shop:graph")
     assert 0 == answer.code
     assert "run 'a' of flow 'orders' has finished before: nothing runs, its result stands" == answer.out.splitlines()[0]
-    assert "25.00" == json.loads(answer.out.partition("\n")[2])["total"]
+    result, _, onwards = answer.out.partition("\n")[2].rpartition("next: ")
+    assert "25.00" == json.loads(result)["total"]
+    assert "milepost show a\n" == onwards
+
+
+LARGE = """
+from milepost import END, Graph
+
+
+def grow(state):
+    return {**state, "numbers": list(range(state["count"]))}
+
+
+def double(item):
+    return item * 2
+
+
+graph = (
+    Graph(dict).add_node("grow", grow).add_map("each", lambda state: state["numbers"], double, merge=lambda state, made: state)
+    .add_edge("grow", "each").add_edge("each", END).set_entry("grow").compile("large")
+)
+"""
+
+
+def test_a_large_result_is_cut_to_a_screen_unless_all_is_asked_for(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shop.folder / "large.py").write_text(LARGE, encoding="utf-8")
+    monkeypatch.setenv("LINES", "24")
+    run = ("run", "large.py:graph", "-i", "count=44")
+    told = shop.call(*run, "--run-id", "a").out.splitlines()
+    begun = next(number for number, line in enumerate(told) if line.startswith("run 'a' finished after "))
+    assert "… 31 more lines: --full prints all, as does milepost state a" == told[-2]
+    assert "next: milepost show a" == told[-1]
+    assert 18 == len(told[begun + 1 : -2])
+    whole = shop.call(*run, "--run-id", "b", "--full").out.partition("finished after ")[2]
+    result = whole.partition("\n")[2].rpartition("next: ")[0]
+    assert list(range(44)) == json.loads(result)["numbers"]
+    shop.call("state", "a")
+    again = shop.call("resume", "a", "large.py:graph", "--full").out
+    assert "    43\n  ]" in again
+
+
+def test_the_progress_of_a_map_is_told(shop: Shop) -> None:
+    (shop.folder / "large.py").write_text(LARGE, encoding="utf-8")
+    told = shop.call("run", "large.py:graph", "-i", "count=44", "--run-id", "a").out.splitlines()
+    progress = [line.strip() for line in told if line.startswith("  each: ")]
+    assert ["each: 5/44", "each: 9/44"] == progress[:2]
+    assert "each: 44/44" == progress[-1]
+    assert not [line for line in told if line.startswith("  done    each/") and "->" in line]
+    watched = shop.call("watch", "a").out.splitlines()
+    assert progress == [line.strip() for line in watched if line.startswith("  each: ")]
+
+
+def test_a_run_that_failed_says_what_to_type_next(shop: Shop) -> None:
+    run = ("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a", "--store", "sqlite:///s.db")
+    told = shop.call(*run).out.splitlines()
+    store = "--store sqlite:///s.db"
+    assert f"next: milepost show a {store}, then milepost resume a shop:graph {store}" == told[-1]
 
 
 def test_resume_goes_on_where_the_records_end(shop: Shop) -> None:

@@ -20,12 +20,20 @@ from milepost.cli.targets import app_option, opened_store, read_pairs
 from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
 from milepost.errors import RunNotFoundError
 from milepost.executor.chronicle import Chronicle
-from milepost.executor.flow import Flow
+from milepost.executor.flow import END, Flow
 from milepost.model.events import Event
 from milepost.model.info import RunInfo
 from milepost.model.record import Record
 from milepost.store import ENDED, Store
-from milepost.views.events import _error_of, _events_of, _result_of, _Undecoded, event_document, line_of
+from milepost.views.events import (
+    MapProgress,
+    _error_of,
+    _events_of,
+    _result_of,
+    _Undecoded,
+    event_document,
+    line_of,
+)
 from milepost.views.journal import is_workflow, read_entries, records_of, steps_of
 from milepost.views.states import StateMissingError, changes, find_state, named_state, newest_state, patch_between
 from milepost.views.status import RunView, info_document, shown_next, view_run, why_it_stands
@@ -73,7 +81,7 @@ def runs(
         print("no runs match" if is_filtered else f"no runs yet in {where}: try milepost demo")
         return OK
     columns = ["run", "flow", "status", "next", "records", "updated", "why", *(["store"] if len(stores) > 1 else [])]
-    print_table(columns, [(*_run_row(info), place)[: len(columns)] for place, info in page])
+    print_table(columns, [(*_run_row(info), place)[: len(columns)] for place, info in page], is_cut=True)
     if has_more:
         print(f"more: milepost runs --after {clean(page[-1][1].run_id)}")
     return OK
@@ -121,7 +129,7 @@ def _run_row(info: RunInfo) -> tuple[object, ...]:
         _where(info),
         info.sequence + 1,
         ago(info.updated_at),
-        short(in_options(info.reason), 60),
+        short(in_options(info.reason.replace(f" of run {info.run_id!r}", "")), 60),
     )
 
 
@@ -169,12 +177,13 @@ def history(invocation: Invocation, run_id: str) -> int:
                 ago(entry.timestamp) if entry.timestamp else "",
                 duration(entry.duration_ms),
                 size(entry.size) if entry.size else "",
-                shown_next(entry.next_node),
+                shown_next(entry.next_node) if not (entry.branch and entry.next_node == END) else "",
                 short(": ".join(filter(None, ("superseded" * entry.superseded, entry.note))), 100),
             )
             for entry in entries
         ],
         styles=["dim" if entry.superseded else "" for entry in entries],
+        is_cut=True,
     )
     return OK
 
@@ -365,12 +374,15 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
         info = store.get_run(run_id).info
         flow = _Undecoded(info.flow, "workflow" if is_workflow(store, run_id) else "graph")
         chronicle = Chronicle(run_id, cast("Flow", flow), _result_of if flow.front == "workflow" else None)
-        told = ""
+        told, maps = "", MapProgress()
         for records, found in follow(store, run_id, after):
             info = found
             for record in records:
-                for event in _events_of(chronicle, record):
+                events = _events_of(chronicle, record)
+                for event in events:
                     tell(event, _error_of(record))
+                if (progress := maps.tell(record, events[-1] if events else None)) is not None:
+                    tell(progress, None)
             if len(records) < _PAGE and info.status not in ENDED:
                 if info.status not in {told, "running"}:
                     print(f"milepost: run {clean(run_id)!r} is {info.status}: {clean(info.reason)}", file=sys.stderr)

@@ -28,8 +28,8 @@ from milepost.cli.places import (
     open_or_make,
 )
 from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
-from milepost.cli.text import pretty, to_json
-from milepost.errors import RunSuspended
+from milepost.cli.text import fit_screen, pretty, to_json
+from milepost.errors import NodeError, RunSuspended, StepError, WorkflowError
 from milepost.model.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.model.results import WorkflowResult
@@ -54,6 +54,7 @@ _target = click.argument("target", metavar="TARGET")
 _iterations = click.option(
     "--max-iterations", type=click.IntRange(1, 100_000), metavar="N", help="How many nodes the run may execute in all."
 )
+_full = click.option("--full", "is_full", is_flag=True, help="Print all of the result, however long it is.")
 _correcting = _options(
     click.option("--takeover", is_flag=True, help="Fence off an owner whose lease is live."),
     click.option("--on-locked", type=click.Choice(["error", "wait"]), default="error", show_default=True,
@@ -63,6 +64,7 @@ _correcting = _options(
                  help="Ask the router again, or take the recorded route. Default: what a fork with another state left to do."),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="What a recorded node is called now; repeatable."),
     click.option("--strict", is_flag=True, help="Refuse if the flow's shape has changed."),
+    _full,
     click.option("--on-corrupt", type=click.Choice(["error", "previous"]), default="error", show_default=True,
                  help="previous: go on from the newest record that is whole."),
     _iterations,
@@ -80,6 +82,7 @@ _correcting = _options(
                  default="error", show_default=True, help="What becomes of a run of that id."),
     click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="A tag of the run. Repeatable."),
     _iterations,
+    _full,
 )  # fmt: skip
 def run(
     invocation: Invocation,
@@ -90,6 +93,7 @@ def run(
     if_exists: str,
     tags: tuple[str, ...],
     max_iterations: int | None,
+    is_full: bool,
 ) -> int:
     """Run a flow and record it.
 
@@ -105,7 +109,9 @@ def run(
     if isinstance(flow, Workflow):
         arguments, options["inputs"] = (), given
     with open_or_make(invocation) as store:
-        return _perform(invocation, flow, "run", arguments, target, store=store, run_id=run_id, **options)
+        return _perform(
+            invocation, flow, "run", arguments, target, is_full=is_full, store=store, run_id=run_id, **options
+        )
 
 
 @command(
@@ -138,6 +144,7 @@ def resume(
     flow = load_target(target)
     with open_existing(invocation) as store:
         if plan:
+            options.pop("is_full", None)
             planned = flow.plan_resume(store, run_id, node_id, visit=visit, rerun=rerun, **options)
             return _show_plan(invocation, planned)
         if node_id is None:
@@ -170,7 +177,14 @@ def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _perform(
-    invocation: Invocation, flow: Runnable, verb: str, arguments: tuple[Any, ...], target: str, **options: Any
+    invocation: Invocation,
+    flow: Runnable,
+    verb: str,
+    arguments: tuple[Any, ...],
+    target: str,
+    *,
+    is_full: bool = False,
+    **options: Any,
 ) -> int:
     """Call a verb, show what happens, then its result. `target` is how the flow was named."""
     invocation.is_live = invocation.is_json
@@ -187,12 +201,16 @@ def _perform(
             _call(flow, verb, arguments, hooks=(note, watcher), **options)
         except RunSuspended as exc:
             waiting: RunSuspended | None = exc
+        except (NodeError, StepError, WorkflowError):
+            _show_next(invocation, "failed", target)
+            raise
         else:
             waiting = None
     if waiting is not None:
         _show_waits(invocation, waiting, target)
         return WAITING
-    _show_result(invocation, flow, results[-1])
+    _show_result(invocation, flow, results[-1], is_full=is_full)
+    _show_next(invocation, results[-1].status, target)
     return OK if results[-1].status == "finished" else FAILED
 
 
@@ -240,7 +258,7 @@ def _ended_by_second_signal() -> Iterator[None]:
         signal.signal(signal.SIGINT, stops)
 
 
-def _show_result(invocation: Invocation, flow: Runnable, result: Result) -> None:
+def _show_result(invocation: Invocation, flow: Runnable, result: Result, *, is_full: bool) -> None:
     told = result.to_dict()
     if isinstance(result, WorkflowResult):
         assert isinstance(flow, Workflow)
@@ -254,7 +272,25 @@ def _show_result(invocation: Invocation, flow: Runnable, result: Result) -> None
         return
     if result.degraded:
         print(f"without a checkpoint: {', '.join(map(clean, result.missed))}", file=sys.stderr)
-    print(pretty(output))
+    text = pretty(output)
+    shown, left_out = (text, 0) if is_full else fit_screen(text)
+    print(shown)
+    if left_out:
+        print(f"… {plural(left_out, 'more line')}: --full prints all, as does {_command(invocation, 'state')}")
+
+
+def _show_next(invocation: Invocation, status: str, target: str) -> None:
+    """Show the commands that look at the run, or go on with it, as they can be typed."""
+    if invocation.is_json or invocation.run_id is None:
+        return
+    show = _command(invocation, "show")
+    print(f"next: {show}" if status == "finished" else f"next: {show}, then {_command(invocation, 'resume', target)}")
+
+
+def _command(invocation: Invocation, verb: str, *words: str) -> str:
+    """Return a command on the run of this call, with the store that was named."""
+    store = [] if invocation.store_url is None else ["--store", invocation.store_url]
+    return clean(f"milepost {shlex.join([verb, str(invocation.run_id), *words, *store])}")
 
 
 def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str) -> None:
@@ -269,7 +305,8 @@ def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str) -> N
         print(f"{clean(wait.wait_id)} waits for {wait_text(wait)}")
         if wait.signal is not None:
             print(f"  {signal_command(run_id, wait, waits, store)}")
-    print(clean(f"then a worker, or: milepost {shlex.join(['resume', run_id, target, *store])}"))
+    invocation.run_id = run_id
+    print(f"then a worker, or: {_command(invocation, 'resume', target)}")
 
 
 def _show_plan(invocation: Invocation, plan: ResumePlan) -> int:

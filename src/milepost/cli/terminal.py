@@ -36,6 +36,7 @@ from milepost.model.info import RunInfo
 from milepost.model.record import CHECKPOINT, Record
 from milepost.views.events import line_of, progress_text, step_of, visit_of
 from milepost.views.status import RunView
+from milepost.views.text import clean
 
 
 class Spinner:
@@ -45,6 +46,8 @@ class Spinner:
         self._console = Console(highlight=False)
         self._status = self._console.status("")
         self._lock = threading.Lock()
+        self._counted: str | None = None
+        """The map whose progress is shown; that of its items is not shown over it."""
 
     def __enter__(self) -> Self:
         self._status.start()
@@ -59,12 +62,15 @@ class Spinner:
         """Show one event; `error`: what to say of its error."""
         with self._lock:
             if isinstance(event, NodeStarted):
+                if event.node_id.rpartition("/")[0] == self._counted:
+                    return
                 attempt = f" attempt {event.attempt}" if event.attempt > 1 else ""
                 self._status.update(Text(f"{visit_of(event).rstrip()}{attempt}", style="cyan"))
             elif isinstance(event, StepStarted):
                 self._status.update(Text(step_of(event), style="cyan"))
             elif isinstance(event, Progress):
-                self._status.update(Text(f"{event.node_id}: {progress_text(event)}", style="cyan"))
+                self._counted = event.node_id
+                self._status.update(Text(f"{clean(event.node_id)}: {progress_text(event)}", style="cyan"))
             elif (line := line_of(event, error)) is not None:
                 self._console.print(Text(line, style=_style(event)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
@@ -49,6 +50,22 @@ def pretty(value: Any) -> str:
     return _dumped(value, 2)
 
 
+_ROWS_BESIDE = 6
+"""Rows of a terminal that are left to what stands above and below a value."""
+
+
+def fit_screen(text: str) -> tuple[str, int]:
+    """Return as much of a text as a screen shows beside other lines, and the number of lines that are left out."""
+    columns, rows = shutil.get_terminal_size()
+    lines, left = text.split("\n"), max(rows - _ROWS_BESIDE, 4)
+    for number, line in enumerate(lines):
+        left -= len(line) // columns + 1
+        if left < 0:
+            shown = lines[:number] or [line[: columns * (rows - _ROWS_BESIDE)] + "…"]
+            return "\n".join(shown), len(lines) - number
+    return text, 0
+
+
 # -- Tables: drawn in a terminal, aligned text elsewhere -------------------------------------------
 
 
@@ -78,19 +95,26 @@ _STEP_STYLES = {
     "unfinished": "dim",
 }
 """The style of the status of a step or visit."""
-_WHOLE = 20
+_WHOLE = frozenset({"status", "became", "verdict", "time", "updated"})
+"""The columns that are never cut or folded; nor is the first one."""
+_SHORT = 20
 """Columns of a terminal up to which a table's column is never folded."""
-_FOLDED = 12
-"""Columns of a terminal that a table's column keeps when it is folded."""
+_FOLDED, _CUT = 12, 6
+"""Columns of a terminal that a table's column keeps when it is folded or cut."""
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, styles: Sequence[str] = ()) -> None:
-    """Print rows under a header; "" and None are shown as "-". `styles` has one for each row of a terminal's table."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, styles: Sequence[str] = (), is_cut: bool = False
+) -> None:
+    """Print rows under a header; "" and None are shown as "-".
+
+    `styles` has one for each row of a terminal's table, where `is_cut` gives each row one line.
+    """
     if sys.stdout.isatty():
         from rich.console import Console
 
         console = Console(highlight=False)
-        table, console.width = drawn_table(columns, rows, styles, console.width)
+        table, console.width = drawn_table(columns, rows, styles, console.width, is_cut=is_cut)
         console.print(table)
         return
     texts = [[_cell(value) for value in row] for row in rows]
@@ -123,24 +147,37 @@ def _cell(value: object) -> str:
 
 
 def drawn_table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str], width: int
+    columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str], width: int, *, is_cut: bool = False
 ) -> tuple[Table, int]:
-    """The table for a terminal of that width, and how wide the lines are that it needs."""
+    """Make the table for a terminal of that width; return it with the width of its lines.
+
+    The first column, statuses and times stay whole, for copying and for the eye. Long texts fold between words, or with
+    `is_cut` end in an ellipsis; columns without any room are left out then, the last ones first. If that is not enough,
+    the terminal breaks the lines itself, as it does with those of any other program.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     texts = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(row[i]) for row in (columns, *texts)) for i in range(len(columns))]
-    # Ids, statuses and times are for copying and for the eye: they stay whole, and long texts fold beside them. A
-    # terminal too narrow for that breaks the lines itself, as it does with those of any other program.
-    is_whole = [number == 0 or width <= _WHOLE for number, width in enumerate(widths)]
-    needed = sum(width if whole else _FOLDED for width, whole in zip(widths, is_whole, strict=True)) + 3 * len(widths)
-    is_narrow = needed > width
-    table = Table(box=None if is_narrow else box.SIMPLE_HEAD, pad_edge=False)
-    for column, whole in zip(columns, is_whole, strict=True):
-        table.add_column(column, overflow="fold", no_wrap=whole or is_narrow)
+    widths = {i: max(len(row[i]) for row in (columns, *texts)) for i in range(len(columns))}
+    is_narrow = sum(widths.values()) + 3 * len(widths) > width
+    gap = 1 if is_cut else 2
+    least = _CUT if is_cut else _FOLDED
+    soft = [i for i in widths if i and columns[i] not in _WHOLE and (is_cut or widths[i] > _SHORT)]
+    while is_narrow and (surplus := sum(widths.values()) + gap * (len(widths) - 1) - width) > 0:
+        widest = max(soft, key=lambda i: widths[i], default=None)
+        if widest is not None and widths[widest] > least:
+            widths[widest] = max(least, widths[widest] - max(1, surplus // len(soft)))
+        elif is_cut and soft:
+            del widths[soft.pop()]
+        else:
+            width += surplus
+    table = Table(box=None if is_narrow else box.SIMPLE_HEAD, pad_edge=False, collapse_padding=is_narrow and is_cut)
+    for i, wide in widths.items():
+        is_whole = is_cut or i not in soft
+        table.add_column(columns[i], overflow="ellipsis" if is_cut else "fold", no_wrap=is_whole, width=wide)
     for number, row in enumerate(texts):
         style = styles[number] if number < len(styles) else ""
-        table.add_row(*(Text(text, style=STYLES.get(text, "")) for text in row), style=style)
-    return table, sum(widths) + 3 * len(widths) if is_narrow else width
+        table.add_row(*(Text(row[i], style=STYLES.get(row[i], "")) for i in widths), style=style)
+    return table, width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,7 +32,7 @@ from milepost.model.events import (
     WorkflowStarted,
     status_of,
 )
-from milepost.model.record import FAILURE, FINISH, ROLLBACK, Record
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ITEMS, ROLLBACK, Record
 from milepost.model.reports import ResumeInfo
 from milepost.model.results import SkipMarker, StepResult
 from milepost.views.text import clean, duration, error_text, iso, short, wait_text
@@ -66,6 +67,8 @@ def line_of(event: Event, error: str | None = None) -> str | None:
             return (
                 f"  {clean(event.node_id)}: {clean(event.name)} {short(event.data if event.data is not None else '')}"
             )
+        case Progress() if _is_told(event):
+            return f"  {clean(event.node_id)}: {progress_text(event)}"
         case RunWaiting():
             refused = f"; {short(event.reason, 160)}" if event.reason else ""
             return f"  waits   {_padded(event.wait.wait_id)} for {wait_text(event.wait)}{refused}"
@@ -112,6 +115,12 @@ def progress_text(event: Progress) -> str:
     """Return the progress of a node in a few words."""
     of = f"/{event.total:g}" if event.total is not None else ""
     return f"{event.done:g}{of} {clean(event.message)}".rstrip()
+
+
+def _is_told(event: Progress) -> bool:
+    """Return whether a progress is worth a line: a tenth of all is done, or everything."""
+    done, total = event.done, event.total or 0
+    return done == total > 0 or (total >= 10 and done * 10 // total > (done - 1) * 10 // total)
 
 
 def _began(event: RunStarted | WorkflowStarted) -> str:
@@ -194,6 +203,25 @@ def _result_of(record: Record) -> Any:
     if kept.outcome == "skipped":
         output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")
     return kept.result(output)
+
+
+class MapProgress:
+    """A count of the items of maps, from the records of a run in order: no record says how far a map is."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, tuple[int, set[str]]] = {}
+
+    def tell(self, record: Record, event: Event | None) -> Progress | None:
+        """Return the progress of a map if a record is the result of one of its items."""
+        map_id, _, item = record.node_id.rpartition("/")
+        if record.kind == ITEMS and event is None:
+            with contextlib.suppress(DeserializeStateError):
+                self._maps[record.node_id] = int(record.fields().get("count") or 0), set()
+        elif record.kind == CHECKPOINT and map_id in self._maps and event is not None:
+            total, done = self._maps[map_id]
+            done.add(item)
+            return Progress(run_id=event.run_id, timestamp=event.timestamp, node_id=map_id, done=len(done), total=total)
+        return None
 
 
 class _Undecoded:
