@@ -374,6 +374,10 @@ class Store(abc.ABC):
             signing_key, allow_unsealed=allow_unsealed, encryption_ids=tuple(encryption_key) if encryption_key else ()
         )
 
+    def _take_options(self, other: Store) -> None:
+        """Take the keys, the retention and the clock of another store instead of its own, before anything is done."""
+        self.clock, self.retention, self.seals = other.clock, other.retention, other.seals
+
     # -- the journal and its fence -----------------------------------------------------------------
 
     @abc.abstractmethod

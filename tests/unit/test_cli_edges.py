@@ -240,7 +240,7 @@ def test_a_killed_run_is_shown_as_dead_with_what_to_do(shop: Shop) -> None:
     shown = shop.call("show", "a", "--json").json
     assert ("dead", "charge") == (shown["run"]["status"], shown["next_node"])
     assert shown["why"].startswith(f"process {process.pid} on this machine stopped without a word")
-    assert "milepost resume a TARGET goes on at 'charge'" in shown["why"]
+    assert "milepost resume a [TARGET] goes on at 'charge'" in shown["why"]
     plan = shop.call("resume", "a", "shop:graph", "--plan", "--json").json
     assert ("continue", "charge") == (plan["verdict"], plan["next_node"])
 
@@ -267,7 +267,7 @@ def test_control_c_leaves_the_run_interrupted_with_exit_code_130(shop: Shop) -> 
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (130, False) == (process.returncode, "Traceback" in err)
-    assert "milepost: interrupted: milepost resume a TARGET goes on\n" in err
+    assert "milepost: interrupted: milepost resume a [TARGET] goes on\n" in err
     shown = shop.call("show", "a", "--json").json
     assert ("interrupted", "charge") == (shown["run"]["status"], shown["next_node"])
 

@@ -283,7 +283,7 @@ def test_of_an_encrypted_run_the_command_line_tells_what_is_readable_and_no_more
     assert {0: 4, 1: 4} == Counter(answer.code for answer in told.values())
     text = "".join(answer.out + answer.err for answer in told.values())
     assert not any(unwanted in text for unwanted in ("s3cr-word", "aesgcm:", "router", "its time has come", "None"))
-    assert "why      it failed: encrypted with key 'k'; milepost resume r TARGET" in told["show"].out
+    assert "why      it failed: encrypted with key 'k'; milepost resume r [TARGET]" in told["show"].out
     assert "waits for signal 'answer' at 'ask#1' (encrypted with key 'k')" in told["waits"].out
     assert "signal number 1 came" in told["history"].out
     kinds = [line.split()[:2] for line in told["show"].out.splitlines()]

@@ -80,8 +80,9 @@ def test_runs_filters(done: Shop, options: list[str], expected: list[str]) -> No
 
 def test_runs_without_a_store_is_empty_and_makes_no_file(shop: Shop) -> None:
     answer = shop.call("runs")
-    assert (0, True) == (answer.code, answer.out.startswith("no runs yet"))
-    assert {"runs": [], "after": None} == shop.call("runs", "--json").json
+    assert (3, True) == (answer.code, answer.out.startswith("no runs yet"))
+    document = shop.call("runs", "--json")
+    assert (3, {"runs": [], "after": None}) == (document.code, document.json)
     assert ["shop.py"] == [path.name for path in shop.folder.iterdir()]
 
 
@@ -109,7 +110,7 @@ def test_show_of_a_run_that_only_began_says_where_it_goes_on(shop: Shop) -> None
     shown = shop.call("show", "begun", "--json", "--store", "sqlite:///s.db").json
     assert ("price", []) == (shown["next_node"], shown["steps"])
     assert "(stopped by hand)" in shown["why"]
-    assert "resume begun TARGET goes on at 'price'" in shown["why"]
+    assert "resume begun [TARGET] goes on at 'price'" in shown["why"]
 
 
 def test_show_tells_who_executes_a_run(shop: Shop) -> None:
@@ -147,7 +148,7 @@ def test_runs_shortens_why_and_json_does_not(shop: Shop) -> None:
     assert f"{'x' * 57}..." in shop.call("runs", *url).out
     (run,) = shop.call("runs", "--json", *url).json["runs"]
     assert ("x" * 100, str(shop.folder / "s.db")) == (run["reason"], run["store"])
-    assert f"it was interrupted ({'x' * 100}): milepost resume r TARGET goes on" == run["why"]
+    assert f"it was interrupted ({'x' * 100}): milepost resume r [TARGET] goes on" == run["why"]
     assert "x" * 100 in shop.call("show", "r", *url).out
 
 

@@ -238,7 +238,7 @@ def test_a_node_that_exits_has_not_finished_its_run(shop: Shop) -> None:
         (shop.folder / "shop.py").write_text(source.replace(told, f"sys.exit({exit_code})"), encoding="utf-8")
         answer = shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", run_id)
         assert 1 == answer.code
-        assert f"milepost resume {run_id} TARGET goes on" in answer.err
+        assert f"milepost resume {run_id} [TARGET] goes on" in answer.err
     assert "interrupted" == shop.call("show", "a", "--json").json["run"]["status"]
 
 

@@ -140,7 +140,7 @@ def _tell(exc: BaseException, invocation: Invocation) -> int:
 
 def _line_of(exc: BaseException, invocation: Invocation) -> str:
     """The error in one line."""
-    onwards = f": milepost resume {invocation.run_id} TARGET goes on" if invocation.run_id else ""
+    onwards = f": milepost resume {invocation.run_id} [TARGET] goes on" if invocation.run_id else ""
     if code_of(exc) == INTERRUPTED:
         return clean(f"interrupted{onwards}")
     if isinstance(exc, SystemExit):

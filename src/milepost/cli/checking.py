@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import sqlite3
@@ -12,14 +13,15 @@ import click
 
 from milepost import __version__
 from milepost.cli.database import Finding, store_findings
-from milepost.cli.places import FAILED, OK, Invocation, command, open_existing
-from milepost.cli.targets import load_target
+from milepost.cli.places import FAILED, OK, Invocation, app_option, chosen_app, command, open_existing
+from milepost.cli.targets import Runnable, found_flow, is_target, load_target
 from milepost.cli.text import print_table, to_json
 from milepost.graph.builder import CompiledGraph
 from milepost.graph.drawing import recorded_picture, to_dot, to_mermaid
 from milepost.graph.status import RunStatus, standing
 from milepost.graph.topology import Topology
 from milepost.model.info import RunInfo
+from milepost.store import Store
 from milepost.views.journal import is_workflow, records_of
 from milepost.views.tree import notes_of, standing_document
 from milepost.workflows.definition import Workflow
@@ -36,18 +38,27 @@ OLDEST_SQLITE = (3, 35)
     click.option(
         "--format", "form", type=click.Choice(["mermaid", "dot", "json"]), default="mermaid", show_default=True
     ),
+    app_option,
 )
 def draw_graph(invocation: Invocation, target: str | None, run_id: str | None, form: str) -> int:
     """Draw a graph as Mermaid, Graphviz or JSON.
 
-    TARGET is module:graph or path.py:graph. A workflow has none: its steps are known only while it runs. With --run the nodes
-    say where that run stands: what is done, running, failed, waiting or next. Without TARGET the graph is drawn as it was when
-    the run began, which needs no code.
+    TARGET is module:graph or path.py:graph, or the name of one of the app's graphs. A workflow has none: its steps are known
+    only while it runs. With --run the nodes say where that run stands: what is done, running, failed, waiting or next. With
+    neither TARGET nor --app the graph is drawn as it was when the run began, which needs no code.
     """
-    if target is None and run_id is None:
+    if target is None and run_id is None and chosen_app(invocation) is None:
         raise click.UsageError("name the graph, as module:graph or path.py:graph, or a run with --run RUN")
-    graph = None if target is None else _graph(target)
-    found = None if run_id is None else _run_of(invocation, run_id, graph)
+    with contextlib.ExitStack() as stack:
+        graph = found = store = None
+        if is_target(invocation, target):
+            graph = _graph(load_target(str(target)), target)
+        elif target is not None or run_id is None or invocation.app is not None:
+            flow, open_engine = stack.enter_context(found_flow(invocation, target, run_id, is_looking=True))
+            graph = _graph(flow, target)
+            store = None if run_id is None else open_engine().store
+        if run_id is not None:
+            found = _run_of(store or stack.enter_context(open_existing(invocation)), run_id, graph)
     stands = None if found is None else found[1]
     status, notes = (None, None) if stands is None else (stands.statuses, notes_of(stands))
     if invocation.is_json or form == "json":
@@ -68,24 +79,22 @@ def draw_graph(invocation: Invocation, target: str | None, run_id: str | None, f
     return OK
 
 
-def _graph(target: str) -> CompiledGraph[Any]:
-    graph = load_target(target)
+def _graph(graph: Runnable, target: str | None) -> CompiledGraph[Any]:
     if isinstance(graph, Workflow):
         raise click.UsageError(
-            f"target {target!r} is workflow {graph.name!r}, whose steps are known only while it runs: milepost show RUN has "
-            f"those of a run"
+            f"target {target or graph.name!r} is workflow {graph.name!r}, whose steps are known only while it runs: "
+            f"milepost show RUN has those of a run"
         )
     return graph
 
 
-def _run_of(invocation: Invocation, run_id: str, graph: CompiledGraph[Any] | None) -> tuple[RunInfo, RunStatus]:
-    """A run of a graph, and where it stands."""
-    with open_existing(invocation) as store:
-        latest = store.latest(run_id)
-        row = latest.row
-        if is_workflow(store, run_id):
-            raise click.UsageError(f"run {run_id!r} is one of a workflow: milepost show {run_id} has its steps")
-        stands = standing(records_of(store, run_id, latest.newest), row.live, row.info.status)
+def _run_of(store: Store, run_id: str, graph: CompiledGraph[Any] | None) -> tuple[RunInfo, RunStatus]:
+    """Return a run of a graph, and where it stands."""
+    latest = store.latest(run_id)
+    row = latest.row
+    if is_workflow(store, run_id):
+        raise click.UsageError(f"run {run_id!r} is one of a workflow: milepost show {run_id} has its steps")
+    stands = standing(records_of(store, run_id, latest.newest), row.live, row.info.status)
     if graph is not None and row.info.flow != graph.name:
         raise click.UsageError(f"run {run_id!r} is one of flow {row.info.flow!r}, and the target is {graph.name!r}")
     if graph is None and not stands.shape:

@@ -23,7 +23,6 @@ from milepost.cli.places import (
     USAGE,
     Invocation,
     NotFound,
-    chosen_url,
     command,
     file_of,
     folder_of,
@@ -31,6 +30,7 @@ from milepost.cli.places import (
     is_postgres,
     open_existing,
     shared_options,
+    source_of_url,
     url_of,
 )
 from milepost.cli.text import to_json
@@ -65,7 +65,7 @@ class Finding:
 def store_findings(invocation: Invocation) -> list[Finding]:
     """Return the findings about the store that was named, or about the default."""
     url = url_of(invocation)
-    source = "--store" if invocation.store_url else "MILEPOST_STORE" if chosen_url(invocation) else "the default"
+    source = source_of_url(invocation)
     path, folder = file_of(url), folder_of(url)
     if is_postgres(url):
         return list(_server(invocation, url, source))

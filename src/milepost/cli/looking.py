@@ -15,8 +15,20 @@ from typing import Any, cast
 
 import click
 
-from milepost.cli.places import FAILED, OK, Invocation, NotFound, command, is_postgres, open_each, open_existing, url_of
-from milepost.cli.targets import app_option, opened_store, read_pairs
+from milepost.cli.places import (
+    FAILED,
+    NOT_FOUND,
+    OK,
+    Invocation,
+    NotFound,
+    command,
+    is_postgres,
+    open_each,
+    open_existing,
+    optional_app_option,
+    url_of,
+)
+from milepost.cli.targets import opened_engine, read_pairs
 from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
 from milepost.errors import RunNotFoundError
 from milepost.executor.chronicle import Chronicle
@@ -61,25 +73,26 @@ def runs(
     limit: int,
     after: str | None,
 ) -> int:
-    """List runs, newest first."""
+    """List runs, newest first. Exit code 3 if there is no store yet."""
     wanted = read_pairs(tags, "--tag")
     with contextlib.ExitStack() as stack:
         stores = [stack.enter_context(store) for store in open_each(invocation)]
         found = _newest(stores, after, limit + 1, {"flow": flow, "status": status or None, "tags": wanted})
     page, has_more = found[:limit], len(found) > limit
+    code = OK if stores else NOT_FOUND
     if invocation.is_json:
         shown = [
             {**info_document(info), "why": why_it_stands(info, info.next_node or ""), "store": place}
             for place, info in page
         ]
         print(to_json({"runs": shown, "after": page[-1][1].run_id if has_more else None}))
-        return OK
+        return code
     if not page:
         is_filtered, url = bool(flow or status or wanted or after), url_of(invocation)
         # A URL of a server may have a password in it.
         where = stores[0].place if is_postgres(url) else url
         print("no runs match" if is_filtered else f"no runs yet in {where}: try milepost demo")
-        return OK
+        return code
     columns = ["run", "flow", "status", "next", "records", "updated", "why", *(["store"] if len(stores) > 1 else [])]
     print_table(columns, [(*_run_row(info), place)[: len(columns)] for place, info in page], is_cut=True)
     if has_more:
@@ -342,16 +355,16 @@ _PAGE = 100
     click.argument("run_id", metavar="RUN"),
     click.option("--after", type=click.IntRange(-1), default=-1, metavar="N",
                  help="Begin after this record instead of with the first."),
-    app_option(),
+    optional_app_option,
 )  # fmt: skip
-def watch(invocation: Invocation, run_id: str, after: int, app: str | None) -> int:
+def watch(invocation: Invocation, run_id: str, after: int) -> int:
     """Follow a run to its end, whoever executes it.
 
     What it did before is told too. Ctrl-C ends the watching and touches nothing. Exit code 0 if the run has finished, 1
     if it ended otherwise.
     """
-    with opened_store(invocation, app) as store:
-        return exit_code_of(watched(invocation, store, run_id, after))
+    with opened_engine(invocation) as engine:
+        return exit_code_of(watched(invocation, engine.store, run_id, after))
 
 
 def drawn(invocation: Invocation) -> bool:
@@ -378,7 +391,7 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
         for records, found in follow(store, run_id, after):
             info = found
             for record in records:
-                events = _events_of(chronicle, record)
+                events = [*_events_of(chronicle, record)]
                 for event in events:
                     tell(event, _error_of(record))
                 if (progress := maps.tell(record, events[-1] if events else None)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -120,6 +121,10 @@ class Invocation:
 
     store_url: str | None = None
     """As given with `--store`; None: not given."""
+    app: str | None = None
+    """As given with `--app`; None: not given."""
+    app_store: str | None = None
+    """The store of the app's engine, if none was named and it is no default; it is named in commands that are shown."""
     is_json: bool = False
     """Print JSON, and nothing else, on the standard output."""
     is_live: bool = False
@@ -130,27 +135,40 @@ class Invocation:
     """The run that this call has begun or gone on with; None: none yet."""
 
 
+def _note(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """Return the callback of an option that is noted in the `Invocation` instead of being passed on."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value:
+            setattr(context.ensure_object(Invocation), name, value)
+
+    return callback
+
+
 def shared_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--store`, `--json` and `--debug`, which may stand before a command's name and behind it."""
-
-    def note(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-        def callback(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-            if value:
-                setattr(context.ensure_object(Invocation), name, value)
-
-        return callback
-
     for option in (
-        click.option("--debug", is_flag=True, expose_value=False, callback=note("is_debug"), is_eager=True,
+        click.option("--debug", is_flag=True, expose_value=False, callback=_note("is_debug"), is_eager=True,
                      help="Show tracebacks and the log."),
-        click.option("--json", is_flag=True, expose_value=False, callback=note("is_json"), is_eager=True,
+        click.option("--json", is_flag=True, expose_value=False, callback=_note("is_json"), is_eager=True,
                      help="Print JSON: one document, or a line for each live event."),
-        click.option("--store", metavar="URL", expose_value=False, callback=note("store_url"),
-                     help="Where runs are kept, such as sqlite:///runs.db. Default: $MILEPOST_STORE, else "
-                          "sqlite:///.milepost/runs.db."),
+        click.option("--store", metavar="URL", expose_value=False, callback=_note("store_url"),
+                     help="Where runs are kept, such as sqlite:///runs.db. Default: $MILEPOST_STORE, else store in "
+                          "[tool.milepost] of pyproject.toml, else sqlite:///.milepost/runs.db."),
     ):  # fmt: skip
         fn = option(fn)
     return fn
+
+
+app_option = click.option(
+    "--app", metavar="MODULE:NAME", expose_value=False, callback=_note("app"),
+    help="What has the flows: an Engine or a Worker, such as shop:engine. Default: $MILEPOST_APP, else app in "
+         "[tool.milepost] of pyproject.toml.",
+)  # fmt: skip
+optional_app_option = click.option(
+    "--app", metavar="MODULE:NAME", expose_value=False, callback=_note("app"),
+    help="An Engine or a Worker, such as shop:engine, whose store is used. Default: none, no code is needed.",
+)  # fmt: skip
 
 
 def command(name: str, *options: Callable[..., Any], **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -174,9 +192,60 @@ DEFAULT_URL = "sqlite:///.milepost/runs.db"
 _DEFAULT_FOLDER = (Path(".milepost/checkpoints"), "file:.milepost/checkpoints")
 
 
+def project() -> tuple[Path, dict[str, str]]:
+    """Return the project's root and what `[tool.milepost]` in its pyproject.toml says.
+
+    The root is the nearest folder with such a file, from the working directory upwards; without one it is the working
+    directory. Raises `click.UsageError` for a file that cannot be read, and for what is no setting.
+    """
+    here = Path.cwd()
+    root = next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file()), None)
+    if root is None:
+        return here, {}
+    try:
+        tool = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
+    except (OSError, ValueError) as exc:
+        raise click.UsageError(f"{root / 'pyproject.toml'} can't be read: {exc}") from exc
+    settings = tool.get("milepost", {})
+    if not isinstance(settings, dict) or any(
+        name not in {"app", "store"} or not isinstance(value, str) for name, value in settings.items()
+    ):
+        raise click.UsageError(
+            f"[tool.milepost] of {root / 'pyproject.toml'} takes texts as app and store, and nothing else"
+        )
+    return root, settings
+
+
+def chosen_app(invocation: Invocation) -> tuple[str, Path | None] | None:
+    """Return the app that was named, and the folder that its name begins at if a project's file names it; None: none.
+
+    `--app` wins, then `MILEPOST_APP`, then the project's file.
+    """
+    if named := invocation.app or os.environ.get("MILEPOST_APP"):
+        return named, None
+    root, settings = project()
+    return (settings["app"], root) if settings.get("app") else None
+
+
 def chosen_url(invocation: Invocation) -> str | None:
-    """The store that was named by `--store` or `MILEPOST_STORE`; None: neither."""
-    return invocation.store_url or os.environ.get("MILEPOST_STORE") or None
+    """Return the store that was named by `--store`, `MILEPOST_STORE` or the project's file, the first of these; None: none."""
+    if named := invocation.store_url or os.environ.get("MILEPOST_STORE"):
+        return named
+    root, settings = project()
+    url = settings.get("store") or None
+    if url is None or root == Path.cwd():
+        return url
+    path, folder = file_of(url), folder_of(url)
+    return url_for(root / path) if path else f"file://{quote(str(root / folder))}" if folder else url
+
+
+def source_of_url(invocation: Invocation) -> str:
+    """Say what named the store."""
+    if invocation.store_url:
+        return "--store"
+    if os.environ.get("MILEPOST_STORE"):
+        return "MILEPOST_STORE"
+    return "the default" if chosen_url(invocation) is None else "pyproject.toml"
 
 
 def url_of(invocation: Invocation) -> str:
@@ -196,6 +265,14 @@ def _urls_of(invocation: Invocation) -> list[str]:
 def url_for(path: str | os.PathLike[str]) -> str:
     """The URL of a SQLite file."""
     return "sqlite:///" + quote(os.fspath(Path(path).absolute()))
+
+
+def url_of_store(store: Store) -> str | None:
+    """Return the URL of a store in a file or folder, from the working directory; None for any other, and the default."""
+    path = Path(store.place)
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    url = f"sqlite:///{quote(str(path))}" if path.is_file() else f"file:{quote(str(path))}" if path.is_dir() else None
+    return None if url == DEFAULT_URL else url
 
 
 def file_of(url: str) -> Path | None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -22,13 +23,13 @@ from milepost.cli.places import (
     OK,
     WAITING,
     Invocation,
+    app_option,
     code_of,
     command,
-    open_existing,
-    open_or_make,
 )
-from milepost.cli.targets import Runnable, load_target, read_input, read_pairs
+from milepost.cli.targets import Runnable, found_flow, is_target, read_input, read_pairs, split_input
 from milepost.cli.text import fit_screen, pretty, to_json
+from milepost.engine.engine import Engine
 from milepost.errors import NodeError, RunSuspended, StepError, WorkflowError
 from milepost.model.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
 from milepost.model.reports import ResumePlan, RunResult
@@ -50,7 +51,7 @@ def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _run_id = click.argument("run_id", metavar="RUN")
-_target = click.argument("target", metavar="TARGET")
+_target = click.argument("target", metavar="[TARGET]", required=False)
 _iterations = click.option(
     "--max-iterations", type=click.IntRange(1, 100_000), metavar="N", help="How many nodes the run may execute in all."
 )
@@ -68,6 +69,7 @@ _correcting = _options(
     click.option("--on-corrupt", type=click.Choice(["error", "previous"]), default="error", show_default=True,
                  help="previous: go on from the newest record that is whole."),
     _iterations,
+    app_option,
 )  # fmt: skip
 
 
@@ -83,10 +85,11 @@ _correcting = _options(
     click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="A tag of the run. Repeatable."),
     _iterations,
     _full,
+    app_option,
 )  # fmt: skip
 def run(
     invocation: Invocation,
-    target: str,
+    target: str | None,
     input: str | None,
     fields: tuple[str, ...],
     run_id: str | None,
@@ -97,21 +100,21 @@ def run(
 ) -> int:
     """Run a flow and record it.
 
-    TARGET is module:flow or path.py:flow, a compiled graph or a workflow. INPUT is the initial state of a graph, or an
-    object of the inputs of a workflow, as JSON, or - to read it; without it, and without --input, the defaults.
+    TARGET is module:flow or path.py:flow, a compiled graph or a workflow, or the name of one of the app's flows; it may be
+    left out if the app has one. INPUT is the initial state of a graph, or an object of the inputs of a workflow, as JSON, or
+    - to read it; without it, and without --input, the defaults.
     """
     options: dict[str, Any] = {"tags": read_pairs(tags, "--tag"), "if_exists": if_exists}
     if max_iterations is not None:
         options["max_iterations"] = max_iterations
-    flow = load_target(target)
-    given = read_input(flow, input, fields)
-    arguments: tuple[Any, ...] = (given,)
-    if isinstance(flow, Workflow):
-        arguments, options["inputs"] = (), given
-    with open_or_make(invocation) as store:
-        return _perform(
-            invocation, flow, "run", arguments, target, is_full=is_full, store=store, run_id=run_id, **options
-        )
+    name, text = split_input(target, input)
+    with found_flow(invocation, name) as (flow, open_engine):
+        given = read_input(flow, text, fields)
+        arguments: tuple[Any, ...] = (given,)
+        if isinstance(flow, Workflow):
+            arguments, options["inputs"] = (), given
+        act = _Act(open_engine(), flow, "run", arguments, name if is_target(invocation, name) else None)
+        return _perform(invocation, act, is_full=is_full, run_id=run_id, **options)
 
 
 @command(
@@ -127,42 +130,43 @@ def run(
 def resume(
     invocation: Invocation,
     run_id: str,
-    target: str,
+    target: str | None,
     node_id: str | None,
     visit: int | None,
     rerun: bool,
     plan: bool,
     **correcting: Any,
 ) -> int:
-    """Go on with a run where its records end. First the RUN, then its TARGET.
+    """Go on with a run where its records end.
 
-    Nothing that is recorded runs again. Example: milepost resume o-17 shop:graph
+    Nothing that is recorded runs again. TARGET is module:flow or path.py:flow; without it the app has the run's flow.
+    Example: milepost resume o-17 shop:graph
     """
     if node_id is None and (visit is not None or rerun):
         raise click.UsageError("--visit and --rerun go with --from NODE")
     options = _read_correcting(correcting)
-    flow = load_target(target)
-    with open_existing(invocation) as store:
+    with found_flow(invocation, target, run_id, is_looking=True) as (flow, open_engine):
+        engine = open_engine()
         if plan:
             options.pop("is_full", None)
-            planned = flow.plan_resume(store, run_id, node_id, visit=visit, rerun=rerun, **options)
+            planned = engine.plan_resume(flow, run_id, node_id, visit=visit, rerun=rerun, **options)
             return _show_plan(invocation, planned)
         if node_id is None:
-            return _perform(invocation, flow, "resume", (store, run_id), target, **options)
-        options |= {"visit": visit, "rerun": rerun}
-        return _perform(invocation, flow, "resume_from", (store, run_id, node_id), target, **options)
+            return _perform(invocation, _Act(engine, flow, "resume", (run_id,), target), **options)
+        act = _Act(engine, flow, "resume_from", (run_id, node_id), target)
+        return _perform(invocation, act, **options, visit=visit, rerun=rerun)
 
 
 @command("retry", _run_id, _target, _correcting)
-def retry(invocation: Invocation, run_id: str, target: str, **correcting: Any) -> int:
-    """Run again what failed, with fresh attempts. First the RUN, then its TARGET.
+def retry(invocation: Invocation, run_id: str, target: str | None, **correcting: Any) -> int:
+    """Run again what failed, with fresh attempts.
 
-    Completed work is kept. Example: milepost retry o-17 shop:graph
+    Completed work is kept. TARGET is module:flow or path.py:flow; without it the app has the run's flow.
+    Example: milepost retry o-17 shop:graph
     """
     options = _read_correcting(correcting)
-    flow = load_target(target)
-    with open_existing(invocation) as store:
-        return _perform(invocation, flow, "retry", (store, run_id), target, **options)
+    with found_flow(invocation, target, run_id, is_looking=True) as (flow, open_engine):
+        return _perform(invocation, _Act(open_engine(), flow, "retry", (run_id,), target), **options)
 
 
 def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
@@ -176,17 +180,31 @@ def _read_correcting(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _perform(
-    invocation: Invocation,
-    flow: Runnable,
-    verb: str,
-    arguments: tuple[Any, ...],
-    target: str,
-    *,
-    is_full: bool = False,
-    **options: Any,
-) -> int:
-    """Call a verb, show what happens, then its result. `target` is how the flow was named."""
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """A verb of an engine on a flow. `target` names the flow if it is none of the app's."""
+
+    engine: Engine
+    flow: Runnable
+    verb: str
+    arguments: tuple[Any, ...]
+    target: str | None
+
+    def perform(self, **options: Any) -> None:
+        """Call the verb, or its async twin where there may be coroutine functions: in a workflow always."""
+        if not isinstance(self.flow, Workflow) and not self.flow._definition.async_names:
+            getattr(self.engine, self.verb)(self.flow, *self.arguments, **options)
+            return
+
+        async def perform() -> None:
+            with _ended_by_second_signal():
+                await getattr(self.engine, f"a{self.verb}")(self.flow, *self.arguments, **options)
+
+        asyncio.run(perform())
+
+
+def _perform(invocation: Invocation, act: _Act, *, is_full: bool = False, **options: Any) -> int:
+    """Perform an act, show what happens, then its result."""
     invocation.is_live = invocation.is_json
     results: list[Result] = []
 
@@ -196,35 +214,22 @@ def _perform(
         elif isinstance(event, (RunCompleted, WorkflowCompleted)) and event.result is not None:
             results.append(event.result)
 
-    with watching(flow._definition.codec, is_json=invocation.is_json) as watcher:
+    with watching(act.flow._definition.codec, is_json=invocation.is_json) as watcher:
         try:
-            _call(flow, verb, arguments, hooks=(note, watcher), **options)
+            act.perform(hooks=(note, watcher), **options)
         except RunSuspended as exc:
             waiting: RunSuspended | None = exc
         except (NodeError, StepError, WorkflowError):
-            _show_next(invocation, "failed", target)
+            _show_next(invocation, "failed", act.target)
             raise
         else:
             waiting = None
     if waiting is not None:
-        _show_waits(invocation, waiting, target)
+        _show_waits(invocation, waiting, act.target)
         return WAITING
-    _show_result(invocation, flow, results[-1], is_full=is_full)
-    _show_next(invocation, results[-1].status, target)
+    _show_result(invocation, act.flow, results[-1], is_full=is_full)
+    _show_next(invocation, results[-1].status, act.target)
     return OK if results[-1].status == "finished" else FAILED
-
-
-def _call(flow: Runnable, verb: str, arguments: tuple[Any, ...], **options: Any) -> None:
-    """The sync verb, or its async twin where there may be coroutine functions: in a workflow always."""
-    if not isinstance(flow, Workflow) and not flow._definition.async_names:
-        getattr(flow, verb)(*arguments, **options)
-        return
-
-    async def perform() -> None:
-        with _ended_by_second_signal():
-            await getattr(flow, f"a{verb}")(*arguments, **options)
-
-    asyncio.run(perform())
 
 
 @contextlib.contextmanager
@@ -279,7 +284,7 @@ def _show_result(invocation: Invocation, flow: Runnable, result: Result, *, is_f
         print(f"… {plural(left_out, 'more line')}: --full prints all, as does {_command(invocation, 'state')}")
 
 
-def _show_next(invocation: Invocation, status: str, target: str) -> None:
+def _show_next(invocation: Invocation, status: str, target: str | None) -> None:
     """Show the commands that look at the run, or go on with it, as they can be typed."""
     if invocation.is_json or invocation.run_id is None:
         return
@@ -287,20 +292,29 @@ def _show_next(invocation: Invocation, status: str, target: str) -> None:
     print(f"next: {show}" if status == "finished" else f"next: {show}, then {_command(invocation, 'resume', target)}")
 
 
-def _command(invocation: Invocation, verb: str, *words: str) -> str:
-    """Return a command on the run of this call, with the store that was named."""
-    store = [] if invocation.store_url is None else ["--store", invocation.store_url]
-    return clean(f"milepost {shlex.join([verb, str(invocation.run_id), *words, *store])}")
+def _command(invocation: Invocation, verb: str, target: str | None = None) -> str:
+    """Return a command on the run of this call, with the flow, app and store that were named."""
+    words = [verb, str(invocation.run_id)]
+    if verb == "resume":
+        words += [] if target is None else [target]
+        words += [] if invocation.app is None else ["--app", invocation.app]
+    return clean(f"milepost {shlex.join([*words, *_store_words(invocation, is_code_named=verb == 'resume')])}")
 
 
-def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str) -> None:
+def _store_words(invocation: Invocation, *, is_code_named: bool = False) -> list[str]:
+    """Return the option that names the store in a command; an app knows its own."""
+    url = invocation.store_url or (None if is_code_named else invocation.app_store)
+    return [] if url is None else ["--store", url]
+
+
+def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str | None) -> None:
     """Show what a run waits for, and the commands that go on with it as they can be typed."""
     run_id, waits = str(waiting.run_id), waiting.waiting_for
     if invocation.is_json:
         told = {"run_id": run_id, "status": "waiting", "waiting_for": [wait_document(wait) for wait in waits]}
         print(to_json({"event": "Result", **told, "wake_at": iso(waiting.wake_at)}, is_line=True))
         return
-    store = [] if invocation.store_url is None else ["--store", invocation.store_url]
+    store = _store_words(invocation)
     for wait in waits:
         print(f"{clean(wait.wait_id)} waits for {wait_text(wait)}")
         if wait.signal is not None:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import click
 
-from milepost.cli.places import OK, Invocation, command, open_or_make
-from milepost.cli.targets import (
-    Runnable,
-    app_option,
-    load_target,
-    loaded,
-    opened_engine,
-    read_input,
-    read_json,
-    read_pairs,
-)
+from milepost.cli.places import OK, Invocation, app_option, command, optional_app_option
+from milepost.cli.targets import found_flow, opened_engine, read_input, read_json, read_pairs, split_input
 from milepost.cli.text import to_json
-from milepost.engine.engine import Engine
-from milepost.verbs import Bound, Verbs
+from milepost.verbs import Bound
 from milepost.views.text import clean, iso
 
 _OUTCOMES = {
@@ -37,7 +25,7 @@ _OUTCOMES = {
 
 @command(
     "start",
-    click.argument("flow", metavar="FLOW"),
+    click.argument("flow", metavar="[FLOW]", required=False),
     click.argument("input", metavar="[INPUT]", required=False),
     click.option("--input", "-i", "fields", multiple=True, metavar="KEY=VALUE",
                  help="One field of the state, or one input; VALUE is JSON if it parses, else text. Repeatable."),
@@ -46,30 +34,29 @@ _OUTCOMES = {
     click.option("--if-exists", type=click.Choice(["error", "resume", "retry", "return", "continue"]),
                  default="error", show_default=True, help="What becomes of a run of that id."),
     click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="A tag of the run. Repeatable."),
-    app_option(),
+    app_option,
 )  # fmt: skip
 def start(
     invocation: Invocation,
-    flow: str,
+    flow: str | None,
     input: str | None,
     fields: tuple[str, ...],
     run_id: str | None,
     at: str | None,
     if_exists: Any,
     tags: tuple[str, ...],
-    app: str | None,
 ) -> int:
     """Record a run for a worker to take up, and print its id.
 
-    FLOW is module:flow or path.py:flow or, with --app, the name of one of its flows. INPUT is the initial state of a graph,
-    or an object of the inputs of a workflow, as JSON, or - to read it.
+    FLOW is module:flow or path.py:flow or the name of one of the app's flows; it may be left out if the app has one. INPUT
+    is the initial state of a graph, or an object of the inputs of a workflow, as JSON, or - to read it.
     """
     moment = None if at is None else _read_time(at)
-    with _flow_of(invocation, flow, app) as (engine, found):
-        engine._known([found])  # refuses a flow without a name
-        bound = Bound(found, read_input(cast("Runnable", found), input, fields))
-        wanted = read_pairs(tags, "--tag")
-        info = engine.start(bound, run_id=run_id, at=moment, if_exists=if_exists, tags=wanted).info()
+    name, text = split_input(flow, input)
+    wanted = read_pairs(tags, "--tag")
+    with found_flow(invocation, name) as (found, open_engine):
+        bound = Bound(found, read_input(found, text, fields))
+        info = open_engine().start(bound, run_id=run_id, at=moment, if_exists=if_exists, tags=wanted).info()
     if invocation.is_json:
         print(to_json({"run_id": info.run_id, "status": info.status, "wake_at": iso(info.wake_at)}))
     else:
@@ -85,7 +72,7 @@ def start(
     click.option("--to", metavar="WAIT", help="Only this wait, such as approve#1, as show tells it."),
     click.option("--id", "--signal-id", "signal_id", metavar="ID",
                  help="One that was sent with this id before is not sent again."),
-    app_option(),
+    optional_app_option,
 )  # fmt: skip
 def signal(
     invocation: Invocation,
@@ -94,14 +81,13 @@ def signal(
     payload: str | None,
     to: str | None,
     signal_id: str | None,
-    app: str | None,
 ) -> int:
     """Send a run a signal. JSON is its payload, or - to read it.
 
     It is kept where nothing waits for it yet.
     """
     value = None if payload is None else read_json(payload, "the payload")
-    with opened_engine(invocation, app) as engine:
+    with opened_engine(invocation) as engine:
         outcome = engine.signal(run_id, name, value, signal_id=signal_id, to=to)
     return _tell(invocation, outcome, f"signal {clean(name)!r} of run {clean(run_id)!r}", run_id=run_id, signal=name)
 
@@ -110,31 +96,16 @@ def signal(
     "cancel",
     click.argument("run_id", metavar="RUN"),
     click.option("--reason", default="", metavar="TEXT", help="Told by show, and to whoever waits for the run."),
-    app_option(),
+    optional_app_option,
 )
-def cancel(invocation: Invocation, run_id: str, reason: str, app: str | None) -> int:
+def cancel(invocation: Invocation, run_id: str, reason: str) -> int:
     """Ask a run to end.
 
     Where nobody executes it, it is cancelled at once; else by its owner, within seconds.
     """
-    with opened_engine(invocation, app) as engine:
+    with opened_engine(invocation) as engine:
         outcome = engine.cancel(run_id, reason)
     return _tell(invocation, outcome, f"cancel of run {clean(run_id)!r}", run_id=run_id)
-
-
-@contextlib.contextmanager
-def _flow_of(invocation: Invocation, name: str, app: str | None) -> Iterator[tuple[Engine, Verbs[Any]]]:
-    """The flow to start, and the engine that starts it."""
-    if app is None:
-        flow = load_target(name)
-        with open_or_make(invocation) as store:
-            yield Engine(store, flows=[flow]), flow
-        return
-    with loaded(invocation, app) as found:
-        known = {} if found.engine is None else found.engine.flows
-        if found.engine is None or name not in known:
-            raise click.UsageError(f"{app!r} has no flow {name!r}: it has {', '.join(known) or 'none'}")
-        yield found.engine, known[name]
 
 
 def _read_time(text: str) -> datetime:

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,13 +19,21 @@ from typing import Any, Protocol
 
 import click
 
-from milepost.cli.places import Invocation, open_existing, open_or_make
+from milepost.cli.places import (
+    Invocation,
+    chosen_app,
+    chosen_url,
+    open_existing,
+    open_or_make,
+    project,
+    url_of_store,
+)
 from milepost.codec import Codec
 from milepost.engine.engine import Engine
 from milepost.engine.worker import Worker
 from milepost.errors import DeserializeStateError, GraphError, MilepostError
 from milepost.graph.builder import CompiledGraph, Graph
-from milepost.store import Store
+from milepost.views.text import clean
 from milepost.workflows.definition import Workflow
 
 # -- What a command is to run: the flow that was named on the command line, and its input ----------
@@ -46,18 +54,20 @@ def load_target(target: str) -> Runnable:
     return _checked(found, target, module, name)
 
 
-def find_target(target: str) -> tuple[ModuleType, Any, str]:
+def find_target(target: str, root: Path | None = None) -> tuple[ModuleType, Any, str]:
     """Import what `target` names: its module, the object (None: the module has none) and the object's name.
 
-    Raises `click.UsageError` for a module that is not there or cannot be imported.
+    Files and modules are looked for below `root`; None: files below the working directory, modules in the project's root
+    too. Raises `click.UsageError` for a module that is not there or cannot be imported.
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise click.UsageError(f"{target!r} is no target: {_FORM}, such as shop:graph")
     is_file = place.endswith(".py") or "/" in place
+    folders = dict.fromkeys([project()[0], Path.cwd()] if root is None else [root])
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            module = _import_file(Path(place)) if is_file else _import_module(place)
+            module = _import_file(Path(root or "", place)) if is_file else _import_module(place, folders)
         except click.UsageError:
             raise
         except GraphError as exc:
@@ -71,10 +81,10 @@ def find_target(target: str) -> tuple[ModuleType, Any, str]:
     return module, found, name
 
 
-def _import_module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+def _import_module(name: str, folders: Iterable[Path]) -> ModuleType:
+    for folder in map(str, folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     return importlib.import_module(name)
 
 
@@ -222,37 +232,38 @@ class App:
     worker: Works | None = None
 
 
-def app_option(required: bool = False) -> Any:
-    """The option `--app` of a command."""
-    told = "An Engine or a Worker, such as shop:engine" + ("." if required else "; its store is used.")
-    return click.option("--app", metavar="MODULE:NAME", required=required, help=told)
-
-
 @contextlib.contextmanager
-def loaded(invocation: Invocation, target: str, *, is_looking: bool = False) -> Iterator[App]:
-    """Yield what `target` names. At the end of the block a store that it opened from a URL is closed.
+def loaded(invocation: Invocation, *, is_looking: bool = False) -> Iterator[App]:
+    """Yield the app that was named, and say from which file it is. At the end of the block its store is closed.
 
-    The store beside a flow is made if it is not there, unless `is_looking`. Raises `click.UsageError` for what is none,
-    and for `--store` beside an engine, which has a store.
+    A store that was named takes the place of the engine's own one. It is made if it is not there, unless `is_looking`.
+    Raises `click.UsageError` if no app was named, and for what is none.
     """
-    module, found, name = find_target(target)
+    named = chosen_app(invocation)
+    if named is None:
+        raise click.UsageError("give --app MODULE:NAME, MILEPOST_APP, or app in [tool.milepost] of pyproject.toml")
+    target, root = named
+    module, found, name = find_target(target, root)
     if found is None:
         raise click.UsageError(f"target {target!r}: module {module.__name__!r} has no {name!r}: {_APP_FORM}")
+    print(f"milepost: app {clean(target)} is in {clean(module.__file__)}", file=sys.stderr)
     if callable(found) and not isinstance(found, (CompiledGraph, Workflow)):
         found = _called(found, target)
+    open_named = open_existing if is_looking else open_or_make
     with contextlib.ExitStack() as stack:
         if isinstance(found, (CompiledGraph, Workflow)):
-            store = open_existing(invocation) if is_looking else open_or_make(invocation)
-            yield App(Engine(stack.enter_context(store), flows=[found]))
+            yield App(Engine(stack.enter_context(open_named(invocation)), flows=[found]))
             return
-        if invocation.store_url is not None:
-            raise click.UsageError(f"target {target!r} has a store of its own: leave out --store")
-        if isinstance(found, Engine):
-            yield App(stack.enter_context(found))
-        elif isinstance(found, Worker):
-            owner = found.engine
-            yield App(stack.enter_context(owner) if isinstance(owner, Engine) else None, found)
+        engine = found.engine if isinstance(found, Worker) else found
+        works = None if engine is found and isinstance(found, Engine) else found
+        if isinstance(engine, Engine):
+            stack.enter_context(engine)
+            if chosen_url(invocation) is not None:
+                engine._use_store(open_named(invocation))
+            yield App(engine, works)
         elif callable(getattr(found, "run", None)) and callable(getattr(found, "stop", None)):
+            if invocation.store_url is not None:
+                raise click.UsageError(f"target {target!r} has a store of its own: leave out --store")
             yield App(None, found)
         else:
             raise click.UsageError(f"target {target!r} is a {type(found).__name__}: {_APP_FORM}")
@@ -275,20 +286,59 @@ def _called(make: Any, target: str) -> Any:
 
 
 @contextlib.contextmanager
-def opened_engine(invocation: Invocation, target: str | None) -> Iterator[Engine]:
-    """The engine that `--app` names, else one without flows over the store to look into."""
-    if target is None:
+def opened_engine(invocation: Invocation) -> Iterator[Engine]:
+    """Yield the engine that `--app` names, else one without flows over the store to look into."""
+    if invocation.app is None:
         with open_existing(invocation) as store:
             yield Engine(store)
         return
-    with loaded(invocation, target, is_looking=True) as app:
-        if app.engine is None:
-            raise click.UsageError(f"target {target!r} has no engine: give one with --app, or the store with --store")
-        yield app.engine
+    with loaded(invocation, is_looking=True) as app:
+        yield _engine_of(app, invocation.app)
+
+
+def _engine_of(app: App, target: str) -> Engine:
+    if app.engine is None:
+        raise click.UsageError(f"target {target!r} has no engine: give one with --app, or the store with --store")
+    return app.engine
+
+
+def is_target(invocation: Invocation, name: str | None) -> bool:
+    """Return whether a flow's name on the command line is that of an object in a module; else it is one of the app's."""
+    return name is not None and ":" in name and invocation.app is None
 
 
 @contextlib.contextmanager
-def opened_store(invocation: Invocation, target: str | None) -> Iterator[Store]:
-    """The store of the engine that `--app` names, else the one to look into."""
-    with opened_engine(invocation, target) as engine:
-        yield engine.store
+def found_flow(
+    invocation: Invocation, name: str | None, run_id: str | None = None, *, is_looking: bool = False
+) -> Iterator[tuple[Runnable, Callable[[], Engine]]]:
+    """Yield a flow, and a function that gives the engine which runs it.
+
+    `name` is a target or, of the app that was named, a flow; None: the flow of the run `run_id`, else the app's only one.
+    The store of a target is opened with the engine; it is made if it is not there, unless `is_looking`. Raises
+    `click.UsageError` where there is no such flow.
+    """
+    if name is not None and (is_target(invocation, name) or chosen_app(invocation) is None):
+        flow, open_named = load_target(name), open_existing if is_looking else open_or_make
+        with contextlib.ExitStack() as stack:
+            yield flow, lambda: Engine(stack.enter_context(open_named(invocation)), flows=[flow])
+        return
+    if chosen_app(invocation) is None:
+        raise click.UsageError(f"name the flow, or what has it with --app: {_FORM}")
+    with loaded(invocation, is_looking=is_looking) as app:
+        engine = _engine_of(app, str(invocation.app))
+        known: dict[str, Any] = dict(engine.flows)
+        wanted = name if run_id is None or name is not None else engine.store.get_run(run_id).info.flow
+        if wanted is None and len(known) == 1:
+            (wanted,) = known
+        if wanted not in known:
+            what = "many flows: name one of" if wanted is None else f"no flow {wanted!r}: it has"
+            raise click.UsageError(f"the app has {what} {', '.join(known) or 'none'}")
+        if chosen_url(invocation) is None:
+            invocation.app_store = url_of_store(engine.store)
+        yield known[wanted], lambda: engine
+
+
+def split_input(target: str | None, text: str | None) -> tuple[str | None, str | None]:
+    """Return the flow and the input of a command that may leave out the flow: what looks like JSON is the input."""
+    is_input = target is not None and text is None and (target == "-" or target.lstrip().startswith(("{", "[")))
+    return (None, target) if is_input else (target, text)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import click
 
 from milepost.cli.live import logging_runs, prints_aside
-from milepost.cli.places import FAILED, OK, Invocation, command, read_duration, read_pause
-from milepost.cli.targets import App, Works, app_option, loaded, read_pairs
+from milepost.cli.places import FAILED, OK, Invocation, app_option, command, read_duration, read_pause
+from milepost.cli.targets import App, Works, loaded, read_pairs
 from milepost.cli.text import print_table, to_json
 from milepost.engine.worker import Host, Worker
 from milepost.errors import RunNotFoundError
@@ -34,7 +34,7 @@ logger = logging.getLogger("milepost")
 
 @command(
     "worker",
-    app_option(required=True),
+    app_option,
     click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Runs at once. Default: 10."),
     click.option("--limit", "limits", multiple=True, metavar="FLOW=N", help="Runs of one flow at once. Repeatable."),
     click.option("--poll", type=read_pause, metavar="DURATION", help="Between two looks. Default: 1s."),
@@ -45,7 +45,6 @@ logger = logging.getLogger("milepost")
 )  # fmt: skip
 def worker(
     invocation: Invocation,
-    app: str,
     limits: tuple[str, ...],
     names: tuple[str, ...],
     until_idle: bool,
@@ -59,7 +58,7 @@ def worker(
     options = {name: value for name, value in given.items() if value is not None}
     if limits:
         options["limits"] = _read_limits(limits)
-    with loaded(invocation, app) as found, logging_runs(invocation):
+    with loaded(invocation) as found, logging_runs(invocation):
         works = _worker_of(found, names, options)
         with _stopped_by_signals(works):
             logger.info("worker %d takes up %s", os.getpid(), _described(works))
@@ -68,14 +67,14 @@ def worker(
     return OK
 
 
-@command("recover", app_option(required=True))
-def recover(invocation: Invocation, app: str) -> int:
+@command("recover", app_option)
+def recover(invocation: Invocation) -> int:
     """Go once through what is due or has lost its process.
 
     Ends when nothing is left to do, and tells what became of each run. Exit code 1 if one of them failed, is blocked, or
     was refused, because the code is not that which it began with.
     """
-    with loaded(invocation, app, is_looking=True) as found:
+    with loaded(invocation, is_looking=True) as found:
         works = _worker_of(found, (), {})
         if not isinstance(works, Worker):
             raise click.UsageError("recover needs an Engine or a Worker, which can tell what it did")

@@ -571,6 +571,16 @@ class Engine:
             if self._open is not None and self._store is not None:
                 self._store.close()
 
+    def _use_store(self, store: Store) -> None:
+        """Work on another store, with the keys and options of the engine's own one. The engine closes it with itself."""
+        with self._opening:
+            own, is_opened_here = self._store, self._open is not None
+            if own is not None:
+                store._take_options(own)
+                if is_opened_here:
+                    own.close()
+            self._open, self._store = lambda: store, store
+
     def __enter__(self) -> Self:
         return self
 

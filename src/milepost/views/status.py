@@ -170,7 +170,7 @@ def why_it_stands(info: RunInfo, following: str | None, *others: str | None) -> 
     places = ", ".join(map(repr, (following, *others[:_PLACES])))
     more = f" and {len(others) - _PLACES} more" if len(others) > _PLACES else ""
     where = {None: " with its router", END: " at its end", "": ""}.get(following, f" at {places}{more}")
-    resume = f"milepost resume {info.run_id} TARGET"
+    resume = f"milepost resume {info.run_id} [TARGET]"
     match info.status:
         case "finished":
             return "it has finished"

@@ -108,6 +108,11 @@ class OwnerStore(Store):
             setattr(self, "_write", self._refuse)  # noqa: B010  # a method is no variable to type checkers
         watch(self)
 
+    def _take_options(self, other: Store) -> None:
+        """Take the keys, the retention and the clock of another store instead of its own, before anything is done."""
+        super()._take_options(other)
+        self._keeper = other._keeper if isinstance(other, OwnerStore) else None
+
     # -- the backend --------------------------------------------------------------------------------
 
     @abc.abstractmethod
