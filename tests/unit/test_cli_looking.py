@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from milepost import END, Checkpoint, Graph, SQLiteStore
 from milepost.model.ids import new_nonce
 from milepost.model.info import RunInfo, Wait
 from milepost.model.record import format_time, make_record
-from milepost.store import NewRun, Release, Store, Token
+from milepost.store import Append, NewRun, Release, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
-from milepost.views.status import why_it_stands
+from milepost.views.status import error_place, why_it_stands
 
 __all__ = ["shop"]
 
@@ -148,7 +149,7 @@ def test_runs_shortens_why_and_json_does_not(shop: Shop) -> None:
     assert f"{'x' * 57}..." in shop.call("runs", *url).out
     (run,) = shop.call("runs", "--json", *url).json["runs"]
     assert ("x" * 100, str(shop.folder / "s.db")) == (run["reason"], run["store"])
-    assert f"it was interrupted ({'x' * 100}): milepost resume r [TARGET] goes on" == run["why"]
+    assert f"it was interrupted ({'x' * 100}): milepost resume r [TARGET] goes on at 'price'" == run["why"]
     assert "x" * 100 in shop.call("show", "r", *url).out
 
 
@@ -331,3 +332,80 @@ def test_state_shows_what_a_finished_run_was_overridden_with(shop: Shop) -> None
         graph.run({"n": 1}, store=store, run_id="r")
         graph.resume(store, "r", state_override=lambda state: {"n": 9})
     assert {"n": 9} == shop.call("--store", "sqlite:///s.db", "state", "r", "--json").json["state"]
+
+
+# -- a run that failed, hangs or waits for its next attempt ------------------------------------------------------------
+
+
+FIRST = """
+import json
+from milepost import END, Graph, step, workflow
+
+
+def fails(value):
+    return json.loads("{")
+
+
+graph = Graph(dict).add_node("fails", fails).add_edge("fails", END).set_entry("fails").compile("first")
+
+
+@workflow("steps")
+def steps():
+    yield from step("before").python(str, args=(1,))
+    yield from step("fails").python(fails, args=(1,))
+"""
+
+
+@pytest.mark.parametrize(("name", "part"), [("graph", "node"), ("steps", "step")])
+def test_show_of_a_failed_run_begins_with_what_failed_where_and_what_to_type(shop: Shop, name: str, part: str) -> None:
+    (shop.folder / "first.py").write_text(FIRST, encoding="utf-8")
+    assert 1 == shop.call("run", f"first.py:{name}", "--run-id", "a").code
+    answer = shop.call("show", "a")
+    failed, at, act, empty = answer.out.splitlines()[:4]
+    assert failed.startswith(f"failed  {part} 'fails' with json.decoder.JSONDecodeError: Expecting property name")
+    assert f"in      {shop.folder / 'first.py'}:7, in fails" == at
+    assert ("do      mend the cause, then: milepost retry a [TARGET]", "") == (act, empty)
+    named = shop.call("show", "a", "--store", "sqlite:///.milepost/runs.db").out.splitlines()[2]
+    assert named.endswith(" milepost retry a [TARGET] --store sqlite:///.milepost/runs.db")
+    assert not shop.call("show", "a", "--json").out.startswith("failed")
+
+
+@pytest.mark.parametrize("name", ["graph", "steps"])
+def test_runs_and_show_name_the_same_place_where_a_run_goes_on(shop: Shop, name: str) -> None:
+    (shop.folder / "first.py").write_text(FIRST, encoding="utf-8")
+    shop.call("run", f"first.py:{name}", "--run-id", "a")
+    header, row = (line.split() for line in shop.call("runs").out.splitlines())
+    facts = dict(line.split(None, 1) for line in shop.call("show", "a").out.splitlines() if re.match(r"\w+  ", line))
+    assert "fails" == row[header.index("next")] == facts["next"]
+    assert shop.call("runs", "--json").json["runs"][0]["why"] == shop.call("show", "a", "--json").json["why"]
+
+
+def test_a_place_in_the_code_is_that_of_the_user_and_of_the_error_that_ended_the_run() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/app/a.py", line 1, in first\n    x\nKeyError: 1\n\n'
+        "During handling of the above exception, another exception occurred:\n\n"
+        'Traceback (most recent call last):\n  File "/app/b.py", line 22, in second\n    y\n'
+        '  File "/usr/lib/python3.12/json/decoder.py", line 355, in raw_decode\n    z\n'
+        '  File "/venv/lib/python3.12/site-packages/requests/api.py", line 9, in get\n    z\nOSError: no\n'
+    )
+    assert "/app/b.py:22, in second" == error_place(text)
+    foreign = text.partition("    y\n")[2]
+    assert "/venv/lib/python3.12/site-packages/requests/api.py:9, in get" == error_place(foreign)
+    assert "" == error_place("OSError: no")
+
+
+def test_show_tells_how_long_a_node_runs_and_when_the_next_attempt_begins(shop: Shop) -> None:
+    url = ("--store", "sqlite:///s.db")
+    with SQLiteStore("s.db") as store:
+        token = make_run(store, "live")
+        told = shop.call("show", "live", *url).out
+        assert re.search(r"^price +- +running +- +- +for \d", told, re.MULTILINE)
+        assert re.search(r"^newest +\d.* ago$", told, re.MULTILINE)
+        fields = {"error_type": "OSError", "message": "no", "op": "execute", "attempt": 1,
+                  "retry_at": "2099-01-01T00:00:00.000000Z"}  # fmt: skip
+        record = make_record(
+            "live", 1, "2026-11-28T00:00:00.000000Z", "failure", node_id="price", visit=1, fields=fields
+        )
+        store.append([Append(token, (record,))])
+        told = shop.call("show", "live", *url).out
+        assert "attempt 1 failed: OSError: no; attempt 2 begins at 2099-01-01 00:00:00 UTC" in told

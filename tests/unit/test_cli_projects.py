@@ -23,7 +23,7 @@ def project(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Workshop:
 def test_a_run_is_resumed_by_its_id_alone(project: Workshop) -> None:
     answer = project.call("run", "orders", "-i", "id=a", "-i", "fails=true", "--run-id", "a")
     assert 1 == answer.code
-    assert answer.out.endswith("next: milepost show a, then milepost resume a\n")
+    assert answer.out.endswith("next: milepost show a, then milepost retry a\n")
     assert f"milepost: app workshop:engine is in {project.folder / 'workshop.py'}" in answer.err.splitlines()
     assert 1 == project.call("resume", "a").code
     assert 1 == project.call("retry", "a").code

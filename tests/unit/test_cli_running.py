@@ -164,7 +164,7 @@ def test_a_run_that_failed_says_what_to_type_next(shop: Shop) -> None:
     run = ("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", "a", "--store", "sqlite:///s.db")
     told = shop.call(*run).out.splitlines()
     store = "--store sqlite:///s.db"
-    assert f"next: milepost show a {store}, then milepost resume a shop:graph {store}" == told[-1]
+    assert f"next: milepost show a {store}, then milepost retry a shop:graph {store}" == told[-1]
 
 
 def test_resume_goes_on_where_the_records_end(shop: Shop) -> None:

@@ -99,6 +99,16 @@ def test_watch_follows_a_run_of_another_process_to_its_end(shop: Shop) -> None:
     assert ["price", "charge", "price", "charge"] == [e["node_id"] for e in events if e["event"] == "NodeCompleted"]
 
 
+def test_watch_says_when_a_run_that_waits_for_its_time_is_due(shop: Shop) -> None:
+    shop.call("start", "shop:graph", "-i", "id=a", "--run-id", "a", "--at", "2099-01-01T00:00:00Z")
+    with shop.spawn("watch", "a") as process:
+        assert process.stderr is not None
+        assert "milepost: run 'a' waits: it is due at 2099-01-01 00:00:00 UTC\n" == process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert (130, "") == (process.returncode, out)
+
+
 def test_watch_says_that_a_run_went_on(shop: Shop) -> None:
     shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
     shop.call("resume", "a", "shop:graph", "--from", "price", "--visit", "1")

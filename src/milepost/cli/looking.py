@@ -6,11 +6,12 @@ import contextlib
 import heapq
 import itertools
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import click
@@ -21,6 +22,7 @@ from milepost.cli.places import (
     OK,
     Invocation,
     NotFound,
+    chosen_app,
     command,
     is_postgres,
     open_each,
@@ -30,12 +32,12 @@ from milepost.cli.places import (
 )
 from milepost.cli.targets import opened_engine, read_pairs
 from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
-from milepost.errors import RunNotFoundError
+from milepost.errors import DeserializeStateError, RunNotFoundError, StoreError
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import END, Flow
 from milepost.model.events import Event
 from milepost.model.info import RunInfo
-from milepost.model.record import Record
+from milepost.model.record import START, Record
 from milepost.store import ENDED, Store
 from milepost.views.events import (
     MapProgress,
@@ -48,8 +50,8 @@ from milepost.views.events import (
 )
 from milepost.views.journal import is_workflow, read_entries, records_of, steps_of
 from milepost.views.states import StateMissingError, changes, find_state, named_state, newest_state, patch_between
-from milepost.views.status import RunView, info_document, shown_next, view_run, why_it_stands
-from milepost.views.text import ago, clean, duration, in_options, short, size
+from milepost.views.status import RunView, info_document, next_places, shown_next, shown_places, view_run, why_it_stands
+from milepost.views.text import ago, clean, duration, in_options, short, size, utc
 
 # -- The commands that list: runs, history. They need no code of the user's ------------------------
 
@@ -78,12 +80,14 @@ def runs(
     with contextlib.ExitStack() as stack:
         stores = [stack.enter_context(store) for store in open_each(invocation)]
         found = _newest(stores, after, limit + 1, {"flow": flow, "status": status or None, "tags": wanted})
+        by_place = {store.place: store for store in stores}
+        places = [_places_of(by_place[place], info) for place, info in found[:limit]]
     page, has_more = found[:limit], len(found) > limit
     code = OK if stores else NOT_FOUND
     if invocation.is_json:
         shown = [
-            {**info_document(info), "why": why_it_stands(info, info.next_node or ""), "store": place}
-            for place, info in page
+            {**info_document(info), "why": why_it_stands(info, *at), "store": place}
+            for (place, info), at in zip(page, places, strict=True)
         ]
         print(to_json({"runs": shown, "after": page[-1][1].run_id if has_more else None}))
         return code
@@ -94,7 +98,8 @@ def runs(
         print("no runs match" if is_filtered else f"no runs yet in {where}: try milepost demo")
         return code
     columns = ["run", "flow", "status", "next", "records", "updated", "why", *(["store"] if len(stores) > 1 else [])]
-    print_table(columns, [(*_run_row(info), place)[: len(columns)] for place, info in page], is_cut=True)
+    rows = [(*_run_row(info, at), place)[: len(columns)] for (place, info), at in zip(page, places, strict=True)]
+    print_table(columns, rows, is_cut=True)
     if has_more:
         print(f"more: milepost runs --after {clean(page[-1][1].run_id)}")
     return OK
@@ -134,23 +139,24 @@ def _find(stores: Sequence[Store], run_id: str) -> RunInfo:
     return stores[-1].get_run(run_id).info
 
 
-def _run_row(info: RunInfo) -> tuple[object, ...]:
+def _places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:
+    """Return where a run goes on; nothing of one that was deleted meanwhile, or can't be read."""
+    try:
+        return next_places(store, info)
+    except (StoreError, RunNotFoundError, DeserializeStateError):
+        return (info.next_node,)
+
+
+def _run_row(info: RunInfo, places: tuple[str | None, ...]) -> tuple[object, ...]:
     return (
         info.run_id,
         info.flow,
         info.status,
-        _where(info),
+        shown_places(places),
         info.sequence + 1,
         ago(info.updated_at),
         short(in_options(info.reason.replace(f" of run {info.run_id!r}", "")), 60),
     )
-
-
-def _where(info: RunInfo) -> str:
-    """Return where a run goes on: where it waits, if it does."""
-    if info.status != "waiting" or not info.waiting_for:
-        return shown_next(info.next_node)
-    return ", ".join(wait.wait_id.rpartition("#")[0] for wait in info.waiting_for)
 
 
 @command("history", click.argument("run_id", metavar="RUN"))
@@ -305,18 +311,19 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
         if watch:
             from milepost.cli.terminal import redrawn
 
-            info = redrawn(
+            redrawn(
                 follow(store, run_id), lambda records: view_run(store.latest(run_id), records, store.place, is_of_steps)
             )
-            print_view(view_run(store.latest(run_id), records_of(store, run_id), store.place, is_of_steps))
-            print_error(store.get_run(run_id).info)
+            info = store.get_run(run_id).info
+            latest, records = store.latest(run_id), records_of(store, run_id)
+            print_view(invocation, view_run(latest, records, store.place, is_of_steps, info.error))
             return exit_code_of(info)
         latest = store.latest(run_id)
-        shown = view_run(latest, records_of(store, run_id, latest.newest), store.place, is_of_steps)
         info = store.get_run(run_id).info
+        records = records_of(store, run_id, latest.newest)
+        shown = view_run(latest, records, store.place, is_of_steps, info.error)
         if not invocation.is_json:
-            print_view(shown)
-            print_error(info)
+            print_view(invocation, shown)
             return OK
         steps = [] if is_of_steps else [step.to_dict() for step in steps_of(read_entries(store, run_id))]
     document = {"run": info_document(replace(latest.row.info, error=info.error))}
@@ -324,20 +331,22 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
     return OK
 
 
-def print_view(view: RunView) -> None:
-    """Print where a run stands: facts, and the tree below them."""
+def print_view(invocation: Invocation, view: RunView) -> None:
+    """Print where a run stands: what it failed with, facts, the tree below them, and a recorded traceback."""
+    words = ["retry", view.latest.row.info.run_id]
+    words += [] if invocation.store_url is None else ["--store", invocation.store_url]
+    target = "" if chosen_app(invocation) else " [TARGET]"
+    if failure := view.failure(f"milepost {shlex.join(words[:2])}{target} {shlex.join(words[2:])}".rstrip()):
+        print_facts(failure)
+        print()
     print_facts(view.facts())
     columns, rows, statuses = view.table()
     if rows:
         print()
         print_table(columns, rows, styles=styles_of(statuses))
-
-
-def print_error(info: RunInfo) -> None:
-    """Print the traceback of what a run failed with, as far as it is recorded."""
-    if info.error is not None and info.error.traceback:
+    if view.error is not None and view.error.traceback:
         print()
-        print("\n".join(map(clean, info.error.traceback.splitlines())))
+        print("\n".join(map(clean, view.error.traceback.splitlines())))
 
 
 # The command that follows a run which another process executes: watch. It needs no code of the user's.
@@ -391,16 +400,23 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
         for records, found in follow(store, run_id, after):
             info = found
             for record in records:
-                events = [*_events_of(chronicle, record)]
+                has_begun = record.kind != START or info.status != "ready" or record.sequence < info.sequence
+                events = [*_events_of(chronicle, record)] if has_begun or invocation.is_json else []
                 for event in events:
                     tell(event, _error_of(record))
                 if (progress := maps.tell(record, events[-1] if events else None)) is not None:
                     tell(progress, None)
             if len(records) < _PAGE and info.status not in ENDED:
                 if info.status not in {told, "running"}:
-                    print(f"milepost: run {clean(run_id)!r} is {info.status}: {clean(info.reason)}", file=sys.stderr)
+                    print(f"milepost: run {clean(run_id)!r} {clean(_stands(info))}", file=sys.stderr)
                 told = info.status
     return info
+
+
+def _stands(info: RunInfo) -> str:
+    if info.status == "ready" and info.wake_at is not None and info.wake_at > datetime.now(UTC):
+        return f"waits: it is due at {utc(info.wake_at)}"
+    return f"is {info.status}: {info.reason}"
 
 
 def follow(store: Store, run_id: str, after: int = -1) -> Iterator[tuple[list[Record], RunInfo]]:

@@ -289,16 +289,17 @@ def _show_next(invocation: Invocation, status: str, target: str | None) -> None:
     if invocation.is_json or invocation.run_id is None:
         return
     show = _command(invocation, "show")
-    print(f"next: {show}" if status == "finished" else f"next: {show}, then {_command(invocation, 'resume', target)}")
+    verb = "retry" if status == "failed" else "resume"
+    print(f"next: {show}" if status == "finished" else f"next: {show}, then {_command(invocation, verb, target)}")
 
 
 def _command(invocation: Invocation, verb: str, target: str | None = None) -> str:
     """Return a command on the run of this call, with the flow, app and store that were named."""
-    words = [verb, str(invocation.run_id)]
-    if verb == "resume":
+    words, is_code_named = [verb, str(invocation.run_id)], verb in {"resume", "retry"}
+    if is_code_named:
         words += [] if target is None else [target]
         words += [] if invocation.app is None else ["--app", invocation.app]
-    return clean(f"milepost {shlex.join([*words, *_store_words(invocation, is_code_named=verb == 'resume')])}")
+    return clean(f"milepost {shlex.join([*words, *_store_words(invocation, is_code_named=is_code_named)])}")
 
 
 def _store_words(invocation: Invocation, *, is_code_named: bool = False) -> list[str]:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
 from milepost.executor.history import position_after
 from milepost.graph.status import RunStatus, Visit, standing
-from milepost.model.info import RunInfo
+from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (
     START,
     Record,
+    parse_time,
 )
-from milepost.store import RunSnapshot
+from milepost.store import RunSnapshot, Store
+from milepost.views.journal import is_workflow, records_of
 from milepost.views.text import (
     ago,
     duration,
+    elapsed,
     in_options,
     iso,
     json_text,
@@ -32,12 +38,40 @@ from milepost.views.text import (
 from milepost.views.tree import Tree, TreeStep, following, graph_rows, rows_of, standing_document, tree_of
 
 
-def view_run(latest: RunSnapshot, records: Iterable[Record], place: str, is_of_steps: bool) -> RunView:
-    """Make the view of a run from its row and its records; `place` is that of its store."""
+def view_run(
+    latest: RunSnapshot, records: Iterable[Record], place: str, is_of_steps: bool, error: RunFailure | None = None
+) -> RunView:
+    """Make the view of a run from its row and its records; `place` is that of its store, `error` what it failed with."""
     row = latest.row
     if is_of_steps:
-        return RunView(latest, place, tree_of(records, latest))
-    return RunView(latest, place, standing(records, row.live, row.info.status))
+        return RunView(latest, place, tree_of(records, latest), error)
+    return RunView(latest, place, standing(records, row.live, row.info.status), error)
+
+
+LONG = 1000
+"""The number of records from which on a list of runs does not read all of them."""
+
+
+def next_places(store: Store, info: RunInfo) -> tuple[str | None, ...]:
+    """Return where a run goes on, as `RunView.places` has it; of a long run only the one place that its newest records name."""
+    if info.status in {"finished", "waiting"}:
+        return _places(info, (info.next_node,))
+    latest = store.latest(info.run_id)
+    if latest.newest >= LONG:
+        return (next_node(latest),)
+    return view_run(latest, records_of(store, info.run_id), store.place, is_workflow(store, info.run_id)).places
+
+
+def _places(info: RunInfo, following: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """Return where a run waits, if it does, else where it goes on."""
+    if info.status == "waiting" and info.waiting_for:
+        return tuple(wait.wait_id.rpartition("#")[0] for wait in info.waiting_for)
+    return following
+
+
+def shown_places(places: Iterable[str | None]) -> str:
+    """Return the names of the places where a run goes on, for people."""
+    return short(", ".join(map(shown_next, places)), 160)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +81,7 @@ class RunView:
     latest: RunSnapshot
     place: str
     found: Tree | RunStatus
+    error: RunFailure | None = None
 
     @property
     def following(self) -> tuple[str | None, ...]:
@@ -54,20 +89,43 @@ class RunView:
         found = self.found
         return (found.next_step,) if isinstance(found, Tree) else following(found, next_node(self.latest))
 
+    @property
+    def places(self) -> tuple[str | None, ...]:
+        """The nodes or steps where the run waits, if it does, else those where it goes on."""
+        return _places(self.latest.row.info, self.following)
+
+    def failure(self, onwards: str) -> list[tuple[str, object]]:
+        """Return what failed, where in the user's code, and what to do: `onwards` is the command that goes on.
+
+        Nothing for a run that has not failed.
+        """
+        info, error = self.latest.row.info, self.error
+        if info.status != "failed":
+            return []
+        if error is None:
+            return [("failed", info.reason or "the run"), ("do", f"mend the cause, then: {onwards}")]
+        where = f"node {error.node_id!r}" if isinstance(self.found, RunStatus) else f"step {error.node_id!r}"
+        what = f"{error.error_type}: {error.message}".partition("\n")[0]
+        return [
+            ("failed", f"{where if error.node_id else 'the code of the workflow'} with {what}"),
+            ("in", error_place(error.traceback)),
+            ("do", f"mend the cause, then: {onwards}"),
+        ]
+
     def facts(self) -> list[tuple[str, object]]:
         """Return names and values that describe the run as a whole; some are empty."""
         info, found = self.latest.row.info, self.found
         newest = "result" if isinstance(found, Tree) else "state"
-        where = [shown_next(node) for node in self.following]
         facts: list[tuple[str, object]] = [
             ("run", info.run_id),
             ("flow", info.flow),
             ("status", info.status + (" (degraded)" if info.degraded else "")),
             ("why", why_it_stands(info, *self.following)),
-            ("next", short(", ".join(where), 160)),
+            ("next", shown_places(self.places)),
             ("created", ago(info.created_at)),
             ("updated", ago(info.updated_at)),
             ("records", str(info.sequence + 1) + (f", the newest {newest} has {size(info.size)}" if info.size else "")),
+            ("newest", f"{elapsed(self._newest())} ago" if info.status == "running" else ""),
             ("crashes", info.crash_count or None),
             ("missed", ", ".join(info.missed)),
             ("tags", " ".join(f"{key}={value}" for key, value in info.tags.items())),
@@ -90,12 +148,24 @@ class RunView:
         """Return the tree as a table: its columns, its rows, and the status of each row ("" for a row of none)."""
         found = self.found
         rows: list[tuple[TreeStep | Visit | None, str, str]]
-        rows = [*rows_of(found.steps)] if isinstance(found, Tree) else [*graph_rows(found.visits)]
+        rows = (
+            [*rows_of(found.steps)]
+            if isinstance(found, Tree)
+            else [*graph_rows(found.visits, since=self._newest(OWNER))]
+        )
         has_marks = any(isinstance(step, TreeStep) and step.is_marked for step, _, _ in rows)
         first = "step" if isinstance(found, Tree) else "node"
         columns = [first, "kind", "status", "attempts", "took", *(["point"] if has_marks else []), "told"]
         statuses = ["" if step is None else step.status for step, _, _ in rows]
         return columns, [_row(*row, has_marks=has_marks) for row in rows], statuses
+
+    def _newest(self, *kinds: str) -> datetime:
+        """Return the time of the newest record, of one of the `kinds` if any are given; that of the run if there is none."""
+        for record in (*reversed(self.latest.tail), *filter(None, (self.latest.point,))):
+            with contextlib.suppress(DeserializeStateError, KeyError, ValueError):
+                if not kinds or record.kind in kinds:
+                    return parse_time(str(record.fields()["timestamp"]))
+        return self.latest.row.info.created_at
 
     def document(self) -> dict[str, Any]:
         """Return the view as JSON, without the run's row."""
@@ -130,6 +200,17 @@ def _row(step: TreeStep | Visit | None, name: str, told: str, *, has_marks: bool
     is_marked = isinstance(step, TreeStep) and step.is_marked
     mark = [("marked" if is_marked else "")] if has_marks else []
     return (name, kind, step.status, step.attempts or "", took, *mark, told)
+
+
+_FRAME = re.compile(r'^[ |]*File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
+_FOREIGN = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<")
+
+
+def error_place(traceback: str) -> str:
+    """Return file, line and function of the innermost frame of the user's own code, of any code if none is; "" for none."""
+    frames = _FRAME.findall(traceback.rpartition("\n\n")[2]) or _FRAME.findall(traceback)
+    own = [frame for frame in frames if not _FOREIGN.search(frame[0])] or frames
+    return "{}:{}, in {}".format(*own[-1]) if own else ""
 
 
 _PLACES = 4

@@ -73,6 +73,11 @@ def duration(milliseconds: float | None) -> str:
     return f"{minutes} min {left} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def elapsed(since: datetime) -> str:
+    """Return the time that has passed since a moment, in the unit that people would choose."""
+    return duration(max((datetime.now(UTC) - since).total_seconds(), 0.0) * 1000)
+
+
 def size(count: int) -> str:
     """Return a number of bytes with its unit."""
     if count < 1024:

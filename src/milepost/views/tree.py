@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
@@ -16,7 +16,7 @@ from milepost.model.info import Wait
 from milepost.model.record import Record, parse_time
 from milepost.store import ENDED, RunSnapshot
 from milepost.views.journal import failure_text
-from milepost.views.text import clean, iso, json_text, plural, short, utc, wait_document, wait_text
+from milepost.views.text import clean, elapsed, iso, json_text, plural, short, utc, wait_document, wait_text
 
 _FOLDED = 20
 """The number of rows that are shown of the steps of one step, the visits of one path, or the items of one map."""
@@ -235,10 +235,17 @@ def told_of(step: TreeStep) -> str:
         case "waiting":
             return _told_wait(step)
         case "in flight" | "unfinished":
-            again = "" if step.retry_at is None else f"; again at {utc(step.retry_at)}"
-            return f"attempt {step.attempts} failed: {short(step.error, 100)}{again}" if step.error else ""
+            return _failed_attempt(step.attempts, short(step.error, 100), step.retry_at) if step.error else ""
         case _:
             return _told_output(step)
+
+
+def _failed_attempt(attempts: int, error: str, retry_at: datetime | None) -> str:
+    """Say how the newest attempt ended, and when the next one begins."""
+    if retry_at is None:
+        return f"attempt {attempts} failed: {error}"
+    begins = "began" if retry_at <= datetime.now(UTC) else "begins"
+    return f"attempt {attempts} failed: {error}; attempt {attempts + 1} {begins} at {utc(retry_at)}"
 
 
 def _told_wait(step: TreeStep) -> str:
@@ -282,20 +289,25 @@ def following(standing: RunStatus, known: str | None) -> tuple[str | None, ...]:
     return nodes if len(nodes) > 1 or (nodes and known is not None) else (known,)
 
 
-def graph_rows(visits: Sequence[Visit], depth: int = 0) -> Iterator[tuple[Visit | None, str, str]]:
+def graph_rows(
+    visits: Sequence[Visit], depth: int = 0, since: datetime | None = None
+) -> Iterator[tuple[Visit | None, str, str]]:
     """Yield each visit with its name, indented below the visit that it is a part of, and a remark.
 
-    A row without a visit counts those that were left out.
+    A row without a visit counts those that were left out. `since` is the time at which the first visit can have begun.
     """
     shown, left_out = _visits_to_show(visits)
     margin = "  " * depth
     is_cut_before = bool(shown) and shown[0] is not visits[0] and visits[0].kind != "item"
     if is_cut_before:
         yield None, f"{margin}({left_out})", ""
+    is_path = bool(visits) and visits[0].kind not in {"item", "branch"}
     for visit in shown:
         number = f"#{visit.visit}" if visit.visit is not None and visit.kind != "item" else ""
-        yield visit, margin + clean(visit.name) + number, _visit_text(visit)
-        yield from graph_rows(visit.steps, depth + 1)
+        begun = max(filter(None, (visit.last_at, since)), default=None)
+        yield visit, margin + clean(visit.name) + number, _visit_text(visit, begun)
+        yield from graph_rows(visit.steps, depth + 1, begun if is_path else since)
+        since = begun if is_path else since
     if left_out and not is_cut_before:
         yield None, f"{margin}({left_out})", ""
 
@@ -312,20 +324,24 @@ def _visits_to_show(visits: Sequence[Visit]) -> tuple[Sequence[Visit], str]:
     return open_items[:_FOLDED], ", ".join(told)
 
 
-def _visit_text(visit: Visit) -> str:
-    """Return the one thing about a visit that people want to know, in a line."""
+def _visit_text(visit: Visit, begun: datetime | None) -> str:
+    """Return the one thing about a visit that people want to know, in a line.
+
+    `begun` is the time of the record before it, if it is not done.
+    """
     if visit.wait is not None:
         refused = f"; {short(visit.reason, 100)}" if visit.reason else ""
         return f"for {wait_text(visit.wait)}{refused}"
     if visit.error:
-        again = "" if visit.retry_at is None else f"; again at {utc(visit.retry_at)}"
         told = short(visit.error, 160)
-        return told if visit.status == "failed" else f"attempt {visit.attempts} failed: {told}{again}"
+        return told if visit.status == "failed" else _failed_attempt(visit.attempts, told, visit.retry_at)
     if visit.is_counted:
         return _progress(visit.progress)
     if visit.kind == "branch" and not visit.is_done:
         standing = next((row for row in reversed(visit.steps) if row.status != "done"), None)
         return "" if standing is None else f"at {clean(standing.name)}"
+    if visit.status == "running" and begun is not None and not visit.steps:
+        return f"for {elapsed(begun)}"
     if visit.fork:
         return plural(len(visit.fork), "branch").replace("branchs", "branches")
     return ""
