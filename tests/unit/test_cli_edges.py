@@ -19,6 +19,7 @@ from cli_calls import Shop, shop
 from test_cli_looking import make_run
 
 from milepost import SQLiteStore
+from milepost.cli.app import cli
 from milepost.cli.live import OneLine
 from milepost.model.info import Wait
 from milepost.store import Release
@@ -400,3 +401,10 @@ def test_json_stays_json_whatever_the_encoding_of_the_output(shop: Shop, encodin
     assert "Öł" == told("state", "Öł")[0]["id"]
     assert "Öł" == told("runs", "--json")[0]["runs"][0]["run_id"]
     assert "'ö'" in told("show", "ö", "--json")[0]["error"]["message"]
+
+
+def test_no_line_of_a_help_text_is_cut_at_80_columns(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ([], *([name] for name in cli.commands), ["db", "status"], ["db", "migrate"], ["db", "sql"]):
+        told = shop.call(*words, "--help").out.splitlines()
+        assert [] == [line for line in told if len(line) > 80 or (line.endswith("...") and "Usage:" not in line)]
