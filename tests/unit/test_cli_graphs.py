@@ -173,7 +173,8 @@ class Travel(Shop):
 
     def rows(self) -> list[list[str]]:
         """The tree that show prints: name as it stands, kind, status, and what is told."""
-        header, *rows = self.call("show", "a").out.split("\n\n")[1].splitlines()
+        parts = self.call("show", "a").out.split("\n\n")
+        header, *rows = next(part for part in parts if " kind " in part).splitlines()
         at = [header.index(column) for column in ("kind", "status", "attempts", "told")]
         return [
             [row[: at[0]].rstrip(), row[at[0] : at[1]].strip(), row[at[1] : at[2]].strip(), row[at[3] :]]

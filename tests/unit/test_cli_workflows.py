@@ -176,8 +176,8 @@ class Bookings(Shop):
 
     def rows(self, run_id: str) -> list[list[str]]:
         """The table of steps that show prints: name as it stands, kind, status, and what is told."""
-        lines = self.call("show", run_id).out.split("\n\n")[1].splitlines()
-        header, *rows = lines
+        parts = self.call("show", run_id).out.split("\n\n")
+        header, *rows = next(part for part in parts if " kind " in part).splitlines()
         at = [header.index(column) for column in ("kind", "status", "attempts", "told")]
         return [
             [row[: at[0]].rstrip(), row[at[0] : at[1]].strip(), row[at[1] : at[2]].strip(), row[at[3] :]]

@@ -176,8 +176,8 @@ def _is_agreed(question: str) -> bool:
                  help="Delete runs whose last activity is that long ago: 45s, 30m, 12h, 30d, 4w."),
     click.option("--keep-last", metavar="N", type=click.IntRange(1),
                  help="Keep the newest N visits of each node of every other run."),
-    click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES),
-                 help="Runs of this status. Repeatable. Default: finished and cancelled."),
+    click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), metavar="STATUS",
+                 help=f"Runs of this status: {', '.join(STATUSES)}. Repeatable. Default: finished and cancelled."),
     click.option("--dry-run", is_flag=True, help="Only tell what would be deleted."),
     click.option("--yes", "-y", is_flag=True, help="Do not ask."),
 )  # fmt: skip

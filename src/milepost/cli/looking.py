@@ -62,11 +62,12 @@ STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled",
 @command(
     "runs",
     click.option("--flow", metavar="NAME", help="Only runs of this flow."),
-    click.option("--status", multiple=True, type=click.Choice(STATUSES), help="Only runs of this status. Repeatable."),
+    click.option("--status", multiple=True, type=click.Choice(STATUSES), metavar="STATUS",
+                 help=f"Only runs of this status: {', '.join(STATUSES)}. Repeatable."),
     click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. Repeatable."),
     click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show."),
     click.option("--after", metavar="RUN", help="Go on after this run, the last one of the page before."),
-)
+)  # fmt: skip
 def runs(
     invocation: Invocation,
     flow: str | None,

@@ -293,12 +293,12 @@ def opened_engine(invocation: Invocation) -> Iterator[Engine]:
             yield Engine(store)
         return
     with loaded(invocation, is_looking=True) as app:
-        yield _engine_of(app, invocation.app)
+        yield _engine_of(app)
 
 
-def _engine_of(app: App, target: str) -> Engine:
+def _engine_of(app: App) -> Engine:
     if app.engine is None:
-        raise click.UsageError(f"target {target!r} has no engine: give one with --app, or the store with --store")
+        raise click.UsageError("the app has no engine: give one with --app, or the store with --store")
     return app.engine
 
 
@@ -325,7 +325,7 @@ def found_flow(
     if chosen_app(invocation) is None:
         raise click.UsageError(f"name the flow, or what has it with --app: {_FORM}")
     with loaded(invocation, is_looking=is_looking) as app:
-        engine = _engine_of(app, str(invocation.app))
+        engine = _engine_of(app)
         known: dict[str, Any] = dict(engine.flows)
         wanted = name if run_id is None or name is not None else engine.store.get_run(run_id).info.flow
         if wanted is None and len(known) == 1:
