@@ -28,6 +28,7 @@ from milepost.cli.places import (
     open_each,
     open_existing,
     optional_app_option,
+    store_words,
     url_of,
 )
 from milepost.cli.targets import opened_engine, read_pairs
@@ -334,8 +335,7 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
 
 def print_view(invocation: Invocation, view: RunView) -> None:
     """Print where a run stands: what it failed with, facts, the tree below them, and a recorded traceback."""
-    words = ["retry", view.latest.row.info.run_id]
-    words += [] if invocation.store_url is None else ["--store", invocation.store_url]
+    words = ["retry", view.latest.row.info.run_id, *store_words(invocation.store_url)]
     target = "" if chosen_app(invocation) else " [TARGET]"
     if failure := view.failure(f"milepost {shlex.join(words[:2])}{target} {shlex.join(words[2:])}".rstrip()):
         print_facts(failure)

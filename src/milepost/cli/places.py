@@ -29,7 +29,7 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.store import Store
-from milepost.stores.url import open_store
+from milepost.stores.url import open_store, shown_url
 
 # Durations as options take them: a number with its unit, so that nobody deletes by the second what is meant by
 # the day.
@@ -273,6 +273,11 @@ def url_of_store(store: Store) -> str | None:
     path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     url = f"sqlite:///{quote(str(path))}" if path.is_file() else f"file:{quote(str(path))}" if path.is_dir() else None
     return None if url == DEFAULT_URL else url
+
+
+def store_words(url: str | None) -> list[str]:
+    """Return the option that names a store in a command that is shown; a URL that may hold a secret is left to the reader."""
+    return [] if url is None else ["--store", url if shown_url(url) == url else "URL"]
 
 
 def file_of(url: str) -> Path | None:

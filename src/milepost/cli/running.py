@@ -26,6 +26,7 @@ from milepost.cli.places import (
     app_option,
     code_of,
     command,
+    store_words,
 )
 from milepost.cli.targets import Runnable, found_flow, is_target, read_input, read_pairs, split_input
 from milepost.cli.text import fit_screen, pretty, to_json
@@ -304,8 +305,7 @@ def _command(invocation: Invocation, verb: str, target: str | None = None) -> st
 
 def _store_words(invocation: Invocation, *, is_code_named: bool = False) -> list[str]:
     """Return the option that names the store in a command; an app knows its own."""
-    url = invocation.store_url or (None if is_code_named else invocation.app_store)
-    return [] if url is None else ["--store", url]
+    return store_words(invocation.store_url or (None if is_code_named else invocation.app_store))
 
 
 def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str | None) -> None:
