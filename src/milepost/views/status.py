@@ -16,6 +16,7 @@ from milepost.executor.history import position_after
 from milepost.graph.status import RunStatus, Visit, standing
 from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (
+    OWNER,
     START,
     Record,
     parse_time,
