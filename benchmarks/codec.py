@@ -56,7 +56,7 @@ class Conversation(TypedDict):
 
 def codec(setting: Setting) -> Iterator[Figure]:
     """Milliseconds per 100 KB, for states of 100 KB and of 1 MB."""
-    for label, size, bound in (("100 KB", 100_000, 1.0), ("1 MB", 1_000_000, 1.2)):
+    for label, size, bound in (("100 KB", 100_000, 2.0), ("1 MB", 1_000_000, 2.4)):
         for state in (*surveys(size), *_states(size)):
             yield from _both_ways(setting, f"{state.kind}, {label}", state, bound)
         yield from _tagged(setting, label, size)

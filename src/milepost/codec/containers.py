@@ -17,17 +17,7 @@ import msgspec
 
 from milepost.errors import shown
 
-from .plan import (
-    DEEPEST,
-    MAX_DEPTH,
-    Plan,
-    Refusal,
-    Tagged,
-    chunks,
-    parent_row,
-    qualified,
-    too_deep,
-)
+from .plan import MAX_DEPTH, Plan, Refusal, Tagged, qualified, too_deep
 
 encode_sorted: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 
@@ -42,7 +32,6 @@ class ListPlan(Plan):
     def __init__(self, item: Plan) -> None:
         self.item = item
         self.expected = f"list[{item.expected}]"
-        self.keeps_json = item.keeps_json
 
     @cached_property
     def twin(self) -> Any:
@@ -54,51 +43,21 @@ class ListPlan(Plan):
         """True if the item's twins are not the values themselves."""
         return self.item.revives
 
-    def revive_all(self, twins: list[Any]) -> list[Any]:
-        if not self.item.revives:
-            return twins
-        return list(chunks(self.item.revive_all(list(chain.from_iterable(twins))), twins))
+    def revive(self, twin: Any) -> Any:
+        return list(map(self.item.revive, twin))
+
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        return are_containers(list, self.item, values, depth)
 
     def dump(self, value: Any, depth: int) -> Any:
         if type(value) is not list:
             raise self.contradicted(value)
         return dump_items(self.item, value, depth)
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if not values:
-            return values
-        if depth >= MAX_DEPTH or {*map(type, values)} != {list}:
-            return super().dump_all(values, depth)
-        flat = list(chain.from_iterable(values))
-        try:
-            dumped = self.item.dump_all(flat, depth + 1) if flat else flat
-        except Refusal as refusal:
-            refusal.row, place = parent_row(refusal.row, values)
-            refusal.steps.append(f"[{place}]")
-            raise
-        return values if dumped is flat else list(chunks(dumped, values))
-
-    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        return leaves_of_items(list, self.item, values, depth)
-
     def load(self, raw: Any, bare: bool) -> Any:
         if type(raw) is not list:
             raise self.unreadable(raw)
         return load_items(self.item, raw, bare)
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if not raws:
-            return raws
-        if {*map(type, raws)} != {list}:
-            return super().load_all(raws, bare)
-        flat = list(chain.from_iterable(raws))
-        try:
-            loaded = self.item.load_all(flat, bare) if flat else flat
-        except Refusal as refusal:
-            refusal.row, place = parent_row(refusal.row, raws)
-            refusal.steps.append(f"[{place}]")
-            raise
-        return raws if loaded is flat else list(chunks(loaded, raws))
 
 
 class SequencePlan(Tagged):
@@ -115,13 +74,19 @@ class SequencePlan(Tagged):
 
     @cached_property
     def twin(self) -> Any:
-        """The type of a tuple of the item's twins if these are the values themselves, else Any."""
-        return Any if self.revives else tuple[self.item.twin, ...]  # type: ignore[name-defined]
+        """The type of a tuple of the item's twins; Any for the other classes."""
+        return tuple[self.item.twin, ...] if self.cls is tuple else Any  # type: ignore[name-defined]
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
         """True unless the twin is a tuple of the values themselves."""
         return self.cls is not tuple or self.item.revives
+
+    def revive(self, twin: Any) -> Any:
+        return tuple(map(self.item.revive, twin)) if self.cls is tuple else super().revive(twin)
+
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        return self.cls is tuple and are_containers(tuple, self.item, values, depth)  # msgspec writes it as an array
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
         if type(value) is not self.cls:
@@ -155,33 +120,6 @@ class SequencePlan(Tagged):
             raise self.unreadable(v, "two elements of the set are equal")
         return made
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if self.cls is not tuple or depth >= MAX_DEPTH or {*map(type, values)} != {tuple}:
-            return super().dump_all(values, depth)
-        flat = list(chain.from_iterable(values))
-        try:
-            dumped = self.item.dump_all(flat, depth + 1) if flat else flat
-        except Refusal as refusal:
-            refusal.row, place = parent_row(refusal.row, values)
-            refusal.steps.append(f"[{place}]")
-            raise
-        return values if dumped is flat else list(chunks(dumped, values))  # msgspec writes a tuple as an array
-
-    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        return leaves_of_items(tuple, self.item, values, depth) if self.cls is tuple else None
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if self.cls is not tuple or {*map(type, raws)} != {list}:
-            return super().load_all(raws, bare)
-        flat = list(chain.from_iterable(raws))
-        try:
-            loaded = self.item.load_all(flat, bare) if flat else flat
-        except Refusal as refusal:
-            refusal.row, place = parent_row(refusal.row, raws)
-            refusal.steps.append(f"[{place}]")
-            raise
-        return list(map(tuple, raws if loaded is flat else chunks(loaded, raws)))
-
 
 def dump_items(item: Plan, values: list[Any], depth: int) -> list[Any]:
     """Write the elements of a container."""
@@ -194,18 +132,21 @@ def dump_items(item: Plan, values: list[Any], depth: int) -> list[Any]:
         raise
 
 
-def leaves_of_items(cls: type, item: Plan, values: list[Any], depth: int) -> list[list[Any]] | None:
-    """Give the leaves of a column of containers of class `cls`, which keep their elements in order."""
-    if depth > DEEPEST or not {*map(type, values)} <= {cls}:
-        return None
-    inner = item.leaves(list(chain.from_iterable(values)), depth + 1)
-    return None if inner is None else [list(map(len, values)), *inner]
+def are_containers(cls: type, item: Plan, values: list[Any], depth: int) -> bool:
+    """Return whether a column has containers of exactly this class, whose elements are JSON as they are."""
+    if depth >= MAX_DEPTH or {*map(type, values)} != {cls}:
+        return False
+    elements = list(chain.from_iterable(values))
+    return not elements or item.are_json(elements, depth + 1)
 
 
 def load_items(item: Plan, raws: list[Any], bare: bool) -> list[Any]:
     """Read the elements of a container."""
+    loaded: list[Any] = []
     try:
-        return item.load_all(raws, bare) if raws else raws
+        for raw in raws:
+            loaded.append(item.load(raw, bare))  # noqa: PERF401  # its length is the place
     except Refusal as refusal:
-        refusal.steps.append(f"[{refusal.row}]")
+        refusal.steps.append(f"[{len(loaded)}]")
         raise
+    return loaded

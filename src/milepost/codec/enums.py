@@ -14,7 +14,7 @@ from typing import Any
 
 from .containers import encode_sorted
 from .plan import MARK, NotCarried, Plan, Refusal, json_kind, qualified, read_mark
-from .scalars import MAX_INT, MIN_INT, SCALARS
+from .scalars import MAX_INT, MIN_INT
 
 
 class EnumPlan(Plan):
@@ -26,7 +26,6 @@ class EnumPlan(Plan):
         self.cls = cls
         self.types = (cls,)
         self.expected = qualified(cls)
-        self.is_leaf = not issubclass(cls, Flag)
         self._untyped, self._name_of = untyped, name_of
 
     @cached_property
@@ -67,14 +66,6 @@ class EnumPlan(Plan):
         if isinstance(value, Flag) and type(value._value_) is int:
             return self._untyped.wrap(value._value_, depth)
         return self.wrap(value, depth)
-
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        members = {id(value): value for value in values}
-        try:
-            forms = {key: self.dump(member, depth) for key, member in members.items()}
-        except Refusal:
-            return super().dump_all(values, depth)  # which tells the row
-        return [forms[id(value)] for value in values]
 
     def wrap(self, value: Any, depth: int) -> Any:
         if type(value) is not self.cls:
@@ -122,7 +113,6 @@ class LiteralPlan(Plan):
     def __init__(self, values: tuple[Any, ...], untyped: Plan) -> None:
         self.values = values
         self.types = tuple({type(value) for value in values})
-        self.is_leaf = {*self.types} <= SCALARS
         self.expected = f"Literal[{', '.join(map(repr, values))}]"
         self._untyped = untyped
 

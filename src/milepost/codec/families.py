@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
-from itertools import repeat
+from itertools import chain
 from operator import attrgetter
 from typing import Any, get_origin, is_typeddict
 
@@ -22,28 +22,20 @@ from .family import (
     Family,
     FieldSpec,
     OfOthers,
-    build_blank,
     columns_of,
     constant,
-    have_keys,
     pydantic_default,
-    rows_of,
 )
 from .plan import NotCarried, qualified
 
 # Keys beside the fields of a pydantic model; no field can have such a name.
 FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 
-_FIELDS_SET, _EXTRA = attrgetter("__pydantic_fields_set__"), attrgetter("__pydantic_extra__")
-_PRIVATE = attrgetter("__pydantic_private__")
 _set = object.__setattr__
 
 
 class AttrsFamily(Family):
     """attrs classes, which have `__attrs_attrs__`."""
-
-    is_native = False
-    has_generated_init = False
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for attribute in self.cls.__attrs_attrs__:
@@ -86,38 +78,13 @@ class AttrsFamily(Family):
         return made
 
     @cached_property
-    def is_read_natively(self) -> bool:
-        """True if msgspec reads and writes the class by its fields alone, in their order."""
-        slots = [name for base in self.cls.__mro__ for name in sorted(base.__dict__.get("__slots__", ()))]
-        return (
-            not any(name.startswith("_") for name in self.names)
-            and self._has_plain_names
-            and not hasattr(self.cls, "__attrs_pre_init__")
-            and not hasattr(self.cls, "__attrs_post_init__")
-            and not self._keeps_hash
-            and (self._is_in_dict or [*self.names] == [name for name in slots if name in self.names])  # as msgspec does
-            and self.cls.__new__ is object.__new__
-            and type(self.cls).__call__ is type.__call__
-            and all(a.init and a.validator is None and a.converter is None for a in self.cls.__attrs_attrs__)
-        )
-
-    @cached_property
     def _keeps_hash(self) -> bool:
         return hasattr(self.cls, ATTRS_HASH) or ATTRS_HASH in getattr(self.cls, "__slots__", ())
-
-    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
-        made = super().build_all(columns, count)
-        if self._keeps_hash:
-            for each in made:
-                _set(each, ATTRS_HASH, None)
-        return made
 
 
 class NamedTupleFamily(Family):
     """NamedTuples: tuples whose class has `_fields`."""
 
-    is_native = False
-    has_generated_init = False
     refusal = ""
 
     def list_fields(self) -> Iterable[FieldSpec]:
@@ -136,23 +103,11 @@ class NamedTupleFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return tuple.__new__(self.cls, [values[name] for name in self.names])
 
-    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
-        return list(map(tuple.__new__, repeat(self.cls, count), zip(*columns, strict=True)))
-
 
 class StructFamily(Family):
     """msgspec structs."""
 
     refusal = ""
-
-    @cached_property
-    def is_native(self) -> bool:
-        """True if no option of the struct changes the form in which msgspec writes it."""
-        config = self.cls.__struct_config__
-        is_changed = config.array_like or config.omit_defaults or config.tag is not None
-        return (
-            not is_changed and self._has_plain_names and self.cls.__struct_encode_fields__ == self.cls.__struct_fields__
-        )
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for field in msgspec.structs.fields(self.cls):
@@ -164,13 +119,8 @@ class StructFamily(Family):
             yield FieldSpec(field.name, default=default)
 
     @cached_property
-    def has_generated_init(self) -> bool:
-        """True if the construction of a struct runs no code of a user."""
-        return not hasattr(self.cls, "__post_init__")
-
-    @cached_property
     def _make(self) -> Callable[..., Any]:
-        if self.has_generated_init:
+        if not hasattr(self.cls, "__post_init__"):
             return self.cls  # type: ignore[no-any-return]
         # A struct can't be made without `__post_init__`. So one of a subclass whose `__post_init__` does nothing is made,
         # and then its class is changed.
@@ -191,16 +141,11 @@ class StructFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return self._make(**values)
 
-    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
-        return [self._make(**row) for row in rows_of(self.names, columns)]
-
 
 class TypedDictFamily(Family):
     """TypedDicts, whose values are plain dicts."""
 
     is_mapping = True
-    keeps_rows = True
-    has_generated_init = True
     refusal = ""
 
     def list_fields(self) -> Iterable[FieldSpec]:
@@ -208,12 +153,9 @@ class TypedDictFamily(Family):
             yield FieldSpec(name, optional=name in self.cls.__optional_keys__)
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
-        if {*map(len, values)} != {len(self.names)}:
-            return None
-        try:
-            return columns_of(self.names, values)
-        except KeyError:
-            return None
+        # No dict has a key twice, so if the keys of all rows repeat the names, each row has each name once, in order.
+        in_order = [*chain.from_iterable(values)] == [*self.names] * len(values)
+        return columns_of(self.names, values) if in_order else None
 
     def attribute_beyond(self, value: Any) -> str | None:
         return None
@@ -221,17 +163,11 @@ class TypedDictFamily(Family):
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return values
 
-    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
-        return rows
-
 
 class PydanticFamily(Family):
     """pydantic models. The names of the fields that were set, extra fields and private attributes are recorded too."""
 
     has_sides = True
-    keeps_rows = True
-    is_native = False
-    has_generated_init = False
     refusal = ""
 
     def list_fields(self) -> Iterable[FieldSpec]:
@@ -246,6 +182,12 @@ class PydanticFamily(Family):
         except KeyError as exc:
             raise AttributeError(name=exc.args[0]) from exc
 
+    def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
+        try:
+            return None if any(map(self.sides, values)) else super().read_columns(values)
+        except NotCarried:  # writing row by row tells of which object
+            return None
+
     def sides(self, value: Any) -> dict[str, Any]:
         sides: dict[str, Any] = {}
         fields_set = value.__pydantic_fields_set__
@@ -259,15 +201,6 @@ class PydanticFamily(Family):
         if private:
             sides[PRIVATE] = private
         return sides
-
-    def have_no_sides(self, values: list[Any]) -> bool:
-        names = {*self.names}
-        return (
-            not self.cls.__private_attributes__
-            and all(map(names.__eq__, map(_FIELDS_SET, values)))
-            and not any(map(_EXTRA, values))
-            and not any(map(_PRIVATE, values))
-        )
 
     def _check_private(self, private: dict[str, Any]) -> None:
         """Refuse private attributes that would not come back, or would come back although they were deleted."""
@@ -294,19 +227,21 @@ class PydanticFamily(Family):
     def side_names(self, key: str) -> Collection[str] | None:
         if key == PRIVATE:
             return self.cls.__private_attributes__  # type: ignore[no-any-return]
-        return None if self.cls.model_config.get("extra") == "allow" else ()
+        return None if self._takes_extra else ()
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
-        sides = sides or {}
         made = object.__new__(self.cls)
-        private = sides.get(PRIVATE)
-        if self.cls.__private_attributes__:
+        private, extra, fields_set = None, None, self.names
+        if sides:
+            private, extra, fields_set = sides.get(PRIVATE), sides.get(EXTRA), sides.get(FIELDS_SET, self.names)
+        if self._has_private:
             private = self._whole_private(values, private or {})
-        extra = sides.get(EXTRA)
-        if extra is None and self.cls.model_config.get("extra") == "allow":
+        if extra is None and self._takes_extra:
             extra = {}
+        if (*values,) != self.names:  # pydantic writes the fields in the order of `__dict__`
+            values = {name: values[name] for name in self.names}
         _set(made, "__dict__", values)
-        _set(made, "__pydantic_fields_set__", set(sides.get(FIELDS_SET, self.names)))
+        _set(made, "__pydantic_fields_set__", {*fields_set})
         if not self._is_root:
             _set(made, "__pydantic_extra__", extra)
         if private is not None or not self._is_root:
@@ -329,22 +264,17 @@ class PydanticFamily(Family):
         return private | given
 
     @cached_property
+    def _has_private(self) -> bool:
+        return bool(self.cls.__private_attributes__)
+
+    @cached_property
+    def _takes_extra(self) -> bool:
+        return bool(self.cls.model_config.get("extra") == "allow")
+
+    @cached_property
     def _is_root(self) -> bool:
         """True if the model is a root model: it has a single value and nothing beside it."""
         return bool(getattr(self.cls, "__pydantic_root_model__", False))
-
-    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
-        if not have_keys(rows, self.names):
-            rows = [{name: row[name] for name in self.names} for row in rows]
-        if self._is_root or self.cls.__private_attributes__ or self.cls.model_config.get("extra") == "allow":
-            return list(map(self.build, rows))
-        columns: tuple[tuple[str, Iterable[Any]], ...] = (
-            ("__dict__", rows),
-            ("__pydantic_fields_set__", map(set.copy, repeat({*self.names}, len(rows)))),
-            ("__pydantic_extra__", repeat(None)),
-            ("__pydantic_private__", repeat(None)),
-        )
-        return build_blank(self.cls, len(rows), columns)
 
     def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
         private, extra = value.__pydantic_private__, value.__pydantic_extra__

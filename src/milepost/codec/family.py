@@ -10,20 +10,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property, lru_cache, partial
-from itertools import chain, repeat
 from operator import attrgetter, itemgetter
-from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any, Generic, NamedTuple, Protocol, TypedDict
+from typing import Any, Generic, NamedTuple, Protocol
 
 import msgspec
 
 from .plan import qualified
 
 _set = object.__setattr__
-_DESCRIPTORS = frozenset({MemberDescriptorType, GetSetDescriptorType})
 
 
 ATTRS_HASH = "_attrs_cached_hash"  # the attribute in which attrs caches a hash; a fresh object has none
@@ -54,7 +50,6 @@ class Family:
 
     is_mapping = False
     has_sides = False
-    keeps_rows = False  # its objects are, or hold, dicts of their fields: `take_rows` instead of `build_all`
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -73,14 +68,6 @@ class Family:
                 default = constant(field.default)
             yield FieldSpec(field.name, default=default)
 
-    @property
-    def class_defaults(self) -> dict[str, Any]:
-        """The defaults that are attributes of the class, so that an object need not have its own."""
-        if not dataclasses.is_dataclass(self.cls):
-            return {}
-        fields = dataclasses.fields(self.cls)
-        return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
-
     @cached_property
     def refusal(self) -> str:
         """The reason why no object of the class can be carried; "" if they can."""
@@ -90,54 +77,10 @@ class Family:
         return ""
 
     @cached_property
-    def is_native(self) -> bool:
-        """True if msgspec finds the same fields of the same types, and writes all of them in their order."""
-        return not any(name.startswith("_") for name in self.names) and self._has_plain_names
-
-    @property
-    def is_read_natively(self) -> bool:
-        """True if msgspec's typed decoder makes the same objects, and runs no code of a user for it."""
-        return self.is_native and self.has_generated_init
-
-    @cached_property
-    def _has_plain_names(self) -> bool:
-        """True if names in annotations can refer only to names of the module."""
-        inner = [value for base in self.cls.__mro__[:-1] for name, value in vars(base).items() if name[:2] != "__"]
-        return "<locals>" not in self.cls.__qualname__ and not any(isinstance(value, type) for value in inner)
-
-    @cached_property
     def _is_in_dict(self) -> bool:
         """True if the object's dict has all fields: none is in a slot or behind a property."""
         return bool(self.cls.__dictoffset__) and not any(
-            hasattr(getattr(self.cls, name, None), "__set__") for name in self.names
-        )
-
-    @cached_property
-    def has_generated_init(self) -> bool:
-        """True if calling the class with the fields' values sets them and does nothing else.
-
-        This is so if its `__init__` has the same code that `dataclass` writes for such fields, and no other code
-        of a user runs when an object is made.
-        """
-        fields = dataclasses.fields(self.cls)
-        init = self.cls.__init__
-        if (
-            type(self.cls).__call__ is not type.__call__
-            or self.cls.__new__ is not object.__new__
-            or hasattr(self.cls, "__post_init__")
-            or not all(field.init and not field.kw_only for field in fields)
-            or not hasattr(init, "__code__")
-        ):
-            return False
-        is_frozen = self.cls.__dataclass_params__.frozen
-        if not is_frozen and self.cls.__setattr__ is not object.__setattr__:
-            return False
-        given = [(f.name, Any, dataclasses.field(**_default_of(f))) for f in fields]
-        twin = dataclasses.make_dataclass("Twin", given, frozen=is_frozen).__init__.__code__  # type: ignore[misc]
-        code = init.__code__
-        return all(
-            getattr(code, part) == getattr(twin, part)
-            for part in ("co_code", "co_names", "co_varnames", "co_freevars", "co_consts")
+            hasattr(vars(base).get(name), "__set__") for base in self.cls.__mro__ for name in self.names
         )
 
     @cached_property
@@ -164,12 +107,7 @@ class Family:
             return None
         if self._is_in_dict:
             attributes = list(map(vars, values))
-            if {*map(len, attributes)} != {len(self.names)}:
-                return None
-            try:
-                return columns_of(self.names, attributes)
-            except KeyError:
-                return None
+            return columns_of(self.names, attributes)
         if self.cls.__dictoffset__:
             return None
         try:
@@ -214,27 +152,16 @@ class Family:
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         """Make an object that has exactly these values of all its fields."""
         made = object.__new__(self.cls)
-        for name, value in values.items():
-            _set(made, name, value)
+        if self._is_in_dict:
+            vars(made).update(values)
+        else:
+            for name, value in values.items():
+                _set(made, name, value)
         return made
-
-    def build_all(self, columns: Sequence[Iterable[Any]], count: int) -> list[Any]:
-        """Make one object for each row of the columns."""
-        if self.has_generated_init and not self.cls.__dataclass_params__.frozen:
-            return list(map(self.cls, *columns))
-        return build_blank(self.cls, count, zip(self.names, columns, strict=True))
-
-    def take_rows(self, rows: list[dict[str, Any]]) -> list[Any]:
-        """Make one object of each dict, which has a value for each field and nothing else; the object owns it then."""
-        raise NotImplementedError
 
     def sides(self, value: Any) -> dict[str, Any]:
         """Give the values to record beside the fields, by their keys."""
         return {}
-
-    def have_no_sides(self, values: list[Any]) -> bool:
-        """Return whether none of these objects has values to record beside its fields."""
-        return True
 
     def side_names(self, key: str) -> Collection[str] | None:
         """Give the names that may be recorded beside the fields under a key; None: any name."""
@@ -245,76 +172,14 @@ class Family:
         return self.build(values)
 
 
-def build_blank(cls: Any, count: int, columns: Iterable[tuple[str, Iterable[Any]]]) -> list[Any]:
-    """Make objects without the code of their class, and set the attributes that the columns name."""
-    made = list(map(object.__new__, repeat(cls, count)))
-    for name, column in columns:
-        attribute = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-        if type(attribute) in _DESCRIPTORS:  # `object.__setattr__` would look it up each time
-            deque(map(attribute.__set__, made, column), maxlen=0)  # type: ignore[union-attr]
-        else:
-            deque(map(_set, made, repeat(name), column), maxlen=0)
-    return made
-
-
-def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]]:
-    """Turn dicts into one column for each name. Raises KeyError if a dict lacks one."""
-    return [list(map(itemgetter(name), rows)) for name in names]
-
-
-def have_keys(rows: list[Any], names: tuple[str, ...]) -> bool:
-    """Return whether each dict has exactly these keys, in this order."""
-    # No dict has a key twice, so if the keys of all rows repeat the names, each row has each name once.
-    keys = [*rows[0]]
-    return keys == [*names] and [*chain.from_iterable(rows)] == keys * len(rows)
-
-
-def rows_of(names: tuple[str, ...], columns: Sequence[Iterable[Any]]) -> list[dict[str, Any]]:
-    """Turn columns into one dict for each row."""
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-_FEW_ROWS, _MANY_NAMES = 100, 100
-
-
-class FieldValues(msgspec.Struct):
-    """The fields' values of an object, in its written form; msgspec makes and writes this faster than a dict of them."""
-
-
-def row_maker(names: tuple[str, ...]) -> Callable[..., Any]:
-    """Give a function that makes a row with these names from their values, in that order."""
-    places = [f"f{number}" for number in range(len(names))]
-    renames = dict(zip(places, names, strict=True))
+def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]] | None:
+    """Turn dicts into one column for each name; None if a dict lacks one or has another key."""
+    if {*map(len, rows)} != {len(names)}:
+        return None
     try:
-        return msgspec.defstruct("FieldValues", places, bases=(FieldValues,), rename=renames, gc=False)
-    except ValueError:  # a key of a TypedDict that needs escapes in JSON
-        return lambda *row: dict(zip(names, row, strict=True))
-
-
-def twin_of(family: Family, types: tuple[Any, ...]) -> Any:
-    """Make a class of only a family's fields, of these types: a TypedDict if `keeps_rows`, else a struct."""
-    if family.keeps_rows:
-        make: Any = TypedDict  # for type checkers it is no function
-        return make("Twin", dict(zip(family.names, types, strict=True)))
-    places = [f"f{number}" for number in range(len(types))]
-    renames = dict(zip(places, family.names, strict=True))
-    return msgspec.defstruct("Twin", [*zip(places, types, strict=True)], rename=renames, gc=False)
-
-
-_known_maker = lru_cache(maxsize=256)(row_maker)
-
-
-def written_rows(names: tuple[str, ...], columns: list[list[Any]]) -> list[Any]:
-    """Turn columns into written rows; few rows, or rows of many names, become dicts, for which no class is made."""
-    if len(columns[0]) < _FEW_ROWS or len(names) > _MANY_NAMES:
-        return rows_of(names, columns)
-    return list(map(_known_maker(names), *columns))
-
-
-def _default_of(field: Any) -> dict[str, Any]:
-    if field.default_factory is not dataclasses.MISSING:
-        return {"default_factory": field.default_factory}
-    return {} if field.default is dataclasses.MISSING else {"default": None}
+        return [list(map(itemgetter(name), rows)) for name in names]
+    except KeyError:
+        return None
 
 
 _HARMLESS_ATTRIBUTES = frozenset(

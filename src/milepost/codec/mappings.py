@@ -6,13 +6,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import chain
-from operator import is_
 from typing import Any
 
 from milepost.errors import shown
 
-from .containers import leaves_of_items
-from .family import columns_of, have_keys, rows_of, written_rows
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -20,9 +17,7 @@ from .plan import (
     Plan,
     Refusal,
     Tagged,
-    chunks,
     key_step,
-    parent_row,
     qualified,
     read_mark,
     too_deep,
@@ -53,9 +48,7 @@ class DictPlan(Tagged):
         self._object: Any = OrderedDict if cls is OrderedDict else dict  # shows `canonical` that order counts
         self._key_is_int = isinstance(key, IntPlan)
         self._key_is_str = isinstance(key, StrPlan)
-        self._takes_texts = self._key_is_str or key.keeps_json  # the text in JSON is the key itself
-        self._has_twin = cls is dict and self._takes_texts
-        self.keeps_json = cls is dict and self._takes_texts and value.keeps_json
+        self._has_twin = cls is dict and key.keeps_text
 
     @cached_property
     def twin(self) -> Any:
@@ -67,11 +60,16 @@ class DictPlan(Tagged):
         """True unless the twin is a dict of the values themselves."""
         return not self._has_twin or self.value.revives
 
-    def revive_all(self, twins: list[Any]) -> list[Any]:
-        if not self._has_twin or not self.revives:
-            return super().revive_all(twins)
-        revived = self.value.revive_all(list(chain.from_iterable(map(dict.values, twins))))
-        return [dict(zip(twin, part, strict=True)) for twin, part in zip(twins, chunks(revived, twins), strict=True)]
+    def revive(self, twin: Any) -> Any:
+        if not self._has_twin:
+            return super().revive(twin)
+        return {key: self.value.revive(item) for key, item in twin.items()}
+
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        if not self._has_twin or depth >= MAX_DEPTH or {*map(type, values)} != {dict}:
+            return False
+        inner = list(chain.from_iterable(map(dict.values, values)))
+        return are_names(list(chain.from_iterable(values))) and (not inner or self.value.are_json(inner, depth + 1))
 
     def dump(self, value: Any, depth: int) -> Any:
         v, extra = self.parts(value, depth)
@@ -119,53 +117,6 @@ class DictPlan(Tagged):
             refusal.steps.append(key_step(keys[refusal.row]))
             raise
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if not values:
-            return values
-        if self.cls is not dict or not self._takes_texts or depth >= MAX_DEPTH or {*map(type, values)} != {dict}:
-            return super().dump_all(values, depth)
-        names = tuple(values[0])
-        if self.value.keeps_json and len(values) > 1 and names and have_keys(values, names) and are_names(names):
-            return self._all_by_name(names, values, lambda column: self.value.dump_all(column, depth + 1), written_rows)
-        keys = list(chain.from_iterable(values))
-        if not are_names(keys):
-            return super().dump_all(values, depth)
-        flat = list(chain.from_iterable(map(dict.values, values)))
-        try:
-            dumped = self.value.dump_all(flat, depth + 1) if flat else flat
-        except Refusal as refusal:
-            refusal.steps.append(key_step(keys[refusal.row]))
-            refusal.row, _ = parent_row(refusal.row, values)
-            raise
-        if dumped is flat:
-            return values
-        return [dict(zip(v, part, strict=True)) for v, part in zip(values, chunks(dumped, values), strict=True)]
-
-    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        inner = leaves_of_items(dict, self.key, values, depth) if self.cls is dict else None
-        if inner is None:
-            return None
-        others = self.value.leaves(list(chain.from_iterable(map(dict.values, values))), depth + 1)
-        return None if others is None else inner + others
-
-    def _all_by_name(
-        self,
-        names: tuple[str, ...],
-        rows: list[Any],
-        turn: Callable[[list[Any]], list[Any]],
-        make_rows: Callable[[tuple[str, ...], list[list[Any]]], list[Any]],
-    ) -> list[Any]:
-        """Turn dicts that have the same keys by one column for each key, because its values are mostly of one class."""
-        columns = columns_of(names, rows)
-        turned: list[list[Any]] = []
-        try:
-            for column in columns:
-                turned.append(turn(column))  # noqa: PERF401  # its length is the path
-        except Refusal as refusal:
-            refusal.steps.append(key_step(names[len(turned)]))
-            raise
-        return rows if all(map(is_, turned, columns)) else make_rows(names, turned)
-
     def load(self, raw: Any, bare: bool) -> Any:
         if self.cls is defaultdict and (bare or type(raw) is not dict or read_mark(raw)[0] != self.tag):
             raise self.unreadable(raw, "its factory is not in the record")
@@ -205,10 +156,12 @@ class DictPlan(Tagged):
         return self._pair(keys, [pair[1] for pair in v], bare)
 
     def _pair(self, keys: list[Any], raws: list[Any], bare: bool) -> dict[Any, Any]:
+        values: list[Any] = []
         try:
-            values = self.value.load_all(raws, bare) if raws else raws
+            for raw in raws:
+                values.append(self.value.load(raw, bare))  # noqa: PERF401  # its length is the place
         except Refusal as refusal:
-            refusal.steps.append(key_step(keys[refusal.row]))
+            refusal.steps.append(key_step(keys[len(values)]))
             raise
         try:
             made = dict(zip(keys, values, strict=True))
@@ -217,25 +170,6 @@ class DictPlan(Tagged):
         if len(made) != len(keys):
             raise self.unreadable({}, "two of its keys are equal")
         return made
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if not (self.cls is dict and self._takes_texts and {*map(type, raws)} == {dict}):
-            return super().load_all(raws, bare)
-        if not bare and any(MARK in raw for raw in raws):
-            return super().load_all(raws, bare)
-        names = tuple(raws[0])
-        if self.value.keeps_json and len(raws) > 1 and names and have_keys(raws, names):
-            return self._all_by_name(names, raws, lambda column: self.value.load_all(column, bare), rows_of)
-        flat = list(chain.from_iterable(map(dict.values, raws)))
-        try:
-            loaded = self.value.load_all(flat, bare) if flat else flat
-        except Refusal as refusal:
-            refusal.steps.append(key_step(list(chain.from_iterable(raws))[refusal.row]))
-            refusal.row, _ = parent_row(refusal.row, raws)
-            raise
-        if loaded is flat:
-            return raws
-        return [dict(zip(raw, part, strict=True)) for raw, part in zip(raws, chunks(loaded, raws), strict=True)]
 
 
 def are_names(keys: Iterable[Any]) -> bool:

@@ -6,15 +6,14 @@ Decimal) and the tagged form elsewhere. `wrap` is for a place without a declared
 tell apart become an object with the key `$mp`. `load` reads both, so old records can still be read after the
 type of a field was narrowed from Any.
 
-`dump_all` and `load_all` do the same for a whole column of values at once, such as all totals of a list of orders.
-If the exact classes of the column allow it, they use functions that are written in C and several times faster than
-a loop; else they loop. A column goes through Any only if no value is in it twice, and never through a class that may
-contain itself, so its size is bounded by the size of the value.
+`dump_all` writes a column of values at once, such as all totals of a list of orders. `are_json` tells, by functions
+that are written in C, that a column is JSON as it is. Lists of records are written column by column, all other
+columns value by value.
 
-A record without marks is read in one go if the result can be proved right. `twin` is a type that msgspec's typed
-decoder knows: the class itself, or a struct of its fields if msgspec cannot make the objects. That decoder is more
-lenient than this codec, so its result counts only if writing it gives the same bytes again. Then `revive_all` makes
-the values, column by column, unless the twins are the values already.
+JSON without marks is read in one go if the result can be proved right. `twin` is a type that msgspec's typed decoder
+knows: the class itself, or a dict of a record's fields. That decoder is more lenient than this codec, so its result
+counts only if writing it gives the same bytes again. Then `revive` makes the values of the twins that are not the
+values themselves.
 
 A refusal is raised as a `Refusal`; each container that it passes adds its step of the path. In a column it also
 has its row. Plans keep no state of a call and may be used by several threads.
@@ -22,14 +21,13 @@ has its row. Plans keep no state of a call and may be used by several threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 MARK = "$mp"  # the key that makes a JSON object a tagged value
-DEEPEST = 8  # nested containers down to which leaves are given
 MAX_DEPTH = 128  # containers within containers; keeps both directions far from the interpreter's recursion limit
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
@@ -54,7 +52,7 @@ class Refusal(Exception):
         self.expected = expected
         self.found = found
         self.steps: list[str] = []
-        self.row = 0  # the value's place in the column of `dump_all` or `load_all`
+        self.row = 0  # the value's place in the column of `dump_all`
 
     def path(self, root: str) -> str:
         """Give the whole path; a path of more than 24 steps is cut in the middle."""
@@ -85,9 +83,8 @@ class Plan:
     plain = False  # `wrap` writes the same as `dump`: JSON itself shows the type
     expected = "object"  # the declared type, for people
     twin: Any = Any  # the type that msgspec's typed decoder reads instead; valid if the same bytes come out again
-    revives = True  # `revive_all` has to make the values from the twins
-    keeps_json = False  # JSON of the declared kind without a mark is the value itself
-    is_leaf = False  # a value is immutable, and its JSON depends on it alone
+    revives = True  # `revive` has to make the values from the twins
+    keeps_text = False  # a text in JSON is the value itself
 
     def dump(self, value: Any, depth: int) -> Any:
         """Write `value` for a place whose declared type is this one."""
@@ -105,8 +102,14 @@ class Plan:
         """Return whether a tagged object of that tag and class name is one of this plan."""
         return tag == self.tag and self.tag != ""
 
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        """Return whether the values of a column are of the declared type and `dump` gives them back as they are."""
+        return False
+
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         """Write each value of a column as `dump` does. The column itself comes back if nothing changes."""
+        if self.are_json(values, depth):
+            return values
         out: list[Any] = []
         try:
             for value in values:
@@ -116,41 +119,9 @@ class Plan:
             raise
         return out
 
-    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
-        """Write a column for a place without a declared type; all its values are of one class of this plan."""
-        if self.plain:
-            return self.dump_all(values, depth)
-        out: list[Any] = []
-        try:
-            for value in values:
-                out.append(self.wrap(value, depth))  # noqa: PERF401  # its length is the row
-        except Refusal as refusal:
-            refusal.row = len(out)
-            raise
-        return out
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        """Read each value of a column as `load` does. The column itself comes back if nothing changes."""
-        out: list[Any] = []
-        try:
-            for raw in raws:
-                out.append(self.load(raw, bare))  # noqa: PERF401  # its length is the row
-        except Refusal as refusal:
-            refusal.row = len(out)
-            raise
-        return out
-
-    def revive_all(self, twins: list[Any]) -> list[Any]:
-        """Make the values of a column of twins. The column itself comes back if twins are the values."""
-        return self.load_all(twins, True) if self.revives else twins
-
-    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        """Give the immutable objects that a written column is made of, as columns; None if they can't be given.
-
-        As long as they are the very same objects in the same places, the column is written the same. Among them are
-        numbers of elements, as themselves. Below `DEEPEST` containers the answer is None.
-        """
-        return [values] if self.is_leaf else None
+    def revive(self, twin: Any) -> Any:
+        """Make the value of a twin, which may be changed for it. The twin of this method is plain JSON."""
+        return self.load(twin, True)
 
     def contradicted(self, value: Any) -> Contradicted:
         """Make the refusal of a value that is not of the declared type."""
@@ -160,26 +131,6 @@ class Plan:
     def unreadable(self, raw: Any, why: str = "") -> Unreadable:
         """Make the refusal of JSON that is no value of the declared type."""
         return Unreadable(why, expected=self.expected, found=describe_json(raw))
-
-
-def each_class(turn: Callable[[type, list[Any]], list[Any]], column: list[Any]) -> list[Any]:
-    """Call `turn` for the values of each class in a column; the column itself comes back if nothing changes."""
-    if len({*map(type, column)}) == 1:
-        return turn(type(column[0]), column)
-    out = column
-    for cls in dict.fromkeys(map(type, column)):
-        rows = [row for row, item in enumerate(column) if type(item) is cls]
-        part = [column[row] for row in rows]
-        try:
-            turned = turn(cls, part)
-        except Refusal as refusal:
-            refusal.row = rows[refusal.row]
-            raise
-        if turned is not part:
-            out = [*column] if out is column else out
-            for row, item in zip(rows, turned, strict=True):
-                out[row] = item
-    return out
 
 
 class Tagged(Plan):
@@ -208,15 +159,6 @@ class Tagged(Plan):
                 raise self.unreadable(raw)
             return self.make(raw["v"], raw, bare)
         return self.make(raw, _NO_EXTRA, bare)
-
-
-class Texts(Tagged):
-    """A plan whose bare form is one text."""
-
-    bare = frozenset({"str"})
-
-    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
-        return [{MARK: self.tag, "v": v} if type(v) is str else v for v in self.dump_all(values, depth)]
 
 
 _NO_EXTRA: dict[str, Any] = {}
@@ -274,21 +216,3 @@ def too_deep(value: Any) -> NotCarried:
     return NotCarried(
         f"containers are nested more than {MAX_DEPTH} deep here, or one holds itself", type_name=qualified(type(value))
     )
-
-
-def parent_row(row: int, parents: list[Any]) -> tuple[int, int]:
-    """Give the parent, and the place in it, of a row in the flat column of all parents' elements."""
-    index = 0
-    while row >= len(parents[index]):
-        row -= len(parents[index])
-        index += 1
-    return index, row
-
-
-def chunks(flat: list[Any], parents: list[Any]) -> Iterator[list[Any]]:
-    """Cut a flat column back into one list for each parent, by the parents' lengths."""
-    start = 0
-    for parent in parents:
-        stop = start + len(parent)
-        yield flat[start:stop]
-        start = stop

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
-from itertools import repeat
-from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
 from milepost.errors import shown
 
 from .families import EXTRA, FIELDS_SET, PRIVATE
-from .family import Family, FieldSpec, columns_of, have_keys, row_maker, rows_of, twin_of
+from .family import Family, FieldSpec
 from .plan import (
-    DEEPEST,
     MARK,
     MAX_DEPTH,
     Contradicted,
@@ -57,16 +53,13 @@ class RecordPlan(Plan):
         self.plain = family.is_mapping
         self.expected = expected or qualified(family.cls)
         self.plans: dict[str, Plan] = {}
-        self._recursive = self._is_generic = False
+        self._recursive = False
         self._untyped, self._name_of, self._drop_unknown = untyped, name_of, drop_unknown
         self._specs: dict[str, FieldSpec] = {field.name: field for field in family.fields}
 
-    def set_fields(self, plans: dict[str, Plan], *, is_generic: bool = False) -> None:
-        """Set the plans of the fields, by name, in the order of the family's fields.
-
-        `is_generic`: the types of the fields do not follow from the class alone.
-        """
-        self.plans, self._is_generic = plans, is_generic
+    def set_fields(self, plans: dict[str, Plan]) -> None:
+        """Set the plans of the fields, by name, in the order of the family's fields."""
+        self.plans = plans
 
     def allow_missing_keys(self) -> None:
         """Treat a TypedDict as if it were declared with `total=False`."""
@@ -186,19 +179,10 @@ class RecordPlan(Plan):
             return self.dump(value, depth)
         return {MARK: "object", "t": self._name_of(self.cls), "v": self.dump(value, depth)}
 
-    def wrap_all(self, values: list[Any], depth: int) -> list[Any]:
-        if self.plain:
-            return self.dump_all(values, depth)
-        name = self._name_of(self.cls)
-        return [{MARK: "object", "t": name, "v": written} for written in self.dump_all(values, depth)]
-
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if not values:
-            return values
-        names = self.family.names
-        if self._recursive or self.family.refusal or depth >= MAX_DEPTH or {*map(type, values)} != {*self.types}:
+        if not values or self._recursive or self.family.refusal or depth >= MAX_DEPTH:
             return super().dump_all(values, depth)
-        columns = self.family.read_columns(values)
+        columns = self.family.read_columns(values) if {*map(type, values)} == {*self.types} else None
         if columns is None:
             return super().dump_all(values, depth)
         dumped: list[list[Any]] = []
@@ -206,51 +190,9 @@ class RecordPlan(Plan):
             for plan, column in zip(self.plans.values(), columns, strict=True):
                 dumped.append(plan.dump_all(column, depth + 1))  # its length is the path
         except Refusal as refusal:
-            refusal.steps.append(self.step(names[len(dumped)]))
+            refusal.steps.append(self.step(self.family.names[len(dumped)]))
             raise
-        if self.family.is_native and all(map(is_, dumped, columns)):
-            return values
-        return self._rows(values, dumped, depth)
-
-    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        if not values:
-            return []
-        if self._recursive or self.family.refusal or depth > DEEPEST or {*map(type, values)} != {*self.types}:
-            return None
-        columns = self.family.read_columns(values)
-        if columns is None or not self.family.have_no_sides(values):
-            return None
-        if self.family.is_mapping and not have_keys(values, self.family.names):
-            return None
-        found: list[list[Any]] = []
-        for plan, column in zip(self.plans.values(), columns, strict=True):
-            inner = plan.leaves(column, depth + 1)
-            if inner is None:
-                return None
-            found += inner
-        return found
-
-    def _rows(self, values: list[Any], dumped: list[list[Any]], depth: int) -> list[Any]:
-        """Make the written rows of `values` from the columns of their fields."""
-        names = self.family.names
-        if self.family.is_mapping and not have_keys(values, names):  # keeps the order of the keys
-            rows = zip(values, rows_of(names, dumped), strict=True)
-            return [{key: row[key] for key in value} for value, row in rows]
-        if self.family.have_no_sides(values):
-            return list(map(self._make_row, *dumped))
-        out = rows_of(names, dumped)
-        for row, (value, written) in enumerate(zip(values, out, strict=True)):
-            try:
-                self._dump_sides(value, written, depth)
-            except Refusal as refusal:
-                refusal.row = row
-                raise
-        return out
-
-    @cached_property
-    def _make_row(self) -> Callable[..., Any]:
-        """The function that makes a row of the fields' values, which msgspec writes as an object."""
-        return row_maker(self.family.names)
+        return [dict(zip(self.family.names, row, strict=True)) for row in zip(*dumped, strict=True)]
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -391,74 +333,32 @@ class RecordPlan(Plan):
         sides[FIELDS_SET] = fields_set
         return sides, unknown
 
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if not raws:
-            return raws
-        names = self.family.names
-        if not names or MARK in names or {*map(type, raws)} != {dict} or {*map(len, raws)} != {len(names)}:
-            return super().load_all(raws, bare)
-        try:
-            columns = columns_of(names, raws)
-        except KeyError:
-            return super().load_all(raws, bare)
-        loaded: list[list[Any]] = []
-        try:
-            for plan, column in zip(self.plans.values(), columns, strict=True):
-                loaded.append(plan.load_all(column, bare))  # its length is the path
-        except Refusal as refusal:
-            refusal.steps.append(self.step(names[len(loaded)]))
-            raise
-        if self.family.keeps_rows:
-            for name, column, found in zip(names, columns, loaded, strict=True):
-                if found is not column:
-                    deque(map(dict.__setitem__, raws, repeat(name), found), maxlen=0)
-            return self.family.take_rows(raws)
-        try:
-            return self.family.build_all(loaded, len(raws))
-        except Exception as exc:  # as in `_load_fields`
-            raise self.unreadable(raws[0], f"the object cannot be built: {shown(exc, 1000)}") from exc
-
     # -- reading in one go -------------------------------------------------------------------------------
 
     @cached_property
     def revives(self) -> bool:  # type: ignore[override]
-        """True unless the class itself is its twin; a class that may contain itself never is."""
-        is_own_twin = self.family.is_read_natively and not self._is_generic and not self._recursive
-        return not is_own_twin or any(plan.revives for plan in self.plans.values()) or not self._has_good_defaults
+        """True unless the twin, a dict, is the value itself."""
+        return not self.family.is_mapping or self.twin is Any or bool(self._reviving)
 
-    @property
-    def _has_good_defaults(self) -> bool:
-        """True if the defaults that are class attributes, which msgspec does not write, are of their declared types."""
-        try:
-            for name, default in self.family.class_defaults.items():
-                self.plans[name].dump(default, 0)
-        except Refusal:
-            return False
-        return True
+    @cached_property
+    def _reviving(self) -> dict[str, Plan]:
+        """The plans of the fields whose twins are not the values themselves."""
+        return {name: plan for name, plan in self.plans.items() if plan.revives}
 
     @cached_property
     def twin(self) -> Any:
-        """The class itself, or a dict or struct of its fields' twins if all fields are required, else Any."""
-        if not self.revives:
-            return self.cls
+        """A TypedDict of the fields' twins if all fields are required, else Any."""
         if self._recursive or self.family.refusal or any(spec.optional for spec in self._specs.values()):
             return Any
-        return twin_of(self.family, tuple(plan.twin for plan in self.plans.values())) if self.plans else Any
+        make: Any = TypedDict  # for type checkers it is no function
+        return make("Twin", {name: plan.twin for name, plan in self.plans.items()})
 
-    def revive_all(self, twins: list[Any]) -> list[Any]:
-        if not twins or not self.revives or self.twin is Any:
-            return super().revive_all(twins)
-        revived: list[Iterable[Any]] = []
-        places = self.family.names if self.family.keeps_rows else twins[0].__struct_fields__
-        for plan, place in zip(self.plans.values(), places, strict=True):
-            column = map(itemgetter(place) if self.family.keeps_rows else attrgetter(place), twins)
-            revived.append(plan.revive_all(list(column)) if plan.revives else column)
-        if not self.family.keeps_rows:
-            return self.family.build_all(revived, len(twins))
-        for name, plan, values in zip(places, self.plans.values(), revived, strict=True):
-            if plan.revives:
-                deque(map(dict.__setitem__, twins, repeat(name), values), maxlen=0)
-        return self.family.take_rows(twins)
+    def revive(self, twin: Any) -> Any:
+        if self.twin is Any:
+            return super().revive(twin)
+        for name, plan in self._reviving.items():
+            twin[name] = plan.revive(twin[name])
+        return self.family.build(twin)
 
     # -- the state as a whole ------------------------------------------------------------------------
 

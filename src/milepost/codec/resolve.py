@@ -235,7 +235,7 @@ class Resolver:
                 self._broken.append((place, f"a field cannot be named {MARK!r}, which marks tagged values"))
             declared = field.annotation if field.annotation is not None else hints.get(field.name, Any)
             plans[field.name] = self.plan(declared, place, variables)
-        plan.set_fields(plans, is_generic=bool(variables) or bool(getattr(cls, "__parameters__", None)))
+        plan.set_fields(plans)
 
     # -- other annotations -----------------------------------------------------------------------------
 

@@ -10,89 +10,67 @@ import base64
 import pathlib
 import re
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
 from typing import Any
 from uuid import UUID
 
-from .plan import MARK, NotCarried, Plan, Tagged, Texts, qualified, read_mark
+from .plan import MARK, NotCarried, Plan, Tagged, qualified, read_mark
 
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # the range of 64 bits, signed or not
 _NATIVE = frozenset({bytes, bytearray, date, Decimal, UUID})  # msgspec writes the same text for them
-_UNCHANGEABLE = frozenset({bytes, complex, date, timedelta, Decimal})  # classes in C without attributes
 _NON_FINITE = frozenset({"nan", "inf", "-inf"})
 # Python refuses to turn longer ints into decimal text (sys.set_int_max_str_digits allows 640 digits at least)
 _DECIMAL_BITS = 2000
 
 
-class NonePlan(Plan):
-    """The plan of None."""
+class JsonPlan(Plan):
+    """The plan of the values of one class that JSON has itself; `twin` is the class."""
 
-    types = (type(None),)
-    bare = frozenset({"null"})
     plain = True
-    twin = type(None)
     revives = False
-    is_leaf = True
-    expected = "None"
+
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        return {*map(type, values)} == {self.twin} and ARE_JSON[self.twin](values)
 
     def dump(self, value: Any, depth: int) -> Any:
-        if value is not None:
-            raise self.contradicted(value)
-        return None
-
-    def load(self, raw: Any, bare: bool) -> Any:
-        if raw is not None:
-            raise self.unreadable(raw)
-        return None
-
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        return values if {*map(type, values)} == {type(None)} else super().dump_all(values, depth)
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        return raws if {*map(type, raws)} == {type(None)} else super().load_all(raws, bare)
-
-
-class BoolPlan(Plan):
-    """The plan of True and False."""
-
-    types = (bool,)
-    bare = frozenset({"bool"})
-    plain = True
-    twin = bool
-    revives = False
-    is_leaf = True
-    expected = "bool"
-
-    def dump(self, value: Any, depth: int) -> Any:
-        if type(value) is not bool:
+        if type(value) is not self.twin:
             raise self.contradicted(value)
         return value
 
     def load(self, raw: Any, bare: bool) -> Any:
-        if type(raw) is not bool:
+        if type(raw) is not self.twin:
             raise self.unreadable(raw)
         return raw
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        return values if {*map(type, values)} == {bool} else super().dump_all(values, depth)
 
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        return raws if {*map(type, raws)} == {bool} else super().load_all(raws, bare)
+class NonePlan(JsonPlan):
+    """The plan of None."""
+
+    types = (type(None),)
+    bare = frozenset({"null"})
+    twin = type(None)
+    expected = "None"
 
 
-class IntPlan(Plan):
+class BoolPlan(JsonPlan):
+    """The plan of True and False."""
+
+    types = (bool,)
+    bare = frozenset({"bool"})
+    twin = bool
+    expected = "bool"
+
+
+class IntPlan(JsonPlan):
     """The plan of int: a number up to 64 bits, tagged text for larger ones."""
 
     tag = "int"
     types = (int,)
     bare = frozenset({"int"})
-    plain = True
     twin = int
-    revives = False
-    is_leaf = True
     expected = "int"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -100,35 +78,22 @@ class IntPlan(Plan):
             raise self.contradicted(value)
         return value if MIN_INT <= value <= MAX_INT else {MARK: "int", "v": int_text(value)}
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {int} and are_64_bits(values):
-            return values
-        return super().dump_all(values, depth)
-
     def load(self, raw: Any, bare: bool) -> Any:
-        if type(raw) is int:
-            return raw
         if not bare and type(raw) is dict and read_mark(raw)[0] == "int" and type(raw.get("v")) is str:
             try:
                 return read_int(raw["v"])
             except ValueError as exc:
                 raise self.unreadable(raw) from exc
-        raise self.unreadable(raw)
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        return raws if {*map(type, raws)} == {int} else super().load_all(raws, bare)
+        return super().load(raw, bare)
 
 
-class FloatPlan(Plan):
+class FloatPlan(JsonPlan):
     """The plan of float: a number with a point or an exponent, or tagged text for nan and the infinities."""
 
     tag = "float"
     types = (float,)
     bare = frozenset({"float"})
-    plain = True
     twin = float
-    revives = False
-    is_leaf = True
     expected = "float"
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -136,56 +101,33 @@ class FloatPlan(Plan):
             raise self.contradicted(value)
         return value if isfinite(value) else {MARK: "float", "v": repr(value)}
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {float} and are_finite(values):
-            return values
-        return super().dump_all(values, depth)
-
     def load(self, raw: Any, bare: bool) -> Any:
-        if type(raw) is float:
-            return raw
         if not bare and type(raw) is dict and read_mark(raw)[0] == "float":
             text = raw.get("v")
             if type(text) is str and text in _NON_FINITE:
                 return float(text)  # a new object each time: two NaN are two keys of a dict, one NaN twice is one
-        raise self.unreadable(raw)
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        return raws if {*map(type, raws)} == {float} else super().load_all(raws, bare)
+        return super().load(raw, bare)
 
 
-class StrPlan(Plan):
+class StrPlan(JsonPlan):
     """The plan of str: text as it is; a lone surrogate is not text in UTF-8 and is refused."""
 
     types = (str,)
     bare = frozenset({"str"})
-    plain = True
     twin = str
-    revives = False
-    is_leaf = True
+    keeps_text = True
     expected = "str"
 
     def dump(self, value: Any, depth: int) -> Any:
         if type(value) is not str:
             raise self.contradicted(value)
-        return value if value.isascii() else checked_text(value)
-
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {str} and are_texts(values):
-            return values
-        return super().dump_all(values, depth)
-
-    def load(self, raw: Any, bare: bool) -> Any:
-        if type(raw) is not str:
-            raise self.unreadable(raw)
-        return raw
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        return raws if {*map(type, raws)} == {str} else super().load_all(raws, bare)
+        return checked_text(value)
 
 
-class TextPlan(Texts):
+class TextPlan(Tagged):
     """The plan of a class whose values are written as one text, by two functions."""
+
+    bare = frozenset({"str"})
 
     def __init__(self, cls: type, tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> None:
         self.tag = tag
@@ -193,21 +135,12 @@ class TextPlan(Texts):
         self.expected = qualified(cls)
         self.revives = cls not in _NATIVE
         self.twin = Any if self.revives else cls
-        self.is_leaf = cls in _UNCHANGEABLE
         self._cls, self._write, self._read = cls, write, read
 
     def parts(self, value: Any, depth: int) -> tuple[Any, dict[str, Any] | None]:
         if type(value) is not self._cls:
             raise self.contradicted(value)
         return self._write(value), None
-
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if {*map(type, values)} == {self._cls}:
-            try:
-                return list(map(self._write, values))
-            except NotCarried:
-                pass  # the loop finds which one
-        return super().dump_all(values, depth)
 
     def make(self, v: Any, extra: dict[str, Any], bare: bool) -> Any:
         if type(v) is not str:
@@ -216,14 +149,6 @@ class TextPlan(Texts):
             return self._read(v)
         except (ValueError, ArithmeticError, TypeError) as exc:
             raise self.unreadable(v) from exc
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if {*map(type, raws)} == {str}:
-            try:
-                return list(map(self._read, raws))
-            except (ValueError, ArithmeticError, TypeError):
-                pass  # the loop finds which one
-        return super().load_all(raws, bare)
 
 
 class PathPlan(Tagged):
@@ -299,11 +224,13 @@ SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def are_exact(values: list[Any]) -> bool:
-    """Return whether values, all of classes in `SCALARS`, are JSON as they are."""
+    """Return whether values are JSON as they are and contain no others."""
     classes = {*map(type, values)}
+    if not classes <= SCALARS:
+        return False
     if len(classes) == 1:
         return ARE_JSON[classes.pop()](values)
-    return all(ARE_JSON[cls]([v for v in values if type(v) is cls]) for cls in classes & {int, float, str})
+    return all(ARE_JSON[cls]([v for v in values if type(v) is cls]) for cls in classes)
 
 
 def are_64_bits(values: list[int]) -> bool:

@@ -14,7 +14,6 @@ import msgspec
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError, shown
 
 from .containers import encode_sorted
-from .family import FieldValues
 from .hints import annotations_of, strip
 from .mappings import DictPlan
 from .plan import (
@@ -166,11 +165,9 @@ class Codec(Generic[T]):
         assert self._decoder is not None
         try:
             twin = self._decoder.decode(data)
-            if self._plan.keeps_json:
-                return twin
             again = encode_json(twin)
             if again == data or again == b'Z"'.join(data.split(b'+00:00"')):  # faster than `replace`
-                return self._plan.revive_all([twin])[0] if self._plan.revives else twin
+                return self._plan.revive(twin) if self._plan.revives else twin
             return _SLOW
         except Exception:  # a default factory of a user may fail; the plan then finds the error
             return _SLOW
@@ -324,8 +321,6 @@ def _sort_pairs(raw: Any) -> Any:
     """Sort the pairs of every dict whose keys are no text; the keys of objects are sorted when written."""
     if type(raw) is list:
         return [_sort_pairs(item) for item in raw]
-    if isinstance(raw, FieldValues):
-        raw = dict(zip(raw.__struct_encode_fields__, msgspec.structs.astuple(raw), strict=True))
     if type(raw) is OrderedDict:  # its order counts
         return [[key, _sort_pairs(item)] for key, item in raw.items()]
     if type(raw) is not dict:

@@ -1,14 +1,15 @@
 """The encoder of successive values, such as the states of a run, where each value is mostly equal to the last one.
 
-The JSON of a long list is kept in parts. With each part are the leaves of its elements: text, numbers and other
-immutable objects. A part is used again as long as its elements have the very same leaves in the same places, so a
-change of an element in place is noticed, and its part is written anew. The bytes are the same that the codec itself
-writes; if a value is refused, the codec itself raises the error.
+The JSON of a long list whose elements cannot change, such as texts, is kept in parts. A part is used again as long as
+it has the very same elements. The bytes are the same that the codec itself writes; if a value is refused, the codec
+itself raises the error.
 """
 
 from __future__ import annotations
 
 import copy
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from operator import is_
 from typing import Any, NamedTuple, Protocol
 
@@ -95,10 +96,14 @@ class Succession:
         return data
 
 
-class _Part(NamedTuple):
-    """The JSON of some successive elements of a list, and their leaves."""
+_UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes, complex, Decimal, date, datetime, time, timedelta})
+"""Classes whose objects never change; a zone that could is refused when it is written."""
 
-    leaves: list[list[Any]]
+
+class _Part(NamedTuple):
+    """The JSON of some successive elements of a list, and these elements."""
+
+    elements: list[Any]
     json: msgspec.Raw
     """The JSON of all elements, with commas between them."""
 
@@ -111,8 +116,8 @@ class _InParts(Plan):
         self._plan = plan
         self._count = 0
         """The number of elements in a part."""
-        self._first: list[list[Any]] | None = None
-        """The leaves of the first elements."""
+        self._first: list[Any] | None = None
+        """The first elements."""
         self.parts: list[_Part] = []
         self.kept = self.written = 0
         """The numbers of the last value's parts that were reused, and that were written."""
@@ -134,15 +139,14 @@ class _InParts(Plan):
         most = _FEW if self.parts else end
         for number, start in enumerate(range(0, end, count)):
             elements = list(value[start : start + count])
-            leaves = item.leaves(elements, depth + 1)
-            if leaves is None or self.written > self.kept + most:
+            if not {*map(type, elements)} <= _UNCHANGEABLE or self.written > self.kept + most:
                 self.forget()
                 return self._plan.dump(value, depth)
-            if number < len(self.parts) and _are_same(self.parts[number].leaves, leaves):
+            if number < len(self.parts) and _are_same(self.parts[number].elements, elements):
                 self.kept += 1
             else:
                 json = msgspec.Raw(encode_json(item.dump_all(elements, depth + 1))[1:-1])
-                self.parts[number : number + 1] = [_Part(leaves, json)]
+                self.parts[number : number + 1] = [_Part(elements, json)]
                 self.written += 1
             out.append(self.parts[number].json)
         del self.parts[end // count :]
@@ -153,20 +157,17 @@ class _InParts(Plan):
     def _is_worth_while(self, value: Any, depth: int) -> bool:
         """Return whether the first elements are those of the last value, and the list is long enough."""
         first = list(value[:_SAMPLE])
-        leaves = self._plan.item.leaves(first, depth + 1) if first else None
-        before, self._first = self._first, leaves
-        if leaves is None or before is None or not _are_same(before, leaves):
+        before, self._first = self._first, first
+        if not first or before is None or not {*map(type, first)} <= _UNCHANGEABLE or not _are_same(before, first):
             return False
         size = len(encode_json(self._plan.item.dump_all(first, depth + 1)))
         self._count = max(_PART * len(first) // size, 1)
         return len(value) >= 2 * self._count
 
 
-def _are_same(before: list[list[Any]], now: list[list[Any]]) -> bool:
-    """Return whether all columns have the same objects."""
-    return len(before) == len(now) and all(
-        len(mine) == len(other) and all(map(is_, mine, other)) for mine, other in zip(before, now, strict=True)
-    )
+def _are_same(before: list[Any], now: list[Any]) -> bool:
+    """Return whether both lists have the same objects."""
+    return len(before) == len(now) and all(map(is_, before, now))
 
 
 def _in_parts(plan: Plan, found: list[_InParts]) -> Plan:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from .plan import NotCarried, Plan, Texts, encode_json, qualified
+from .plan import NotCarried, Plan, Tagged, encode_json, qualified
 from .scalars import TextPlan, checked_text
 
 _ZONE, _FOLD = attrgetter("tzinfo"), attrgetter("fold")
@@ -26,10 +26,10 @@ _KEY = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _DURATION = re.compile(r"P(-?[0-9]+)DT([0-9]+)\.([0-9]{6})S", re.ASCII)
 
 
-class ClockPlan(Texts):
+class ClockPlan(Tagged):
     """The plan of `datetime` or of `time`; both have the same methods here."""
 
-    is_leaf = True  # zones other than the standard library's are refused
+    bare = frozenset({"str"})
 
     def __init__(self, cls: type[datetime] | type[time]) -> None:
         self.tag = cls.__name__
@@ -71,14 +71,6 @@ class ClockPlan(Texts):
             return value.replace(fold=1) if extra.get("fold") == 1 else value
         except (ValueError, TypeError, OverflowError, KeyError, OSError) as exc:
             raise self.unreadable(v) from exc
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if {*map(type, raws)} == {str}:
-            try:
-                return list(map(self._cls.fromisoformat, raws))
-            except ValueError:
-                pass  # the loop finds which one
-        return super().load_all(raws, bare)
 
 
 def _write_zone(zone: tzinfo) -> dict[str, Any]:

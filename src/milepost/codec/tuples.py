@@ -72,16 +72,3 @@ class FixedTuplePlan(Tagged):
             refusal.steps.append(f"[{len(out)}]")
             raise
         return tuple(out)
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        is_fixed = self.repeated is None and bool(self.items)
-        if not (raws and is_fixed and {*map(type, raws)} == {list} and {*map(len, raws)} == {len(self.items)}):
-            return super().load_all(raws, bare)
-        columns: list[list[Any]] = []
-        try:
-            for plan, column in zip(self.items, zip(*raws, strict=True), strict=True):
-                columns.append(plan.load_all(list(column), bare))  # its length is the path
-        except Refusal as refusal:
-            refusal.steps.append(f"[{len(columns)}]")
-            raise
-        return list(zip(*columns, strict=True))

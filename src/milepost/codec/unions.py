@@ -35,11 +35,12 @@ class OptionalPlan(Plan):
         """True if the inner type's twins are not the values themselves."""
         return self.inner.revives
 
-    def revive_all(self, twins: list[Any]) -> list[Any]:
-        if not self.inner.revives:
-            return twins
-        revived = iter(self.inner.revive_all([twin for twin in twins if twin is not None]))
-        return [None if twin is None else next(revived) for twin in twins]
+    def revive(self, twin: Any) -> Any:
+        return None if twin is None else self.inner.revive(twin)
+
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        some = [value for value in values if value is not None]
+        return self._null_is_none and (not some or self.inner.are_json(some, depth))
 
     def dump(self, value: Any, depth: int) -> Any:
         if value is None:
@@ -57,59 +58,12 @@ class OptionalPlan(Plan):
         if not refusal.steps and refusal.expected == self.inner.expected:
             refusal.expected = self.expected
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if not self._null_is_none:
-            return super().dump_all(values, depth)
-        some = [value for value in values if value is not None]
-        if len(some) == len(values):
-            some = values
-        try:
-            dumped = self.inner.dump_all(some, depth) if some else some
-        except Refusal as refusal:
-            refusal.row = _nth_given(values, refusal.row)
-            self._widen(refusal)
-            raise
-        if dumped is some:
-            return values
-        if some is values:
-            return dumped
-        rest = iter(dumped)
-        return [None if value is None else next(rest) for value in values]
-
-    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        if self.inner.is_leaf:
-            return [values]
-        some = [value for value in values if value is not None]
-        inner = self.inner.leaves(some, depth)
-        return None if inner is None else [[value is None for value in values], *inner]
-
     def load(self, raw: Any, bare: bool) -> Any:
         try:
             return None if raw is None else self.inner.load(raw, bare)
         except Refusal as refusal:
             self._widen(refusal)
             raise
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        some = [raw for raw in raws if raw is not None]
-        if len(some) == len(raws):
-            some = raws
-        try:
-            loaded = self.inner.load_all(some, bare) if some else some
-        except Refusal as refusal:
-            refusal.row = _nth_given(raws, refusal.row)
-            self._widen(refusal)
-            raise
-        if loaded is some:
-            return raws
-        if some is raws:
-            return loaded
-        rest = iter(loaded)
-        return [None if raw is None else next(rest) for raw in raws]
-
-
-def _nth_given(values: list[Any], n: int) -> int:
-    return [row for row, value in enumerate(values) if value is not None][n]
 
 
 class UnionPlan(Plan):
@@ -138,11 +92,6 @@ class UnionPlan(Plan):
         if not all(member.types for member in self.members):
             return ()
         return tuple({cls for member in self.members for cls in member.types})
-
-    @cached_property
-    def is_leaf(self) -> bool:  # type: ignore[override]
-        """True if all members are leaves."""
-        return all(member.is_leaf for member in self.members)
 
     @cached_property
     def _by_class(self) -> dict[type, list[Plan]]:
@@ -191,6 +140,9 @@ class UnionPlan(Plan):
         """True if the union has no twin."""
         return not self._scalars
 
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        return bool(self._scalars) and {*map(type, values)} <= self._scalars and are_exact(values)
+
     def dump(self, value: Any, depth: int) -> Any:
         same = self._by_class.get(type(value), ())
         if len(same) == 1 and id(same[0]) not in self._loose:
@@ -208,11 +160,6 @@ class UnionPlan(Plan):
         if first is not None and (first.steps or not first.expected):
             raise first
         raise self.contradicted(value)
-
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if self._scalars and {*map(type, values)} <= self._scalars and are_exact(values):
-            return values
-        return super().dump_all(values, depth)
 
     def load(self, raw: Any, bare: bool) -> Any:
         if not bare and type(raw) is dict and MARK in raw:
@@ -237,8 +184,3 @@ class UnionPlan(Plan):
         except Refusal:
             return False
         return True
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if self._scalars and {*map(type, raws)} <= self._scalars:
-            return raws
-        return super().load_all(raws, bare)

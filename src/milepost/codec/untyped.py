@@ -8,16 +8,14 @@ name. A name in a record is only looked up there; nothing is ever imported by it
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
 from enum import Enum
-from functools import partial
 from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
 from milepost.errors import shown
 
-from .containers import ListPlan, SequencePlan, load_items
+from .containers import ListPlan, SequencePlan, dump_items, load_items
 from .families import family_of
 from .mappings import DictPlan
 from .plan import (
@@ -26,8 +24,6 @@ from .plan import (
     NotCarried,
     Plan,
     Refusal,
-    Texts,
-    each_class,
     key_step,
     qualified,
     read_mark,
@@ -35,7 +31,6 @@ from .plan import (
 )
 from .registry import Registration, find_by_tag, find_by_type
 from .scalars import (
-    ARE_JSON,
     MAX_INT,
     MIN_INT,
     PATHS,
@@ -43,15 +38,12 @@ from .scalars import (
     PathPlan,
     are_exact,
     checked_text,
-    is_text,
     scalar_plans,
 )
 from .times import time_plans
 
 _PLAIN = SCALARS | {list, dict}
-FEW = 16  # elements of a container up to which they are checked one by one
-MANY = 1 << 16  # elements of a column up to which leaves are given: one that contains itself has more and more
-DEEP = 32  # containers within containers; below them too, because that takes less of the stack
+_CONSTANTS = frozenset({type(None), bool})
 
 
 class UntypedPlan(Plan):
@@ -59,7 +51,7 @@ class UntypedPlan(Plan):
 
     plain = True
     revives = False
-    keeps_json = True
+    keeps_text = True
     bare = frozenset({"null", "bool", "int", "float", "str", "list", "dict"})
     expected = "any carried value"
 
@@ -118,50 +110,34 @@ class UntypedPlan(Plan):
         registration = find_by_type(cls)
         if registration is not None:
             return dump_registered(registration, value, self, depth)
+        if cls is list:
+            return dump_items(self, value, depth)
+        if cls is dict and depth < MAX_DEPTH and MARK not in value:
+            return self._dump_dict(value, depth)
         plan = self._by_type.get(cls)
         if plan is None:
             raise refuse_unknown(value)
         return plan.wrap(value, depth)
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
-        if len(values) <= FEW and is_plain_json(values, depth):
-            return values
-        if len(values) <= FEW or depth > DEEP:
-            return super().dump_all(values, depth)
-        classes = {*map(type, values)}
-        if len(classes) == 1:
-            cls = type(values[0])
-            are_json = ARE_JSON.get(cls)
-            return values if are_json is not None and are_json(values) else self._dump_class(depth, cls, values)
-        if classes <= SCALARS and are_exact(values):
-            return values
-        return each_class(partial(self._dump_class, depth), values)
+    def _dump_dict(self, value: dict[Any, Any], depth: int) -> Any:
+        out: dict[str, Any] = {}
+        key: Any = None
+        try:
+            for key, item in value.items():
+                if type(key) is not str or not key.isascii():
+                    break
+                cls = type(item)
+                is_json = item.isascii() if cls is str else cls in _CONSTANTS or (cls is float and isfinite(item))
+                out[key] = item if is_json else self.dump(item, depth + 1)
+            else:
+                return out
+        except Refusal as refusal:
+            refusal.steps.append(key_step(key))
+            raise
+        return self._by_type[dict].wrap(value, depth)
 
-    def leaves(self, values: list[Any], depth: int) -> list[list[Any]] | None:
-        classes = {*map(type, values)}
-        if classes <= SCALARS:
-            return [values]
-        if not classes <= _PLAIN or len(values) > MANY:
-            return None
-        found = [[value if type(value) in SCALARS else type(value) for value in values]]
-        for cls in classes - SCALARS:
-            same = values if len(classes) == 1 else [value for value in values if type(value) is cls]
-            inner = self._by_type[cls].leaves(same, depth)
-            if inner is None:
-                return None
-            found += inner
-        return found
-
-    def _dump_class(self, depth: int, cls: type, values: list[Any]) -> list[Any]:
-        """Write a column of one class; write the values one by one if one of them is in the column twice.
-
-        So the columns inside have at most as many elements as the value has, even if it contains itself.
-        """
-        plan = self._by_type.get(cls)
-        is_alone = cls in SCALARS or len({*map(id, values)}) == len(values)
-        if plan is None or not is_alone or (cls not in SCALARS and find_by_type(cls) is not None):
-            return super().dump_all(values, depth)
-        return plan.wrap_all(values, depth)
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        return are_exact(values)
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -186,30 +162,11 @@ class UntypedPlan(Plan):
             for key, item in raw.items():
                 if type(key) is not str:
                     raise self.unreadable(key)
-                out[key] = self.load(item, False)
+                out[key] = item if type(item) in SCALARS else self.load(item, False)
         except Refusal as refusal:
             refusal.steps.append(key_step(key))
             raise
         return out
-
-    def load_all(self, raws: list[Any], bare: bool) -> list[Any]:
-        if bare or {*map(type, raws)} <= SCALARS:
-            return raws
-        return super().load_all(raws, False) if len(raws) <= FEW else each_class(self._load_class, raws)
-
-    def _load_class(self, cls: type, raws: list[Any]) -> list[Any]:
-        """Read a column of JSON of one class, in which marks may be."""
-        if cls in SCALARS:
-            return raws
-        if cls is list:
-            return self._by_type[list].load_all(raws, False)
-        if cls is dict and not any(MARK in raw for raw in raws):
-            return self._by_type[dict].load_all(raws, False)
-        tag = raws[0].get(MARK) if cls is dict else None
-        plan = self._by_tag.get(tag) if type(tag) is str else None
-        if isinstance(plan, Texts) and all(len(raw) == 2 and raw.get(MARK) == tag and "v" in raw for raw in raws):
-            return plan.load_all([raw["v"] for raw in raws], False)
-        return super().load_all(raws, False)
 
     def _find(self, raw: dict[str, Any]) -> Plan:
         tag, name = read_mark(raw)
@@ -235,38 +192,6 @@ class _AnyPathPlan(PathPlan):
 
     def __init__(self) -> None:
         super().__init__(PurePath)
-
-
-def is_plain_json(values: Iterable[Any], depth: int) -> bool:
-    """Return whether values are JSON as they are: exact classes, no marks, nothing large or nested too deep.
-
-    False does not say what is wrong; the plans find that out.
-    """
-    for value in values:
-        cls = type(value)
-        if cls is str:
-            if not value.isascii() and not is_text(value):
-                return False
-        elif cls is dict:
-            if depth >= MAX_DEPTH or MARK in value or len(value) > FEW:
-                return False
-            for key in value:
-                if type(key) is not str or not (key.isascii() or is_text(key)):
-                    return False
-            if not is_plain_json(value.values(), depth + 1):
-                return False
-        elif cls is list:
-            if depth >= MAX_DEPTH or len(value) > FEW or not is_plain_json(value, depth + 1):
-                return False
-        elif cls is int:
-            if not MIN_INT <= value <= MAX_INT:
-                return False
-        elif cls is float:
-            if not isfinite(value):
-                return False
-        elif value is not None and cls is not bool:
-            return False
-    return True
 
 
 def dump_registered(registration: Registration, value: Any, untyped: Plan, depth: int) -> dict[str, Any]:
