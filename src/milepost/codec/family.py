@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, Protocol

@@ -30,7 +30,6 @@ from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.waits import Waits
-from milepost.model.info import RunInfo
 from milepost.model.record import Record
 from milepost.model.retry import as_seconds
 from milepost.options import UNAMENDED
@@ -40,6 +39,7 @@ from milepost.workflows.run import StepRun
 
 if TYPE_CHECKING:
     from milepost.model.events import Event
+    from milepost.model.info import RunInfo
 
 _AT_ONCE = 1e-9
 """A timeout in seconds that is over by the time of a second look."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from inspect import iscoroutinefunction
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -44,11 +44,13 @@ from milepost.executor.history import JournalHistory, StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.model.failure import describe, first_line, message_of, place
-from milepost.model.info import RunInfo
 from milepost.model.record import CONTINUE, FINISH, OWNER, Record, format_time, make_record
 from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.options import without_amendments
 from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Token
+
+if TYPE_CHECKING:
+    from milepost.model.info import RunInfo
 
 # -- Taking a run that exists: its owner record fences off every owner before ----------------------
 #

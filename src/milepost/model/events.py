@@ -7,6 +7,7 @@ are decoded on access, so that an event whose state nobody reads costs no decodi
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -46,7 +47,11 @@ __all__ = [
 # -- The events of a run, as values that hooks and streams receive ---------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# All events have the methods of `Event`: if `dataclass` wrote a `__repr__` and an `__eq__` for each class, the import of
+# this module would take half as long again.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Event:
     """The fields that all events have. `to_dict()` adds the event's name under `event`.
 
@@ -57,12 +62,28 @@ class Event:
     timestamp: float
     sequence: int | None = None
 
+    def __repr__(self) -> str:
+        values = (f"{name}={getattr(self, name)!r}" for name in _public_names(type(self)))
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _public_names(type(self)))
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, name) for name in _public_names(type(self))))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the event as a dict of plain values."""
         return {"event": type(self).__name__, **plain_fields(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _public_names(kind: type[Event]) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind) if not f.name.startswith("_")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class RunStarted(Event):
     """A verb begins to run `flow`. `input` is the state that it begins with; `resumed` is None on a first start."""
 
@@ -71,7 +92,7 @@ class RunStarted(Event):
     resumed: ResumeInfo | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class NodeStarted(Event):
     """An attempt of a node is about to be called. A hook may return a context manager to surround the call."""
 
@@ -80,7 +101,7 @@ class NodeStarted(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class NodeCompleted(Event):
     """A node has returned and, with a store, its checkpoint is durable."""
 
@@ -102,7 +123,7 @@ class NodeCompleted(Event):
         return {"event": type(self).__name__, **plain_fields(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class RunCompleted(Event):
     """A verb has ended; `status` is the status of the run."""
 
@@ -115,7 +136,7 @@ class RunCompleted(Event):
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class WorkflowStarted(Event):
     """A verb begins to run a workflow, or to go on with it: `resumed` is None on a first start."""
 
@@ -124,7 +145,7 @@ class WorkflowStarted(Event):
     resumed: ResumeInfo | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class StepStarted(Event):
     """An attempt of a step begins. A hook may return a context manager to surround the call.
 
@@ -137,7 +158,7 @@ class StepStarted(Event):
     visit: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class StepCompleted(Event):
     """A step has ended and, with a store, its result is durable. `outcome` as in `StepResult`."""
 
@@ -154,7 +175,7 @@ class StepCompleted(Event):
         return self._load()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class WorkflowCompleted(Event):
     """A verb has ended; `result` is a `WorkflowResult`."""
 
@@ -167,7 +188,7 @@ class WorkflowCompleted(Event):
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class AttemptFailed(Event):
     """An attempt of a node failed. `retry_in` is the seconds until the next attempt, None if there is none."""
 
@@ -178,7 +199,7 @@ class AttemptFailed(Event):
     retry_in: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class CheckpointSaved(Event):
     """A checkpoint is durable. `size` is the size of its uncompressed state in bytes."""
 
@@ -187,7 +208,7 @@ class CheckpointSaved(Event):
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class CheckpointFailed(Event):
     """A checkpoint could not be encoded or written; `op` is encode or append."""
 
@@ -196,7 +217,7 @@ class CheckpointFailed(Event):
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class RunWaiting(Event):
     """A node waits for a signal or a time; `reason` says why a reply was refused, or is empty."""
 
@@ -205,7 +226,7 @@ class RunWaiting(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class RunBlocked(Event):
     """A bug in the workflow's own code holds the run, which waits for the code to be mended; `error` is that bug."""
 
@@ -213,7 +234,7 @@ class RunBlocked(Event):
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class RollbackCompleted(Event):
     """A rollback has ended; `error` is None when it succeeded."""
 
@@ -221,14 +242,14 @@ class RollbackCompleted(Event):
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class NodeOverdue(Event):
     """A sync node still runs after its timeout; it cannot be stopped, and its late result is discarded."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Progress(Event):
     """A node reports its progress: `done` of `total` (None: unknown)."""
 
@@ -238,7 +259,7 @@ class Progress(Event):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Emitted(Event):
     """A node sends an event of its own, with a name and data."""
 

@@ -30,7 +30,6 @@ from milepost.errors import (
     shown,
 )
 from milepost.model.ids import describe_owner, is_gone, this_process
-from milepost.model.info import RunFailure, RunInfo
 from milepost.model.ranges import is_live
 from milepost.model.record import FAILURE, FINISH, OWNER, START, Record, format_time, make_record, new_record, packed
 from milepost.model.retry import as_seconds
@@ -60,6 +59,9 @@ from milepost.stores.base.encryption import keeper_of
 from milepost.stores.base.fence import Row, TokenState, why
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict, seal_of
+
+if TYPE_CHECKING:
+    from milepost.model.info import RunInfo
 
 IsGone = Callable[[str], bool]
 T = TypeVar("T")
@@ -565,6 +567,8 @@ class OwnerStore(Store):
         """Return the info of a run with its error, if it has failed and the record of that is sound and above `after`."""
         if info.status != "failed":
             return info
+        from milepost.model.info import RunFailure  # few runs have failed
+
         error = None
         try:
             # An owner record stands between what ended the run and older failures.
@@ -636,6 +640,8 @@ class OwnerStore(Store):
         shown, now = newest_checkpoint, self.clock.time()
         if shown is not None and not is_live(shown.record.sequence, row.live):
             shown = tx.live_entry(row.run_id, row.live)
+        from milepost.model.info import RunInfo  # a first program needs no view of a run
+
         info = RunInfo(
             run_id=row.run_id,
             flow=row.flow,
