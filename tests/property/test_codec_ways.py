@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
-from milepost.codec import Codec, canonical, succession
+from milepost.codec import Codec, canonical
+from milepost.codec import codec as codecs
 from milepost.codec.plan import Plan
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
 from thoroughness import examples
@@ -377,7 +378,7 @@ def small_parts() -> Iterator[None]:
     """Parts are kept from the first byte on, and have few elements."""
     with pytest.MonkeyPatch.context() as patch:
         for name, few in (("_LARGE", 0), ("_SAMPLE", 1), ("_PART", 1), ("_LONGEST_REST", 0)):
-            patch.setattr(succession, name, few)
+            patch.setattr(codecs, name, few)
         yield
 
 

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from milepost import END, Graph, MemoryStore, NodeError
-from milepost.codec.succession import Succession
+from milepost.codec.codec import Succession
 from milepost.model.digests import Digests, agreeing, agreeing_back
 from milepost.model.record import CHECKPOINT, digest_of
 

@@ -16,7 +16,7 @@ from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
-from milepost.codec.state import Codec
+from milepost.codec.codec import Codec
 
 _MOST = 1000
 """The number of functions whose codecs are kept."""

@@ -31,6 +31,7 @@ MARK = "$mp"  # the key that makes a JSON object a tagged value
 MAX_DEPTH = 128  # containers within containers; keeps both directions far from the interpreter's recursion limit
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+encode_sorted: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 
 _KINDS: dict[type, str] = {
     type(None): "null",

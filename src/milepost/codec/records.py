@@ -10,8 +10,7 @@ import msgspec
 
 from milepost.errors import shown
 
-from .families import EXTRA, FIELDS_SET, PRIVATE
-from .family import Family, FieldSpec
+from .families import EXTRA, FIELDS_SET, PRIVATE, Family, FieldSpec
 from .plan import (
     MARK,
     MAX_DEPTH,

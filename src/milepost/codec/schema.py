@@ -15,8 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from .families import family_of
-from .family import Family
+from .families import Family, family_of
 from .hints import annotations_of, reveal
 from .registry import find_by_type
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from milepost.codec.succession import Encoder, Succession
+from milepost.codec.codec import Encoder, Succession
 from milepost.model.executors import ExecutorLike
 from milepost.model.record import END
 from milepost.model.retry import Retry

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from milepost.codec.succession import Encoder
+from milepost.codec.codec import Encoder
 from milepost.errors import (
     CheckpointWriteError,
     LeaseLost,

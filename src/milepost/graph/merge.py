@@ -19,7 +19,7 @@ import msgspec
 
 from milepost import reducers
 from milepost.codec import Codec
-from milepost.codec.hints import annotations_of, reveal
+from milepost.codec.resolve import annotations_of, reveal
 from milepost.errors import DeserializeStateError, MergeConflictError, SerializeStateError, StateTypeError
 from milepost.executor.flow import REPLACED, BranchEnd, Fork, Part, Whole
 
