@@ -17,7 +17,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from operator import is_
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -466,7 +466,7 @@ _UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes, complex, De
 """Classes whose objects never change; a zone that could is refused when it is written."""
 
 
-class _Part(NamedTuple):
+class _Part(msgspec.Struct, frozen=True):
     """The JSON of some successive elements of a list, and these elements."""
 
     elements: list[Any]

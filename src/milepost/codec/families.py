@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, Generic, NamedTuple, Protocol, get_origin, is_typeddict
+from typing import Any, Generic, Protocol, get_origin, is_typeddict
 
 import msgspec
 
@@ -41,7 +41,7 @@ class FieldSpec(msgspec.Struct, frozen=True):
     metadata: tuple[Any, ...] = ()
 
 
-class OfOthers(NamedTuple):
+class OfOthers(msgspec.Struct, frozen=True):
     """A placeholder for a default that is computed from the other fields, once these are read."""
 
     factory: Callable[[Any], Any]

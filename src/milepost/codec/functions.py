@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
 
 from milepost.codec.codec import Codec
 
@@ -22,7 +24,7 @@ _MOST = 1000
 """The number of functions whose codecs are kept."""
 
 
-class FunctionCodec(NamedTuple):
+class FunctionCodec(msgspec.Struct, frozen=True):
     """The codecs of one function: `returned` for its return value, `items` for a list of the items that it is called
     with one by one. `types` are the classes that its arguments may have."""
 

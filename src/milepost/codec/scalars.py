@@ -279,9 +279,9 @@ def int_text(value: int) -> str:
 
 def read_int(text: str) -> int:
     """Read the text that `int_text` wrote. Raises ValueError for anything else."""
-    if re.fullmatch(r"-?[0-9]{1,640}", text, re.ASCII):
+    if re.fullmatch(r"-?[0-9]{1,640}", text):
         return int(text)
-    if re.fullmatch(r"-?0x[0-9a-f]+", text, re.ASCII):
+    if re.fullmatch(r"-?0x[0-9a-f]+", text):
         return int(text, 16)
     raise ValueError(text[:40])
 
@@ -326,8 +326,8 @@ def _read_bytearray(text: str) -> bytearray:
 _ZONE, _FOLD = attrgetter("tzinfo"), attrgetter("fold")
 _EXACT = {id(None), id(UTC)}  # the zones whose times are exact as text
 _decode_texts: Callable[[bytes], list[str]] = msgspec.json.Decoder(list[str]).decode
-_KEY = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*", re.ASCII)
-_DURATION = re.compile(r"P(-?[0-9]+)DT([0-9]+)\.([0-9]{6})S", re.ASCII)
+_KEY = r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*"
+_DURATION = r"P(-?[0-9]+)DT([0-9]+)\.([0-9]{6})S"
 
 
 class ClockPlan(Tagged):
@@ -384,7 +384,7 @@ def _write_zone(zone: tzinfo) -> dict[str, Any]:
             return {"offset": _write_duration(offset), "name": checked_text(name[0])}
         # `fromisoformat` takes an offset below a second for UTC (seen with Python 3.11)
         return {"offset": _write_duration(offset)} if offset.microseconds else {}
-    if type(zone) is ZoneInfo and isinstance(zone.key, str) and _KEY.fullmatch(zone.key):
+    if type(zone) is ZoneInfo and isinstance(zone.key, str) and re.fullmatch(_KEY, zone.key):
         return {"zone": zone.key}
     raise NotCarried(
         f"its zone is a {qualified(type(zone))} that has no name in the zone database: "
@@ -409,7 +409,7 @@ def _write_key(zone: ZoneInfo) -> str:
 
 
 def _read_key(key: str) -> ZoneInfo:
-    if not _KEY.fullmatch(key):
+    if not re.fullmatch(_KEY, key):
         raise ValueError("no key of the zone database")
     try:
         return ZoneInfo(key)
@@ -433,7 +433,7 @@ def _write_duration(value: timedelta) -> str:
 
 
 def _read_duration(text: str) -> timedelta:
-    found = _DURATION.fullmatch(text)
+    found = re.fullmatch(_DURATION, text)
     if not found or len(text) > 40:
         raise ValueError("no duration")
     days, seconds, microseconds = map(int, found.groups())

@@ -8,7 +8,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
@@ -58,7 +58,7 @@ class ResumeRequest(msgspec.Struct, frozen=True):
         return cls() if node_id is None else cls("resume_from", node_id, visit, rerun)
 
 
-class Amendment(NamedTuple):
+class Amendment(msgspec.Struct, frozen=True):
     """A state that takes the place of a recorded one, and its bytes."""
 
     state: Any

@@ -147,13 +147,13 @@ REPLACED = ""
 them. No field has this name in a graph whose nodes can do so."""
 
 
-class Whole(NamedTuple):
+class Whole(msgspec.Struct, frozen=True):
     """A whole state. It may be a mapping, which would otherwise be taken for a part of a state."""
 
     state: Any
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True):
     """A part of a state: new values of some fields, to be reduced into the values of the state before."""
 
     fields: Mapping[str, Any]
@@ -264,7 +264,7 @@ class Fork(msgspec.Struct, frozen=True):
         return frozenset().union(*self.inside.values())
 
 
-class BranchEnd(NamedTuple):
+class BranchEnd(msgspec.Struct, frozen=True):
     """A branch at its join: its state, and what its nodes returned for fields with a reducer, in order."""
 
     state: Any

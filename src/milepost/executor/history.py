@@ -277,7 +277,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-class PartProgress(NamedTuple):
+class PartProgress(msgspec.Struct, frozen=True):
     """The progress of one part of a limited parallel group: a branch, an item of a map, or a step."""
 
     node_id: str

@@ -71,7 +71,7 @@ _TEXTS = ("run_id", "node_id", "next_node", "prev_node_id", "encoding", "kind", 
 _COUNTS = {"sequence": 0, "visit": 1, "attempt": 1, "iteration": 0, "size": 0, "epoch": 0}
 _MOST = 2**63 - 1
 
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -281,7 +281,7 @@ def _version(raw: bytes | None) -> int:
         return 0
     number = found
     if isinstance(found, str):
-        number = float(found) if _NUMBER.fullmatch(found) else None
+        number = float(found) if re.fullmatch(_NUMBER, found) else None
     is_whole = (
         isinstance(number, (int, float)) and not isinstance(number, bool) and _is_finite(number) and not number % 1
     )

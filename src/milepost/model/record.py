@@ -40,7 +40,7 @@ from milepost.errors import (
 # one.
 
 
-_TURNING = re.compile(r"/?(.+?)#(\d+)/([^/]*)")
+_TURNING = r"/?(.+?)#(\d+)/([^/]*)"
 
 
 class Segment(NamedTuple):
@@ -60,7 +60,7 @@ def way_to(outer: str, fork: str, visit: int, branch: str) -> str:
 
 def turnings(way: str) -> list[Segment]:
     """Split a path into its segments, the outermost first; [] for a text that is no path."""
-    return [Segment(found[1], int(found[2]), found[3], way[: found.start()]) for found in _TURNING.finditer(way)]
+    return [Segment(found[1], int(found[2]), found[3], way[: found.start()]) for found in re.finditer(_TURNING, way)]
 
 
 # -- One entry of a journal, as the core makes it and as stores keep it ----------------------------
@@ -599,7 +599,7 @@ FORKED_FROM = "milepost.forked_from"
 """The tag of a fork: `<run id>#<sequence>` of its origin."""
 
 
-class Origin(NamedTuple):
+class Origin(msgspec.Struct, frozen=True):
     """The run that a fork was made from, and the last of its records that was copied."""
 
     run_id: str

@@ -12,7 +12,9 @@ import hmac
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError, OptionError, shown
 from milepost.model.record import (
@@ -37,7 +39,7 @@ _BEFORE_SEAL = b',"seal":"'
 _SEALED = -len(b',"seal":"sha256:"') - 64
 """The place, from the end, at which the seal begins in a header that is sealed without a key."""
 _AS_ENCODED = frozenset({"", UNPACKED})
-_KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_KEY_ID = r"[A-Za-z0-9._-]{1,64}"
 
 
 def check_keys(
@@ -50,7 +52,7 @@ def check_keys(
     elif not keys:
         problem = "has no key in it"
     for key_id, secret in keys.items() if not problem else ():
-        if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
+        if not isinstance(key_id, str) or not re.fullmatch(_KEY_ID, key_id):
             # A text that is no key id may be a secret in the wrong place.
             problem = "has a key id that is no text of 1 to 64 letters, digits and . _ -"
         elif not isinstance(secret, bytes):
@@ -84,7 +86,7 @@ class Code:
         return code.hexdigest()
 
 
-class Flaw(NamedTuple):
+class Flaw(msgspec.Struct, frozen=True):
     """A flaw of something that was stored; `what` follows the thing's name in a sentence, `act` says what to do.
 
     Without an `act`, the thing was changed, and the advice depends on what it is.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -64,7 +63,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Difference).decode
 
 
-class Base(NamedTuple):
+class Base(msgspec.Struct, frozen=True):
     """A record that others may build on, and facts about the chain that it ends."""
 
     record: Record
@@ -279,7 +278,7 @@ because another run of the same id has the same epochs.
 """
 
 
-class _Known(NamedTuple):
+class _Known(msgspec.Struct, frozen=True):
     """The bases that a store remembers for one run."""
 
     reign: Reign
@@ -343,7 +342,7 @@ class Bases:
         """Carry the bases over from the run as it is in `row` to the owner with `token`."""
         known = self._known.get(token.run_id)
         if known is not None and known.reign == _reign_of(row):
-            self._remember(token.run_id, known._replace(reign=_reign_of(token)))
+            self._remember(token.run_id, msgspec.structs.replace(known, reign=_reign_of(token)))
 
     def part_from(self, run_id: str, unwanted: Collection[int]) -> None:
         """Forget a run's bases if one of them is about to be deleted, so that nothing builds on it."""

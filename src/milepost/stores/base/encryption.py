@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -58,7 +58,7 @@ KEY_SIZE = 32
 _NONCE_SIZE = 12
 
 
-class _RunKeys(NamedTuple):
+class _RunKeys(msgspec.Struct, frozen=True):
     """The cipher and the code that one key of the store yields for one run."""
 
     cipher: AESGCM
@@ -109,7 +109,7 @@ class KeyRing:
         return _RunKeys(tools.cipher(both[:KEY_SIZE]), Code(both[KEY_SIZE:]))
 
 
-class _Tools(NamedTuple):
+class _Tools(msgspec.Struct, frozen=True):
     """The parts of the extra's package that are used here."""
 
     cipher: type[AESGCM]
@@ -159,7 +159,7 @@ READABLE = {
 
 _MARK = b"\0milepost "
 """The first bytes of a signal's payload that is sealed or encrypted. No JSON text begins so."""
-_LOCKED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):([A-Za-z0-9+/]{38,}=*)")
+_LOCKED = r"aesgcm:([A-Za-z0-9._-]+):([A-Za-z0-9+/]{38,}=*)"
 """The form of an encrypted text in a row: the key's id, then at least a nonce and a tag."""
 
 _encode = msgspec.json.Encoder().encode
@@ -314,14 +314,14 @@ class RecordCipher:
     def _lock(self, run_id: str, what: str, text: str) -> str:
         vault = self._vault
         # A text that could not be decrypted was read as it is stored, and is stored again unchanged.
-        if vault is None or not text or (_LOCKED.fullmatch(text) and self._unlock(run_id, what, text) is None):
+        if vault is None or not text or (re.fullmatch(_LOCKED, text) and self._unlock(run_id, what, text) is None):
             return text
         locked = vault.lock(run_id, text.encode("utf-8", "replace"), _encode(("text", run_id, what)))
         return f"aesgcm:{vault.key_id}:{base64.b64encode(locked).decode()}"
 
     def _unlock(self, run_id: str, what: str, text: str) -> str | None:
         """Return the plain text of an encrypted one, None if it is not encrypted or does not decrypt."""
-        found = _LOCKED.fullmatch(text)
+        found = re.fullmatch(_LOCKED, text)
         if self._vault is None or found is None:
             return None
         try:

@@ -32,7 +32,6 @@ from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record, format_time, m
 from milepost.store import ENDED, MOST, Signal, StoreOptions, check_id, check_moment, check_number, check_run_id
 from milepost.stores.base import fence
 from milepost.stores.base.deltas import Base, chained
-from milepost.stores.base.export import Gaps
 from milepost.stores.base.fence import Row
 from milepost.stores.base.owner import check_tags
 from milepost.stores.base.prune import Pruning
@@ -89,6 +88,9 @@ class Keeping(Pruning):
         )
 
     def verify(self, run_id: str) -> VerifyReport:
+        from milepost.model.info import VerifyReport
+        from milepost.stores.base.export import Gaps
+
         check_run_id(run_id)
         problems: builtins.list[str] = []
         before = self._row_to_verify(run_id, problems)
@@ -122,8 +124,6 @@ class Keeping(Pruning):
         pruned = 0 if row is None else row.pruned
         newest, status = (-1, "") if before is None else (before.sequence, before.status)
         problems += gaps.problems(pruned=pruned, newest=newest, status=status)
-        from milepost.model.info import VerifyReport
-
         return VerifyReport(not problems, tuple(dict.fromkeys(problems)))
 
     def _row_to_verify(self, run_id: str, problems: builtins.list[str]) -> Row | None:

@@ -51,7 +51,7 @@ class Note(NamedTuple):
     """The digest of place and bytes; see `seal_of`."""
 
 
-class RecordEntry(NamedTuple):
+class RecordEntry(msgspec.Struct, frozen=True):
     """A record without its payload. `note` is set for a record from outside, which has no header."""
 
     record: Record

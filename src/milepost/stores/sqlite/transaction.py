@@ -52,11 +52,8 @@ _REFUSED = {
 }
 
 # Texts, quoted names and comments. A comment without an end ends with the statement.
-_QUOTED = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|\Z)""",
-    re.DOTALL,
-)
-_ROLLBACK = re.compile(r"\b(?:(?:INSERT|UPDATE)\s+OR|ON\s+CONFLICT)\s+ROLLBACK\b", re.IGNORECASE)
+_QUOTED = r"""(?s)'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|\Z)"""
+_ROLLBACK = r"(?i)\b(?:(?:INSERT|UPDATE)\s+OR|ON\s+CONFLICT)\s+ROLLBACK\b"
 
 # Primary result codes for a fault of the backend, not of the statement. NOMEM, BUSY, LOCKED, READONLY, INTERRUPT, IOERR,
 # CORRUPT, FULL, CANTOPEN, PROTOCOL, NOTADB; see https://www.sqlite.org/rescode.html
@@ -82,10 +79,10 @@ def _perform(connection: sqlite3.Connection, statement: Statement, guard: _Guard
     sql, params = statement
     guard.reason = ""
     try:
-        if _ROLLBACK.search(_QUOTED.sub(" ", sql)):
+        if re.search(_ROLLBACK, re.sub(_QUOTED, " ", sql)):
             guard.reason = "its conflict clause ROLLBACK ends the transaction, which is the checkpoint's: use ABORT"
             raise _refusal(guard.reason)
-        if not _QUOTED.sub(_without_comments, sql).strip("; \t\r\n\f"):
+        if not re.sub(_QUOTED, _without_comments, sql).strip("; \t\r\n\f"):
             raise OptionError("there is no statement in it", option="sql")
         cursor = connection.execute(sql, params)
         try:
