@@ -215,7 +215,10 @@ with SQLiteStore(":memory:") as store, Engine(store) as engine:
     assert engine.run(adding.bind(1)) == 2
 """
 RARE = ["pickle", "milepost.drivers.executors", "milepost.graph.fork_run", "milepost.testing"]
-UNHEARD = ["asyncio", "milepost.engine.handle", "milepost.engine.worker", "milepost.graph.drawing"]
+UNHEARD = [
+    *("asyncio", "milepost.engine.handle", "milepost.engine.worker", "milepost.graph.drawing"),
+    *("milepost.model.info", "milepost.stores.base.export"),
+]
 """What a sync run does without that nobody listens to or looks at from outside."""
 
 
