@@ -633,11 +633,11 @@ class Adapted(LooksOutside):
         finally:
             self._turn.release()
 
-    def _claim(self, tx: Transaction, row: Row, wish: Claim, **how: Any) -> Claimed:
-        claimed = super()._claim(tx, row, wish, **how)
-        if claimed.token is not None and wish.live is not None:
+    def _claim(self, tx: Transaction, row: Row, request: Claim, **how: Any) -> Claimed:
+        claimed = super()._claim(tx, row, request, **how)
+        if claimed.token is not None and request.live is not None:
             run_id = row.run_id
-            self._update(run_id, self._told(tx, run_id, row.live), self._told(tx, run_id, wish.live))
+            self._update(run_id, self._told(tx, run_id, row.live), self._told(tx, run_id, request.live))
         return claimed
 
     def _update(self, run_id: str, old: _Told, new: _Told) -> None:

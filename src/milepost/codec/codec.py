@@ -210,12 +210,13 @@ class Codec(Generic[T]):
             return
         if isinstance(plan, DictPlan) and isinstance(value, plan.cls):
             return
-        found = describe(value)
+        actual = describe(value)
         raise StateTypeError(
-            f"the state is {found} where {plan.expected} is declared" + (": return the state" if value is None else ""),
+            f"the state is {actual} where {plan.expected} is declared"
+            + (": return the state" if value is None else ""),
             path="state",
             expected=plan.expected,
-            found=found,
+            found=actual,
         )
 
     # -- fields ----------------------------------------------------------------------------------------
@@ -235,14 +236,14 @@ class Codec(Generic[T]):
             return {}
         family = self._record.family
         hints, _ = annotations_of(family.cls, family.names, self._types)
-        found: dict[str, Callable[[Any, Any], Any]] = {}
+        reducers: dict[str, Callable[[Any, Any], Any]] = {}
         for field in family.fields:
             metadata = (*strip(hints.get(field.name))[1], *strip(field.annotation)[1], *field.metadata)
             for item in metadata:
                 if _takes_two(item):
-                    found[field.name] = item
+                    reducers[field.name] = item
                     break
-        return found
+        return reducers
 
     def get(self, value: T, name: str) -> Any:
         """Read one field of a state. Raises StateTypeError if it has no field `name`."""
@@ -267,8 +268,8 @@ class Codec(Generic[T]):
                 if name not in self._record.plans:
                     raise self._no_field(name)
             if not self._record.family.is_mapping:
-                made: T = self._record_of(value).rebuild(value, dict(changes))
-                return made
+                rebuilt: T = self._record_of(value).rebuild(value, dict(changes))
+                return rebuilt
         if isinstance(value, dict):
             copied: Any = value.copy()
             copied.update(changes)
@@ -453,8 +454,8 @@ class Succession:
         except (Refusal, UnicodeEncodeError, RecursionError):
             self.forget()
             return None
-        kept, written = sum(each.kept for each in self._lists), sum(each.written for each in self._lists)
-        if kept > written:
+        reused, written = sum(each.kept for each in self._lists), sum(each.written for each in self._lists)
+        if reused > written:
             self._pause = 0
         elif not is_new:
             self._pause = self._rest = min(2 * self._pause + 1, _LONGEST_REST)
@@ -536,13 +537,13 @@ def _are_same(before: list[Any], now: list[Any]) -> bool:
     return len(before) == len(now) and all(map(is_, before, now))
 
 
-def _in_parts(plan: Plan, found: list[_InParts]) -> Plan:
+def _in_parts(plan: Plan, lists: list[_InParts]) -> Plan:
     """Return the plan with its lists written in parts, also those of its records; append these lists to `found`."""
     if isinstance(plan, ListPlan) or (isinstance(plan, SequencePlan) and plan.cls is tuple):
-        found.append(_InParts(plan))
-        return found[-1]
+        lists.append(_InParts(plan))
+        return lists[-1]
     if isinstance(plan, RecordPlan):
-        made = copy.copy(plan)
-        made.plans = {name: _in_parts(field, found) for name, field in plan.plans.items()}
-        return made
+        in_parts = copy.copy(plan)
+        in_parts.plans = {name: _in_parts(field, lists) for name, field in plan.plans.items()}
+        return in_parts
     return plan

@@ -123,12 +123,12 @@ class SequencePlan(Tagged):
                 raise self.unreadable(maxlen)
             return deque(items, maxlen)
         try:
-            made = self.cls(items)
+            container = self.cls(items)
         except Exception as exc:  # `__hash__` and `__eq__` of a user
             raise self.unreadable(v, f"an element of the set cannot be hashed: {shown(exc, 1000)}") from exc
-        if self._is_set and len(made) != len(items):
+        if self._is_set and len(container) != len(items):
             raise self.unreadable(v, "two elements of the set are equal")
-        return made
+        return container
 
 
 def dump_items(item: Plan, values: list[Any], depth: int) -> list[Any]:
@@ -368,12 +368,12 @@ class DictPlan(Tagged):
             refusal.steps.append(key_step(keys[len(values)]))
             raise
         try:
-            made = dict(zip(keys, values, strict=True))
+            loaded = dict(zip(keys, values, strict=True))
         except Exception as exc:  # `__hash__` and `__eq__` of a user
             raise self.unreadable({}, f"a key cannot be hashed: {shown(exc, 1000)}") from exc
-        if len(made) != len(keys):
+        if len(loaded) != len(keys):
             raise self.unreadable({}, "two of its keys are equal")
-        return made
+        return loaded
 
 
 def are_names(keys: Iterable[Any]) -> bool:

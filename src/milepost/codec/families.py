@@ -153,13 +153,13 @@ class Family:
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         """Make an object that has exactly these values of all its fields."""
-        made = object.__new__(self.cls)
+        obj = object.__new__(self.cls)
         if self._is_in_dict:
-            vars(made).update(values)
+            vars(obj).update(values)
         else:
             for name, value in values.items():
-                _set(made, name, value)
-        return made
+                _set(obj, name, value)
+        return obj
 
     def sides(self, value: Any) -> dict[str, Any]:
         """Give the values to record beside the fields, by their keys."""
@@ -232,11 +232,11 @@ def _default_validator(cls: Any, name: str) -> tuple[Any, tuple[str, ...]]:
             schema = next(each for each in definitions if each["ref"] == schema["schema_ref"])
         else:
             schema = schema["schema"]
-    found = schema["fields"]
+    parts = schema["fields"]
     schemas = (
-        {other: each["schema"] for other, each in found.items()}
+        {other: each["schema"] for other, each in parts.items()}
         if schema["type"] == "model-fields"
-        else {each["name"]: each["schema"] for each in found}
+        else {each["name"]: each["schema"] for each in parts}
     )
     before = tuple(schemas)[: tuple(schemas).index(name)]
     fields = {**{other: {"type": "any"} for other in before}, name: schemas[name]}
@@ -296,16 +296,16 @@ class AttrsFamily(Family):
         return {attribute.name: attribute for attribute in self.cls.__attrs_attrs__}
 
     def finish_default(self, name: str, values: dict[str, Any]) -> Any:
-        made = self.build({other: value for other, value in values.items() if type(value) is not OfOthers})
+        obj = self.build({other: value for other, value in values.items() if type(value) is not OfOthers})
         attribute, value = self._attributes[name], values[name]
         if type(value) is OfOthers:
-            value = value.factory(made)
+            value = value.factory(obj)
         converter = attribute.converter
         if converter is None:
             return value
         if not hasattr(converter, "takes_self"):  # a plain function
             return converter(value)
-        more = (made,) if converter.takes_self else ()
+        more = (obj,) if converter.takes_self else ()
         return converter.converter(value, *more, *((attribute,) if converter.takes_field else ()))
 
     def check_default(self, name: str, values: dict[str, Any]) -> None:
@@ -314,10 +314,10 @@ class AttrsFamily(Family):
             attribute.validator(self.build(values), attribute, values[name])
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
-        made = super().build(values)
+        obj = super().build(values)
         if self._keeps_hash:
-            _set(made, ATTRS_HASH, None)
-        return made
+            _set(obj, ATTRS_HASH, None)
+        return obj
 
     @cached_property
     def _keeps_hash(self) -> bool:
@@ -369,9 +369,9 @@ class StructFamily(Family):
         quiet = type(self.cls)(self.cls.__name__, (self.cls,), {"__post_init__": lambda self: None})
 
         def make(**values: Any) -> Any:
-            made = quiet(**values)
-            msgspec.structs.force_setattr(made, "__class__", self.cls)
-            return made
+            obj = quiet(**values)
+            msgspec.structs.force_setattr(obj, "__class__", self.cls)
+            return obj
 
         return make
 
@@ -472,7 +472,7 @@ class PydanticFamily(Family):
         return None if self._takes_extra else ()
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
-        made = object.__new__(self.cls)
+        obj = object.__new__(self.cls)
         private, extra, fields_set = None, None, self.names
         if sides:
             private, extra, fields_set = sides.get(PRIVATE), sides.get(EXTRA), sides.get(FIELDS_SET, self.names)
@@ -482,13 +482,13 @@ class PydanticFamily(Family):
             extra = {}
         if (*values,) != self.names:  # pydantic writes the fields in the order of `__dict__`
             values = {name: values[name] for name in self.names}
-        _set(made, "__dict__", values)
-        _set(made, "__pydantic_fields_set__", {*fields_set})
+        _set(obj, "__dict__", values)
+        _set(obj, "__pydantic_fields_set__", {*fields_set})
         if not self._is_root:
-            _set(made, "__pydantic_extra__", extra)
+            _set(obj, "__pydantic_extra__", extra)
         if private is not None or not self._is_root:
-            _set(made, "__pydantic_private__", private)
-        return made
+            _set(obj, "__pydantic_private__", private)
+        return obj
 
     def _whole_private(self, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """Give the private attributes; those that a record lacks have their defaults."""

@@ -70,17 +70,17 @@ class FunctionCodecs:
         hints = hints_of(inner, self._types)
         item = lenient(hints.get(_parameter(fn, position), Any))
         returned = inner if isinstance(inner, type) else hints.get("return", Any)
-        found = classes((*self._known, *hints.values()))
-        return Codec(item, types=found), Codec(lenient(returned), types=found)
+        known = classes((*self._known, *hints.values()))
+        return Codec(item, types=known), Codec(lenient(returned), types=known)
 
     def _make(self, fn: Callable[..., Any]) -> FunctionCodec:
         inner = fn.func if isinstance(fn, partial) else fn
         hints = hints_of(inner, self._types)
         item = lenient(hints.get(_parameter(fn, 0), Any))
         returned = inner if isinstance(inner, type) else hints.pop("return", Any)
-        found = classes((*self._known, *hints.values()))
+        known = classes((*self._known, *hints.values()))
         items: Any = list[item]  # type: ignore[valid-type]
-        return FunctionCodec(Codec(lenient(returned), types=found), Codec(items, types=found), found)
+        return FunctionCodec(Codec(lenient(returned), types=known), Codec(items, types=known), known)
 
 
 def hints_of(fn: Any, types: Sequence[type]) -> dict[str, Any]:
@@ -100,12 +100,12 @@ def _hints_one_by_one(target: Any, names: dict[str, Any]) -> dict[str, Any]:
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 
-        found = get_annotations(target, format=Format.FORWARDREF)
+        annotations = get_annotations(target, format=Format.FORWARDREF)
     else:
-        found = getattr(target, "__annotations__", None) or {}
+        annotations = getattr(target, "__annotations__", None) or {}
     known = {**getattr(inspect.unwrap(target), "__globals__", {}), **names}
     hints: dict[str, Any] = {}
-    for name, hint in found.items():
+    for name, hint in annotations.items():
         # A class may exist for type checkers only, or inside a function: then its name has no meaning here.
         with suppress(Exception):
             hints |= typing.get_type_hints(SimpleNamespace(__annotations__={name: hint}), known, include_extras=True)
@@ -119,15 +119,15 @@ def lenient(hint: Any) -> Any:
 
 def classes(hints: Sequence[Any]) -> tuple[Any, ...]:
     """List the classes that annotations name, also inside `list[...]` and the like; built-in classes are left out."""
-    found: dict[Any, None] = {}
+    named: dict[Any, None] = {}
     for hint in hints:
         if isinstance(hint, type) and get_origin(hint) is None:
             if hint.__module__ != "builtins":
-                found[hint] = None
+                named[hint] = None
         else:
             inside = get_args(hint) or (getattr(hint, "__supertype__", None), getattr(hint, "__value__", None))
-            found |= dict.fromkeys(classes([one for one in inside if one is not None]))
-    return tuple(found)
+            named |= dict.fromkeys(classes([one for one in inside if one is not None]))
+    return tuple(named)
 
 
 def _key_of(fn: Any) -> Any:

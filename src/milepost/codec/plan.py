@@ -126,8 +126,8 @@ class Plan:
 
     def contradicted(self, value: Any) -> Contradicted:
         """Make the refusal of a value that is not of the declared type."""
-        found = describe(value)
-        return Contradicted("", expected=self.expected, found=found, type_name=qualified(type(value)))
+        actual = describe(value)
+        return Contradicted("", expected=self.expected, found=actual, type_name=qualified(type(value)))
 
     def unreadable(self, raw: Any, why: str = "") -> Unreadable:
         """Make the refusal of JSON that is no value of the declared type."""

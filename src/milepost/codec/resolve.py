@@ -315,7 +315,7 @@ def annotations_of(cls: Any, names: Iterable[str], known: Iterable[type]) -> tup
 
 
 def _one_by_one(cls: Any, names: Iterable[str], namespace: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    found: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for name in names:
         for base in cls.__mro__:
@@ -324,11 +324,11 @@ def _one_by_one(cls: Any, names: Iterable[str], namespace: dict[str, Any]) -> tu
                 module = vars(sys.modules.get(base.__module__, builtins))
                 holder = SimpleNamespace(__annotations__={name: own[name]})
                 try:
-                    found[name] = typing.get_type_hints(holder, module, namespace, include_extras=True)[name]
+                    resolved[name] = typing.get_type_hints(holder, module, namespace, include_extras=True)[name]
                 except Exception as exc:  # user code runs when annotations are evaluated
                     failed[name] = f"its annotation {own[name]!r} cannot be resolved ({exc})"
                 break
-    return found, failed
+    return resolved, failed
 
 
 def _names_for(cls: Any, known: Iterable[type]) -> dict[str, Any]:

@@ -433,10 +433,10 @@ def _write_duration(value: timedelta) -> str:
 
 
 def _read_duration(text: str) -> timedelta:
-    found = re.fullmatch(_DURATION, text)
-    if not found or len(text) > 40:
+    match = re.fullmatch(_DURATION, text)
+    if not match or len(text) > 40:
         raise ValueError("no duration")
-    days, seconds, microseconds = map(int, found.groups())
+    days, seconds, microseconds = map(int, match.groups())
     return timedelta(days, seconds, microseconds)
 
 
@@ -490,10 +490,10 @@ class EnumPlan(Plan):
     @cached_property
     def _by_form(self) -> dict[bytes, Enum]:
         """The members by their value's JSON, without members that share their value's JSON with another."""
-        found: dict[bytes, list[str]] = {}
+        names_of: dict[bytes, list[str]] = {}
         for name, form in self._written.items():
-            found.setdefault(encode_sorted(form), []).append(name)
-        return {form: self.cls[names[0]] for form, names in found.items() if len(names) == 1 and names[0]}
+            names_of.setdefault(encode_sorted(form), []).append(name)
+        return {form: self.cls[names[0]] for form, names in names_of.items() if len(names) == 1 and names[0]}
 
     @cached_property
     def bare(self) -> frozenset[str]:  # type: ignore[override]

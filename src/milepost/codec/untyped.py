@@ -179,11 +179,11 @@ class UnionPlan(Plan):
 
     @cached_property
     def _by_class(self) -> dict[type, list[Plan]]:
-        found: dict[type, list[Plan]] = {}
+        members: dict[type, list[Plan]] = {}
         for member in self.members:
             for cls in member.types:
-                found.setdefault(cls, []).append(member)
-        return found
+                members.setdefault(cls, []).append(member)
+        return members
 
     @cached_property
     def _loose(self) -> frozenset[int]:

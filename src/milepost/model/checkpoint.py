@@ -276,20 +276,22 @@ def _migrated(fields: dict[str, bytes]) -> dict[str, bytes]:
 def _version(raw: bytes | None) -> int:
     """Return the version number: 0 if it is missing or null; text that reads as a number counts as that number."""
     # No true version has over 40 bytes, and a longer one may have more digits than Python turns into a number.
-    found: Any = None if raw is None else _parse(raw) if len(raw) <= 40 else raw[:40].decode("utf-8", "replace") + "..."
-    if found is None:
+    version: Any = (
+        None if raw is None else _parse(raw) if len(raw) <= 40 else raw[:40].decode("utf-8", "replace") + "..."
+    )
+    if version is None:
         return 0
-    number = found
-    if isinstance(found, str):
-        number = float(found) if re.fullmatch(_NUMBER, found) else None
+    number = version
+    if isinstance(version, str):
+        number = float(version) if re.fullmatch(_NUMBER, version) else None
     is_whole = (
         isinstance(number, (int, float)) and not isinstance(number, bool) and _is_finite(number) and not number % 1
     )
     if not is_whole or not 0 <= number <= CHECKPOINT_VERSION:
         raise CheckpointVersionError(
-            f"checkpoint has format version {shown(found)}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, "
-            f"or check where the checkpoint comes from",
-            found=found,
+            f"checkpoint has format version {shown(version)}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, or "
+            f"check where the checkpoint comes from",
+            found=version,
             supported=CHECKPOINT_VERSION,
         )
     return int(number)
@@ -441,8 +443,8 @@ def _prove(header: Fields, state: bytes | None, whole: bytes, raw: bytes | None)
     """Raise `CheckpointIntegrityError` unless digest and seal fit, and none of them is missing that must be there."""
     digest, seal = header.get("digest"), header.get("seal")
     if digest is not None and (state is None or digest != digest_of(state)):
-        found = "no state" if state is None else digest_of(state)
-        raise _changed("its digest does not fit its state", digest, found)
+        computed = "no state" if state is None else digest_of(state)
+        raise _changed("its digest does not fit its state", digest, computed)
     if seal is None:
         if digest is not None or not _is_checkpoint(header):
             raise _changed("its seal is gone", "a seal", "none")

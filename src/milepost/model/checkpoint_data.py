@@ -97,10 +97,10 @@ class CheckpointData:
     @classmethod
     def decode(cls, data: bytes) -> CheckpointData:
         """Read the bytes that `encode` gave. Raises `DeserializeStateError`, a ValueError, for anything else."""
-        found = Checkpoint.decode(data)
-        if "workflow_name" not in found.extra:
-            raise CheckpointCorruptError(f"checkpoint {found.node_id!r} is none of a workflow of steps")
-        fields = {"checkpoint_id": found.node_id, "step_results": found.state, **found.extra}
-        if found.timestamp is not None:
-            fields["saved_at"] = found.timestamp.isoformat()
+        checkpoint = Checkpoint.decode(data)
+        if "workflow_name" not in checkpoint.extra:
+            raise CheckpointCorruptError(f"checkpoint {checkpoint.node_id!r} is none of a workflow of steps")
+        fields = {"checkpoint_id": checkpoint.node_id, "step_results": checkpoint.state, **checkpoint.extra}
+        if checkpoint.timestamp is not None:
+            fields["saved_at"] = checkpoint.timestamp.isoformat()
         return cls.from_dict(fields)

@@ -58,8 +58,8 @@ def error_of(end: BaseException) -> RuntimeError | None:
         # Python itself turns one that leaves a coroutine or a generator into a RuntimeError, so every driver does.
         error = RuntimeError("user code raised StopIteration outside an iterator")
     elif is_cancellation(end):
-        told = f": {end}" if str(end) else ""
-        error = RuntimeError(f"user code raised CancelledError, and nobody has cancelled its run{told}")
+        ending = f": {end}" if str(end) else ""
+        error = RuntimeError(f"user code raised CancelledError, and nobody has cancelled its run{ending}")
     else:
         return None
     error.__cause__ = end

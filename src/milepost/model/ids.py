@@ -113,11 +113,11 @@ def is_gone(name: str) -> bool:
     if not rest.isdecimal() or not started or not host or host != _current.host:
         return False
     try:
-        found = _start_time(int(rest))
+        began = _start_time(int(rest))
     except OSError:  # such as no free descriptor, which says nothing about the process
         return False
     # Where /proc hides the processes of other users, a process that is missing there may still be alive.
-    return found != started and (found != "" or not _is_hidden(int(rest)))
+    return began != started and (began != "" or not _is_hidden(int(rest)))
 
 
 def describe_owner(name: str) -> str:

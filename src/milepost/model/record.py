@@ -60,7 +60,7 @@ def way_to(outer: str, fork: str, visit: int, branch: str) -> str:
 
 def turnings(way: str) -> list[Segment]:
     """Split a path into its segments, the outermost first; [] for a text that is no path."""
-    return [Segment(found[1], int(found[2]), found[3], way[: found.start()]) for found in re.finditer(_TURNING, way)]
+    return [Segment(match[1], int(match[2]), match[3], way[: match.start()]) for match in re.finditer(_TURNING, way)]
 
 
 # -- One entry of a journal, as the core makes it and as stores keep it ----------------------------
@@ -608,12 +608,12 @@ class Origin(msgspec.Struct, frozen=True):
 
 def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
     """List the runs that a run was forked from, by its start record's fields: the nearest first, () for no fork."""
-    found = []
-    told = begun.get("origin")
-    while isinstance(told, Mapping):
-        found.append(Origin(str(told.get("run_id")), int(told.get("sequence") or 0)))
-        told = told.get("origin")
-    return tuple(found)
+    origins = []
+    origin = begun.get("origin")
+    while isinstance(origin, Mapping):
+        origins.append(Origin(str(origin.get("run_id")), int(origin.get("sequence") or 0)))
+        origin = origin.get("origin")
+    return tuple(origins)
 
 
 def source_of(origins: tuple[Origin, ...], sequence: int) -> str | None:

@@ -62,8 +62,8 @@ def _plain(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    told = plain(key)
-    return told if isinstance(told, str) else json.dumps(told)
+    shown = plain(key)
+    return shown if isinstance(shown, str) else json.dumps(shown)
 
 
 def _text(value: Any) -> str:

@@ -149,11 +149,11 @@ class Seals:
                 return UNSEALED
             expected = b"sha256:%s" % hashlib.sha256(content).hexdigest().encode()
             return None if hmac.compare_digest(expected, seal) else changed("the seal of its content", _shown(seal))
-        key_id, _, found = seal[len(KEYED) :].decode("utf-8", "replace").partition(":")
+        key_id, _, code_text = seal[len(KEYED) :].decode("utf-8", "replace").partition(":")
         code = self._keys.get(key_id)
         if code is None:
             return self._unprovable(key_id, _shown(seal))
-        fits = hmac.compare_digest(code.of(content).encode(), found.encode())
+        fits = hmac.compare_digest(code.of(content).encode(), code_text.encode())
         return None if fits else changed(f"a seal of key {shown(key_id)}", _shown(seal))
 
     def check_seal(self, run_id: str, record: Record) -> bool:

@@ -104,8 +104,8 @@ class DecodingTransaction(Transaction):
             self._tx.insert(run_id, records, note)
             return
         # Only saves from outside arrive without a sealed header: the backends' fast paths insert without this method.
-        kept = [self._keeper.keep(run_id, record, note) if record.header is None else record for record in records]
-        self._tx.insert(run_id, kept)
+        encoded = [self._keeper.keep(run_id, record, note) if record.header is None else record for record in records]
+        self._tx.insert(run_id, encoded)
 
     def put_payload(self, run_id: str, record: Record) -> None:
         self._tx.put_payload(run_id, record)
@@ -124,18 +124,18 @@ class DecodingTransaction(Transaction):
         newest: bool = False,
         limit: int | None = None,
     ) -> builtins.list[Record]:
-        found = self._tx.records(
+        records = self._tx.records(
             run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
         )
         if not newest and self._keeper is None:
             return [
                 record if record.size < SMALLEST and record.packing != DIFFERENCE else self._opened(run_id, record)
-                for record in found
+                for record in records
             ]
         if not newest:
-            return [self._opened(run_id, record) for record in found]
+            return [self._opened(run_id, record) for record in records]
         # Read in order, because each record builds on the one before it.
-        return [self._opened(run_id, record) for record in reversed(found)][::-1]
+        return [self._opened(run_id, record) for record in reversed(records)][::-1]
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
@@ -143,8 +143,8 @@ class DecodingTransaction(Transaction):
         return self._tx.newest_checkpoint(run_id, after=after, before=before, node_id=node_id)
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
-        found = self._tx.find_visit(run_id, node_id, visit)
-        return None if found is None else self._opened(run_id, found)
+        record = self._tx.find_visit(run_id, node_id, visit)
+        return None if record is None else self._opened(run_id, record)
 
     def last_visit(self, run_id: str, node_id: str) -> int:
         return self._tx.last_visit(run_id, node_id)
@@ -194,8 +194,8 @@ class DecodingTransaction(Transaction):
     def live_checkpoint(
         self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
     ) -> Record | None:
-        found = self._tx.live_checkpoint(run_id, live, before=before, node_id=node_id)
-        return None if found is None else self._opened(run_id, found)
+        record = self._tx.live_checkpoint(run_id, live, before=before, node_id=node_id)
+        return None if record is None else self._opened(run_id, record)
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         return self._tx.live_nodes(run_id, live, before)
@@ -246,8 +246,8 @@ class DecodingTransaction(Transaction):
                 is_near = not page or min(page) - said.base <= _NEAR
                 first = max(said.since, said.base + 1 - _READ) if is_near else said.base
                 first = max([first, *(sequence + 1 for sequence in known if sequence < said.base)])
-                found = self._tx.records(run_id, after=first - 1, before=said.base + 1)
-                page = {record.sequence: self._decrypted(run_id, record) for record in found}
+                records = self._tx.records(run_id, after=first - 1, before=said.base + 1)
+                page = {record.sequence: self._decrypted(run_id, record) for record in records}
             return page.get(said.base)
 
         return whole_of(record, base_of, known)
@@ -265,8 +265,8 @@ class DecodingTransaction(Transaction):
         newest, after = self._tx.newest(run_id), min(unwanted)
         moved: Base | None = None
         while after < newest:
-            for kept in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
-                record = self._decrypted(run_id, kept)
+            for other in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
+                record = self._decrypted(run_id, other)
                 if record.size < SMALLEST or record.sequence in unwanted:
                     continue
                 if record.packing == ENCRYPTED:
@@ -281,7 +281,7 @@ class DecodingTransaction(Transaction):
                 # Records that build on this one look for nothing before the whole record that they were written with.
                 nearest = moved if moved is not None and moved.since >= said.since else None
                 less, moved = lessened(whole.record, nearest)
-                self._put(run_id, less, is_encrypted=kept.packing == ENCRYPTED)
+                self._put(run_id, less, is_encrypted=other.packing == ENCRYPTED)
             after += _PAGE
 
     def _put(self, run_id: str, record: Record, *, is_encrypted: bool) -> None:

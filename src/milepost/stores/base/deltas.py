@@ -91,10 +91,10 @@ def lessened(record: Record, base: Base | None) -> tuple[Record, Base]:
         payload = None if edits is None else _encode(Difference(base.record.sequence, base.since, edits))
         # A state that is compressed when it is whole must gain far more.
         if payload is not None and len(payload) <= len(state) // (8 if record.packing else 2):
-            kept = base.kept + len(payload) + len(record.header or b"") + _BESIDE
+            size = base.kept + len(payload) + len(record.header or b"") + _BESIDE
             return (
                 record._replace(payload=payload, packing=DIFFERENCE),
-                Base(record, base.since, kept, base.links + 1),
+                Base(record, base.since, size, base.links + 1),
             )
     return record, Base(record, record.sequence, len(state), 0)
 
@@ -109,31 +109,31 @@ def chained(records: Sequence[Record], bases: Mapping[bytes, Base]) -> tuple[Seq
     less: list[Record] = []
     left = dict(bases)
     for record in records:
-        kept = record
+        stored = record
         if record.size >= SMALLEST and is_base(record):
             branch = _branch_of(record.header or b"")
             base = left.pop(branch, None) or next(reversed(left.values()), None)
-            kept, left[branch] = lessened(record, base)
+            stored, left[branch] = lessened(record, base)
             if len(left) > _MOST_BRANCHES:
                 del left[next(iter(left))]
-        less.append(kept)
+        less.append(stored)
     return less, left
 
 
 def _branch_of(header: bytes) -> bytes:
     """Return the text of a header's branch, or another text in its place: it only decides which states are compared."""
-    _, found, rest = header.partition(b'"branch":"')
-    return rest.partition(b'"')[0] if found else b""
+    _, mark, rest = header.partition(b'"branch":"')
+    return rest.partition(b'"')[0] if mark else b""
 
 
 def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
     """Return the edits that turn `old` into `new`: place, number of bytes to remove, text to put
     in. None if too much differs."""
-    found = [] if old is new else _edits(old, new)
-    if found is None:
+    edits = [] if old is new else _edits(old, new)
+    if edits is None:
         return None
     try:
-        return [(at, end - at, str(new[start:stop], "utf-8")) for at, end, start, stop in found]
+        return [(at, end - at, str(new[start:stop], "utf-8")) for at, end, start, stop in edits]
     except UnicodeDecodeError:  # our states are JSON; one that was saved from outside may be anything
         return None
 
@@ -143,7 +143,7 @@ def _edits(old: bytes, new: bytes) -> list[Edit] | None:
     tail = agreeing_back(old, len(old), new, len(new), min(len(old), len(new)))
     old_end, new_end = len(old) - tail, len(new) - tail
     edits: list[Edit] = []
-    i = j = spent = 0
+    i = j = steps = 0
     while True:
         same = agreeing(old, i, old_end, new, j, new_end)
         i, j = i + same, j + same
@@ -153,10 +153,10 @@ def _edits(old: bytes, new: bytes) -> list[Edit] | None:
         if len(edits) < _MOST_EDITS:
             again = _found_again(old, i, old_end, new, j, new_end)
         at, start = again or (old_end, new_end)
-        spent += start - j
+        steps += start - j
         edits.append(_on_characters(old, i, at, new, j, start))
         # Stop early if the state has changed all over.
-        if spent > most or (len(edits) == _MOST_EDITS // 8 and j < new_end // 8):
+        if steps > most or (len(edits) == _MOST_EDITS // 8 and j < new_end // 8):
             return None
         if again is None:
             return _disjoint(edits)
@@ -169,14 +169,14 @@ def _found_again(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: 
     for near, farthest in ((_CLOSE, _CLOSE), (_NEAR, _FARTHEST)):
         skip = 0
         while i + skip + _ANCHOR <= old_end and skip <= farthest:
-            found = new.find(old[i + skip : i + skip + _ANCHOR], j, min(new_end, j + skip + near))
-            if found >= 0:
-                back = agreeing_back(old, i + skip, new, found, min(skip, found - j))
-                return i + skip - back, found - back
+            place = new.find(old[i + skip : i + skip + _ANCHOR], j, min(new_end, j + skip + near))
+            if place >= 0:
+                back = agreeing_back(old, i + skip, new, place, min(skip, place - j))
+                return i + skip - back, place - back
             skip = max(8, 2 * skip)
     # A long text may have been inserted here.
-    found = new.find(old[i : i + _ANCHOR], j, new_end) if i + _ANCHOR <= old_end else -1
-    return (i, found) if found >= 0 else None
+    place = new.find(old[i : i + _ANCHOR], j, new_end) if i + _ANCHOR <= old_end else -1
+    return (i, place) if place >= 0 else None
 
 
 def _on_characters(old: bytes, i: int, old_end: int, new: bytes, j: int, new_end: int) -> Edit:
@@ -210,11 +210,11 @@ def _disjoint(edits: list[Edit]) -> list[Edit]:
 def read_difference(record: Record) -> Difference | None:
     """Decode a record's payload as a difference; None if it can't be read."""
     try:
-        found = _decode(record.payload or b"")
+        fields = _decode(record.payload or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    is_sound = 0 <= found.since <= found.base < record.sequence and len(found.edits) <= _MOST_READ
-    return found if is_sound else None
+    is_sound = 0 <= fields.since <= fields.base < record.sequence and len(fields.edits) <= _MOST_READ
+    return fields if is_sound else None
 
 
 def whole_of(record: Record, base_of: Callable[[Difference], Record | None], known: Mapping[int, Base]) -> Base | None:
@@ -244,13 +244,13 @@ def whole_of(record: Record, base_of: Callable[[Difference], Record | None], kno
         state = bytearray(nearest.record.state() or b"")
     except DeserializeStateError:
         return None
-    kept = nearest.kept
+    size = nearest.kept
     for member, said in reversed(chain):
         if not _edit(state, said.edits) or len(state) != member.size:
             return None
-        kept += len(member.payload or b"") + len(member.header or b"") + _BESIDE
+        size += len(member.payload or b"") + len(member.header or b"") + _BESIDE
     whole = record._replace(payload=bytes(state), packing="")
-    return Base(whole, nearest.since, kept, nearest.links + len(chain))
+    return Base(whole, nearest.since, size, nearest.links + len(chain))
 
 
 def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]]) -> bool:

@@ -304,7 +304,9 @@ class RecordCipher:
         return replace(wait, **changed)
 
     def _kept_value(self, run_id: str, what: str, value: Any) -> str:
-        is_unopened = isinstance(value, str) and _LOCKED.fullmatch(value) and self._unlock(run_id, what, value) is None
+        is_unopened = (
+            isinstance(value, str) and re.fullmatch(_LOCKED, value) and self._unlock(run_id, what, value) is None
+        )
         return self._lock(run_id, what, value if is_unopened else _encode(value).decode())
 
     def _opened_value(self, run_id: str, what: str, value: Any) -> Any:
@@ -321,14 +323,14 @@ class RecordCipher:
 
     def _unlock(self, run_id: str, what: str, text: str) -> str | None:
         """Return the plain text of an encrypted one, None if it is not encrypted or does not decrypt."""
-        found = re.fullmatch(_LOCKED, text)
-        if self._vault is None or found is None:
+        match = re.fullmatch(_LOCKED, text)
+        if self._vault is None or match is None:
             return None
         try:
-            locked = base64.b64decode(found[2], validate=True)
+            locked = base64.b64decode(match[2], validate=True)
         except ValueError:
             return None
-        plain = self._vault.unlock(found[1], run_id, locked, _encode(("text", run_id, what)))
+        plain = self._vault.unlock(match[1], run_id, locked, _encode(("text", run_id, what)))
         return None if plain is None else plain.decode()
 
 

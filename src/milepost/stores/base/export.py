@@ -317,12 +317,12 @@ class _Reader:
         data = _base64(saved.data)
         moment = run.updated_at if saved.timestamp is None else parse_time(saved.timestamp).timestamp()
         record = Record(saved.sequence, CHECKPOINT, saved.node_id, saved.visit, len(data), None, data)
-        found = note_of(run.run_id, record, moment).seal
-        if saved.seal and saved.seal != found:
+        seal = note_of(run.run_id, record, moment).seal
+        if saved.seal and saved.seal != seal:
             raise CheckpointIntegrityError(
                 "what was saved from outside was changed after that: take a copy that was not",
                 expected=saved.seal,
-                found=found,
+                found=seal,
             )
         self._take_foreign(run, saved.run_id, record, moment)
 
@@ -517,10 +517,10 @@ def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals) -> Rec
 
 
 def _amendment(
-    prefix: Prefix, seals: Seals, now: float, epoch: int, told: Mapping[str, Any], state: bytes | None
+    prefix: Prefix, seals: Seals, now: float, epoch: int, origin: Mapping[str, Any], state: bytes | None
 ) -> Record:
     reason = "its router is to be asked again" if state is None else "its state was overridden"
-    fields = {"verb": "fork", **told, "epoch": epoch, "reason": reason}
+    fields = {"verb": "fork", **origin, "epoch": epoch, "reason": reason}
     info = prefix.row.info
     record = make_record(info.run_id, prefix.sequence + 1, format_time(now), OWNER, state=state, fields=fields)
     assert record.header is not None

@@ -115,7 +115,7 @@ def shown_status(row: Row, state: LeaseState) -> str:
 
 def claim(
     row: Row,
-    wish: Claim,
+    request: Claim,
     *,
     state: LeaseState,
     newest: int,
@@ -130,17 +130,17 @@ def claim(
 
     A worker (`worked`) also counts an owner that could not release the run, so that nobody takes it in vain for ever.
     """
-    if state in {"live", "ours"} and not wish.takeover:
+    if state in {"live", "ours"} and not request.takeover:
         return Ruling("locked")
     is_crash = state == "ended"
-    if wish.epoch != row.epoch + 1 or wish.sequence != newest or wish.crashed != is_crash:
+    if request.epoch != row.epoch + 1 or request.sequence != newest or request.crashed != is_crash:
         return Ruling("moved")
-    if row.status == "blocked" and row.blocked_by not in GOES_ON and not wish.reopen and row.cancel is None:
+    if row.status == "blocked" and row.blocked_by not in GOES_ON and not request.reopen and row.cancel is None:
         return Ruling("blocked")
-    count = 0 if wish.reopen else crashes(row, newest_checkpoint)
+    count = 0 if request.reopen else crashes(row, newest_checkpoint)
     if is_crash or (worked and state == "abandoned"):
         count += 1
-        if wish.max_crashes is not None and count >= wish.max_crashes:
+        if request.max_crashes is not None and count >= request.max_crashes:
             return Ruling("blocked", _blocked(row, count, newest, newest_checkpoint, now))
     new = replace(
         row,
@@ -148,18 +148,18 @@ def claim(
         blocked_by="",
         reason="",
         updated_at=now,
-        epoch=wish.epoch,
-        nonce=wish.nonce,
+        epoch=request.epoch,
+        nonce=request.nonce,
         owner=owner,
-        lease=wish.lease,
+        lease=request.lease,
         lease_until=until,
         wake_at=None,
         crash_count=count,
         crashed_at=newest_checkpoint,
-        cancel=None if wish.reopen else row.cancel,
-        live=row.live if wish.live is None else wish.live,
+        cancel=None if request.reopen else row.cancel,
+        live=row.live if request.live is None else request.live,
         worked=worked,
-        sequence=wish.record.sequence,
+        sequence=request.record.sequence,
     )
     return Ruling("claimed", new)
 
@@ -314,13 +314,13 @@ def why(row: Row, state: LeaseState, now: float) -> str:
 
     It is "" if there is nothing to say.
     """
-    told = _situation(row, state, now)
+    reason = _situation(row, state, now)
     if row.cancel is not None:
         asked = f"a cancel is open{f' ({row.cancel})' if row.cancel else ''}"
-        told = f"{told}; {asked}" if told else asked
-    if row.reason and told:
-        return f"{told} ({row.reason})"
-    return told or row.reason
+        reason = f"{reason}; {asked}" if reason else asked
+    if row.reason and reason:
+        return f"{reason} ({row.reason})"
+    return reason or row.reason
 
 
 def _situation(row: Row, state: LeaseState, now: float) -> str:

@@ -149,9 +149,9 @@ class GroupCommit:
 
     def _settle_together(self, jobs: list[_Job]) -> bool:
         """Commit `jobs` as one and settle them. Return False if the fault lies with one of them, not with the backend."""
-        told: list[Verdict] = []
+        answers: list[Verdict] = []
         try:
-            self._commit([append for job in jobs for append in job.appends], told)
+            self._commit([append for job in jobs for append in job.appends], answers)
         except Exception as exc:
             if len(jobs) > 1 and not self._is_medium_at_fault(exc):
                 return False
@@ -159,7 +159,7 @@ class GroupCommit:
                 job.error = exc
         finally:
             # This also runs if a signal's exception came after the commit.
-            verdicts = iter(told)
-            for job in jobs if told else ():
+            verdicts = iter(answers)
+            for job in jobs if answers else ():
                 job.verdicts = list(itertools.islice(verdicts, len(job.appends)))
         return True

@@ -237,7 +237,7 @@ class OwnerStore(Store):
         return claimed
 
     def _claim(
-        self, tx: Transaction, row: Row, wish: Claim, *, worked: bool = False, gone: IsGone | None = None
+        self, tx: Transaction, row: Row, request: Claim, *, worked: bool = False, gone: IsGone | None = None
     ) -> Claimed:
         now = self.clock.time()
         state = self._state(row, now, gone)
@@ -245,13 +245,13 @@ class OwnerStore(Store):
         me = this_process()
         ruling = fence.claim(
             row,
-            wish,
+            request,
             state=state,
             newest=newest,
             newest_checkpoint=-1 if checkpoint is None else checkpoint.record.sequence,
             now=now,
             owner=me.name,
-            until=self._lease_end(now, wish.lease),
+            until=self._lease_end(now, request.lease),
             worked=worked,
         )
         if ruling.row is None:
@@ -259,17 +259,17 @@ class OwnerStore(Store):
         if ruling.outcome != "claimed":
             tx.put_row(ruling.row)
             return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
-        tx.take(ruling.row, self._sealed(row.run_id, wish.record))
-        if wish.finish is not None:
+        tx.take(ruling.row, self._sealed(row.run_id, request.record))
+        if request.finish is not None:
             release = Release("finished", degraded=row.degraded, missed=row.missed)
-            ended = fence.end_ownership(ruling.row, release, newest=wish.finish.sequence, now=now)
+            ended = fence.end_ownership(ruling.row, release, newest=request.finish.sequence, now=now)
             tx.put_row(ended)
-            tx.insert(row.run_id, (self._sealed(row.run_id, wish.finish),))
-            return Claimed("claimed", None, self._view_of(tx, ended, "free", checkpoint, wish.finish.sequence))
-        token = Token(row.run_id, wish.epoch, wish.nonce, me.key)
+            tx.insert(row.run_id, (self._sealed(row.run_id, request.finish),))
+            return Claimed("claimed", None, self._view_of(tx, ended, "free", checkpoint, request.finish.sequence))
+        token = Token(row.run_id, request.epoch, request.nonce, me.key)
         if self._bases is not None:
             self._bases.hand_over(row, token)
-        return Claimed("claimed", token, self._view_of(tx, ruling.row, "ours", checkpoint, wish.record.sequence))
+        return Claimed("claimed", token, self._view_of(tx, ruling.row, "ours", checkpoint, request.record.sequence))
 
     def claim_due(
         self,
@@ -300,8 +300,8 @@ class OwnerStore(Store):
             tokens.clear()
             for row in self._due(tx, flows, limit, passed, gone):
                 try:
-                    wish = self._worker_claim(row, tx.newest(row.run_id), lease, max_crashes, gone)
-                    claimed = self._claim(tx, row, wish, worked=True, gone=gone)
+                    request = self._worker_claim(row, tx.newest(row.run_id), lease, max_crashes, gone)
+                    claimed = self._claim(tx, row, request, worked=True, gone=gone)
                 except self.errors_of_one_run as exc:
                     raise _Unclaimable(row.run_id) from exc
                 if claimed.token is not None:
@@ -513,10 +513,10 @@ class OwnerStore(Store):
         if isinstance(kinds, str):
             raise TypeError(f"kinds must be a collection of kinds, not the str {shown(kinds)}")
         with self._reading("read") as tx:
-            found = tx.records(
+            records = tx.records(
                 run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
             )
-            return [record if record.header is not None else self._proven(tx, run_id, record) for record in found]
+            return [record if record.header is not None else self._proven(tx, run_id, record) for record in records]
 
     def _proven(self, tx: Transaction, run_id: str, record: Record) -> Record:
         """Return `record`. If it came from outside and was changed since, give it a header that no check lets pass."""
@@ -575,10 +575,10 @@ class OwnerStore(Store):
             kinds = (FAILURE, FINISH, OWNER)
             for record in tx.records(info.run_id, after=after, kinds=kinds, newest=True, limit=2):
                 self.seals.check(info.run_id, record)
-                told = record.fields()
+                fields = record.fields()
                 is_end = record.kind == FINISH and error is None
-                if is_end or (record.kind == FAILURE and (told.get("final") or told.get("given_up"))):
-                    kind, message, frames = (str(told.get(n) or "") for n in ("error_type", "message", "traceback"))
+                if is_end or (record.kind == FAILURE and (fields.get("final") or fields.get("given_up"))):
+                    kind, message, frames = (str(fields.get(n) or "") for n in ("error_type", "message", "traceback"))
                     error = RunFailure(kind, message, record.node_id, frames)
                 if not is_end:
                     break
@@ -587,14 +587,14 @@ class OwnerStore(Store):
         return dataclasses.replace(info, error=error)
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        cancels: dict[str, str] = {}
         with self._reading("cancels") as tx:
             for run_id in run_ids:
                 with suppress(DamagedRow):  # it hides no other run's; its owner gets the error at its next write
                     row = tx.row(run_id)
                     if row is not None and row.cancel is not None:
-                        found[run_id] = row.cancel
-        return found
+                        cancels[run_id] = row.cancel
+        return cancels
 
     def _shown_cancel(self, run_id: str, cancel: str | None) -> str | None:
         """Return the reason of a cancel in plain text, for a backend that reads it without the row."""

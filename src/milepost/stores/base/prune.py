@@ -104,8 +104,8 @@ def trace_of(record: Record) -> Trace:
 def surplus(traces: Sequence[Trace], live: Ranges, keep_last: int) -> list[int]:
     """Return the numbers of the records that go. `traces` is the whole journal in order; each
     node keeps `keep_last` visits."""
-    kept = _Kept(traces, live, keep_last)
-    return [trace.sequence for trace in traces if not kept.has(trace)]
+    needed = _Kept(traces, live, keep_last)
+    return [trace.sequence for trace in traces if not needed.has(trace)]
 
 
 class _Kept:
@@ -191,8 +191,8 @@ class _Kept:
 
 def _fork_of(trace: Trace) -> Visit:
     """Return the visit of the outermost fork that a record is in."""
-    found = turnings(trace.branch)
-    return (found[0].fork, found[0].visit) if found else (trace.branch, 0)
+    segments = turnings(trace.branch)
+    return (segments[0].fork, segments[0].visit) if segments else (trace.branch, 0)
 
 
 # -- Pruning: the deletion of old runs, and of visits that nobody needs any more -------------------
@@ -302,8 +302,8 @@ class Pruning(OwnerStore):
             else:
                 self._tidy_after(run_id, retention)
         except Exception as exc:  # a run that has ended well must not seem to have failed
-            told = {} if run_id is None else {"run_id": run_id}
-            _logger.warning("the store %s could not forget what its retention says: %s", self.place, exc, extra=told)
+            extra = {} if run_id is None else {"run_id": run_id}
+            _logger.warning("the store %s could not forget what its retention says: %s", self.place, exc, extra=extra)
 
     def _tidy_after(self, run_id: str, retention: Retention) -> None:
         if retention.keep_last is not None:
@@ -330,20 +330,20 @@ class Pruning(OwnerStore):
             return None
         return self.clock.time() - as_seconds(retention.older_than, "older_than")
 
-    def _prune(self, wish: PruneRequest, *, after: float | None = None, most: int = _MOST) -> Pruned:
+    def _prune(self, request: PruneRequest, *, after: float | None = None, most: int = _MOST) -> Pruned:
         """Carry out `wish` on runs that changed since `after`. Stop once `most` of them were deleted or pruned."""
         deleted: builtins.list[str] = []
         thinned: builtins.list[str] = []
         records = 0
-        for updated_at, run_id in self._candidates(wish, after):
+        for updated_at, run_id in self._candidates(request, after):
             if len(deleted) + len(thinned) >= most:
                 break
             try:
-                if wish.is_old(updated_at):
-                    if self._forget(run_id, wish):
+                if request.is_old(updated_at):
+                    if self._forget(run_id, request):
                         deleted.append(run_id)
-                elif wish.keep_last is not None:
-                    removed = self._thin(run_id, wish)
+                elif request.keep_last is not None:
+                    removed = self._thin(run_id, request)
                     if removed:
                         thinned.append(run_id)
                         records += removed
@@ -353,7 +353,7 @@ class Pruning(OwnerStore):
 
         return Pruned(tuple(deleted), tuple(thinned), records)
 
-    def _candidates(self, wish: PruneRequest, changed_after: float | None) -> Iterator[tuple[float, str]]:
+    def _candidates(self, request: PruneRequest, changed_after: float | None) -> Iterator[tuple[float, str]]:
         """Yield runs that may qualify: when each last changed, and its id. For each status the least
         recently changed come first.
 
@@ -361,11 +361,11 @@ class Pruning(OwnerStore):
         meanwhile, so the next page begins at a time, not at a run. Runs that end from now on are left to the next call:
         so this ends even where runs end faster than they are pruned.
         """
-        newest = self.clock.time() if wish.before is None or wish.keep_last is not None else wish.before
+        newest = self.clock.time() if request.before is None or request.keep_last is not None else request.before
         until = newest + 1.0  # a backend may round times
-        if "blocked" in wish.statuses:
+        if "blocked" in request.statuses:
             yield from self._blocked()
-        for status in sorted({"running" if status == "dead" else status for status in wish.statuses} - {"blocked"}):
+        for status in sorted({"running" if status == "dead" else status for status in request.statuses} - {"blocked"}):
             after = (-math.inf if changed_after is None else changed_after, "")
             while True:
                 with self._reading("prune") as tx:
@@ -394,35 +394,35 @@ class Pruning(OwnerStore):
             if after is None:
                 return
 
-    def _row_meant(self, tx: Transaction, run_id: str, wish: PruneRequest) -> Row | None:
+    def _row_meant(self, tx: Transaction, run_id: str, request: PruneRequest) -> Row | None:
         """Return the row of a run if its status is in `wish` and no owner may be alive, None
         otherwise. Raise `DamagedRow`."""
         row = tx.row(run_id)
         if row is None:
             return None
         state = self._state(row, self.clock.time())
-        is_meant = state in {"free", "ended"} and fence.shown_status(row, state) in wish.statuses
+        is_meant = state in {"free", "ended"} and fence.shown_status(row, state) in request.statuses
         return row if is_meant else None
 
-    def _forget(self, run_id: str, wish: PruneRequest) -> bool:
+    def _forget(self, run_id: str, request: PruneRequest) -> bool:
         """Delete a run if it still qualifies, and return whether it did. A dry run deletes nothing."""
 
         def body(tx: Transaction) -> bool:
             try:
-                row = self._row_meant(tx, run_id, wish)
-                is_meant = row is not None and wish.is_old(row.updated_at)
+                row = self._row_meant(tx, run_id, request)
+                is_meant = row is not None and request.is_old(row.updated_at)
             except DamagedRow:
                 # Nobody can tell whether the owner of a damaged running run lives.
-                is_meant = "blocked" in wish.statuses or not wish.statuses & {"running", "dead"}
+                is_meant = "blocked" in request.statuses or not request.statuses & {"running", "dead"}
                 if not is_meant:
                     raise
             if not is_meant:
                 return False
-            if not wish.is_dry:
+            if not request.is_dry:
                 tx.remove_run(run_id)
             return True
 
-        if wish.is_dry:
+        if request.is_dry:
             with self._reading("prune") as tx:
                 return body(tx)
         was_meant = self._change("prune", body)
@@ -430,17 +430,17 @@ class Pruning(OwnerStore):
             self._held.pop(run_id, None)
         return was_meant
 
-    def _thin(self, run_id: str, wish: PruneRequest) -> int:
+    def _thin(self, run_id: str, request: PruneRequest) -> int:
         """Prune the visits of a run and return the number of records that went. A dry run only counts them."""
         # The records are found in a read, so that a long journal keeps nobody from writing.
         for _ in range(_TRIES):
             with self._reading("prune") as tx:
-                row = self._row_meant(tx, run_id, wish)
-                numbers = [] if row is None else self._surplus(tx, row, wish.keep_last or 1)
+                row = self._row_meant(tx, run_id, request)
+                numbers = [] if row is None else self._surplus(tx, row, request.keep_last or 1)
                 newest = tx.newest(run_id)
-            if row is None or not numbers or wish.is_dry:
+            if row is None or not numbers or request.is_dry:
                 return len(numbers)
-            removed = self._change("prune", functools.partial(self._take_out, row, wish, newest, numbers))
+            removed = self._change("prune", functools.partial(self._take_out, row, request, newest, numbers))
             if removed is not None:
                 return removed
         return 0  # another writer keeps changing it: a later call will prune it
@@ -492,13 +492,13 @@ class Pruning(OwnerStore):
         return bool(numbers)
 
     def _take_out_surplus(self, tx: Transaction, row: Row, records: Sequence[Record]) -> Row:
-        found = self._surpluses.get(row.run_id)
-        if found is None or found.before != records[0].sequence:
+        surplus_numbers = self._surpluses.get(row.run_id)
+        if surplus_numbers is None or surplus_numbers.before != records[0].sequence:
             return row
         # This removes them in the write of new records. The new numbers make an older claim fail, whose point may be gone.
-        found.began = self.clock.monotonic()
+        surplus_numbers.began = self.clock.monotonic()
         try:
-            removed = tx.remove_records(row.run_id, found.numbers)
+            removed = tx.remove_records(row.run_id, surplus_numbers.numbers)
         except WriteConflict:
             raise
         except Exception as exc:  # no run fails because of pruning: the write is tried again without it
@@ -515,10 +515,10 @@ class Pruning(OwnerStore):
     def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
         super()._settle(appends, verdicts)
         for append in appends if self._surpluses else ():
-            found = self._surpluses.pop(append.token.run_id, None)
+            surplus_numbers = self._surpluses.pop(append.token.run_id, None)
             pace = self._paces.get(append.token.run_id)
-            if found is not None and found.began is not None and pace is not None:
-                pace.not_before += _SHARE * (self.clock.monotonic() - found.began)
+            if surplus_numbers is not None and surplus_numbers.began is not None and pace is not None:
+                pace.not_before += _SHARE * (self.clock.monotonic() - surplus_numbers.began)
 
     def _drop(self, token: Token) -> None:
         super()._drop(token)
@@ -543,10 +543,10 @@ class Pruning(OwnerStore):
         return surplus(traces, row.live, keep_last)
 
     def _take_out(
-        self, row: Row, wish: PruneRequest, newest: int, numbers: builtins.list[int], tx: Transaction
+        self, row: Row, request: PruneRequest, newest: int, numbers: builtins.list[int], tx: Transaction
     ) -> int | None:
         """Remove records from a journal. Return None if it has changed since it was read with `row`."""
-        now = self._row_meant(tx, row.run_id, wish)
+        now = self._row_meant(tx, row.run_id, request)
         if now is None or now.epoch != row.epoch or tx.newest(row.run_id) != newest:
             return None
         removed = tx.remove_records(row.run_id, numbers)

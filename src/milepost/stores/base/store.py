@@ -268,29 +268,29 @@ class Runs(Keeping):
             check_number(visit, "visit")
         with self._reading("load") as tx:
             row = tx.row(run_id)
-            found = None
+            record = None
             if row is not None and visit is None:
-                found = tx.live_checkpoint(run_id, row.live, node_id=node_id)
+                record = tx.live_checkpoint(run_id, row.live, node_id=node_id)
             elif row is not None and visit is not None and 0 < visit < MOST:
-                found = tx.find_visit(run_id, node_id, visit)
-            proven = None if found is None else self._proven(tx, run_id, found)
-        if found is None:
+                record = tx.find_visit(run_id, node_id, visit)
+            proven = None if record is None else self._proven(tx, run_id, record)
+        if record is None:
             what = "there is none" if visit is None else f"there is no visit {shown(visit)}"
             if row is None:
                 what = "there is no such run"
             raise CheckpointNotFoundError(run_id, node_id, f"{what} in {self.place}")
         if self._keeper is not None:
             # The caller that gets the bytes has no key to check them with.
-            self.seals.check(run_id, found)
-        if proven is not found:
+            self.seals.check(run_id, record)
+        if proven is not record:
             raise CheckpointIntegrityError(
-                f"checkpoint {found.sequence} of run {run_id!r} at node {node_id!r} was saved from outside and was changed "
+                f"checkpoint {record.sequence} of run {run_id!r} at node {node_id!r} was saved from outside and was changed "
                 f"after that: restore {self.place} from a copy",
                 run_id=run_id,
                 node_id=node_id,
-                sequence=found.sequence,
+                sequence=record.sequence,
             )
-        return self._envelope(run_id, found)
+        return self._envelope(run_id, record)
 
     def list(self, run_id: str) -> builtins.list[CheckpointInfo]:
         newest: dict[str, CheckpointInfo] = {}
@@ -390,9 +390,9 @@ class Runs(Keeping):
         if statuses is not None and "blocked" in statuses:
             statuses, page_size = None, max(limit, _PAGE)
         gone = functools.cache(is_gone)
-        found: builtins.list[tuple[RunInfo, int | None]] = []
+        runs: builtins.list[tuple[RunInfo, int | None]] = []
         below: int | None = None
-        while len(found) < limit:
+        while len(runs) < limit:
             held = self._held.copy()
             with self._reading("list_runs") as tx:
                 if after is not None and below is None:
@@ -408,14 +408,14 @@ class Runs(Keeping):
                 )
                 views = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
                 meant = [(info, place) for info, place in views if wanted is None or info.status in wanted]
-                found += [(self._with_first_line(tx, info), place) for info, place in meant[: limit - len(found)]]
+                runs += [(self._with_first_line(tx, info), place) for info, place in meant[: limit - len(runs)]]
             if len(rows) < page_size:
                 break
             # The next page begins at a position, not at a run, which may be deleted meanwhile.
             below = views[-1][1]
-        if found:
-            self._note_end(*found[-1])
-        return [info for info, _ in found]
+        if runs:
+            self._note_end(*runs[-1])
+        return [info for info, _ in runs]
 
     def _with_first_line(self, tx: Transaction, info: RunInfo) -> RunInfo:
         """Return the info with the type, the node and the first line of a failed run's error, if its end is near."""
@@ -536,8 +536,8 @@ def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
             return None
     except CheckpointCorruptError:  # nodes of a damaged run can be deleted all the same
         return None
-    ids = [found for found in tx.node_ids(row.run_id) if found == node_id or found.startswith(f"{node_id}/")]
-    records = (record for found in ids for record in tx.records(row.run_id, node_id=found))
+    ids = [name for name in tx.node_ids(row.run_id) if name == node_id or name.startswith(f"{node_id}/")]
+    records = (record for name in ids for record in tx.records(row.run_id, node_id=name))
     numbers = (record.sequence for record in records if record.kind != "owner")
     return min((number for number in numbers if is_live(number, row.live)), default=None)
 
@@ -545,10 +545,10 @@ def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:
 def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> Row:
     """Return the row of a workflow in which records from `first` on are superseded and those from `sequence` on count."""
     spans = row.live or (("", 0, None),)
-    kept = [
+    remaining = [
         (name, begin, first - 1 if end is None else min(end, first - 1)) for name, begin, end in spans if begin < first
     ]
-    new = replace(row, live=(*kept, ("", sequence, None)), waiting=(), wake_at=None)
+    new = replace(row, live=(*remaining, ("", sequence, None)), waiting=(), wake_at=None)
     if row.status in {"cancelled", "blocked", "ready"}:
         return new
     return replace(

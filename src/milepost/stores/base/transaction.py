@@ -338,11 +338,11 @@ class Transaction(abc.ABC):
     ) -> Record | None:
         """Return the newest checkpoint that is not superseded."""
         for after, end in _spans(live, before):
-            found = self.records(
+            records = self.records(
                 run_id, after=after, before=end, kinds=("checkpoint",), node_id=node_id, newest=True, limit=1
             )
-            if found:
-                return found[0]
+            if records:
+                return records[0]
         return None
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
@@ -359,9 +359,9 @@ class Transaction(abc.ABC):
     def live_entry(self, run_id: str, live: Ranges) -> RecordEntry | None:
         """Return the checkpoint of `live_checkpoint` as an entry, without its payload."""
         for after, end in _spans(live, None):
-            found = self.newest_checkpoint(run_id, after=after, before=end)
-            if found is not None:
-                return found
+            entry = self.newest_checkpoint(run_id, after=after, before=end)
+            if entry is not None:
+                return entry
         return None
 
 
