@@ -289,8 +289,8 @@ def _version(raw: bytes | None) -> int:
     )
     if not is_whole or not 0 <= number <= CHECKPOINT_VERSION:
         raise CheckpointVersionError(
-            f"checkpoint has format version {shown(version)}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, or "
-            f"check where the checkpoint comes from",
+            f"checkpoint has format version {shown(version)}; this library reads up to {CHECKPOINT_VERSION}: upgrade milepost, "
+            f"or check where the checkpoint comes from",
             found=version,
             supported=CHECKPOINT_VERSION,
         )
