@@ -225,7 +225,9 @@ UNHEARD = [
 @pytest.mark.parametrize(
     ("program", "unwanted"),
     [
-        pytest.param("import milepost.testing", ["pytest", "_pytest"], id="testing"),
+        pytest.param(
+            "from milepost.testing import Stepper, context, crashtest, run_flow", ["pytest", "_pytest"], id="testing"
+        ),
         pytest.param(
             GRAPH,
             [*RARE, *UNHEARD, "milepost.model.results", "milepost.workflows.steps", "milepost.workflows.run"],

@@ -6,24 +6,25 @@
 * `FakeClock` is a clock that the test moves.
 * `StoreContract` is the contract that every store keeps.
 
-Only `StoreContract`, which is a pytest class, needs pytest: it is imported when that name is first used. The same tools
-as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
+Each name is imported when it is first used: a process that a test starts needs few of them, and only `StoreContract`,
+which is a pytest class, needs pytest. The same tools as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from milepost.errors import MissingExtraError
-from milepost.testing.clock import FakeClock
-from milepost.testing.contexts import context
-from milepost.testing.crashing import Crash, CrashReport, crashtest
-from milepost.testing.running import arun_flow, run_flow
-from milepost.testing.stepping import Stepper
 
 if TYPE_CHECKING:
+    from milepost.testing.clock import FakeClock
+    from milepost.testing.contexts import context
     from milepost.testing.contract import StoreContract
+    from milepost.testing.crashing import Crash, CrashReport, crashtest
+    from milepost.testing.running import arun_flow, run_flow
+    from milepost.testing.stepping import Stepper
 
 __all__ = [
     "Crash",
@@ -41,17 +42,28 @@ if not TYPE_CHECKING:
     # `__getattr__` gives it like any other name, so that pytest is looked for only then.
     del __all__
 
+_HOMES = {
+    "clock": "FakeClock",
+    "contexts": "context",
+    "contract": "StoreContract",
+    "crashing": "Crash CrashReport crashtest",
+    "running": "arun_flow run_flow",
+    "stepping": "Stepper",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "StoreContract":
-        try:
-            from milepost.testing.contract import StoreContract
-        except ModuleNotFoundError as exc:
-            if exc.name != "pytest":
-                raise
-            missing = MissingExtraError("StoreContract needs the package pytest: pip install pytest", extra="test")
-            raise missing.as_attribute() from exc
-        return StoreContract
     if name == "__all__":
         return [name for name in _names if name != "StoreContract" or hasattr(sys.modules[__name__], name)]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    except ModuleNotFoundError as exc:
+        if name != "StoreContract" or exc.name != "pytest":
+            raise
+        missing = MissingExtraError("StoreContract needs the package pytest: pip install pytest", extra="test")
+        raise missing.as_attribute() from exc
+    globals()[name] = value
+    return value
