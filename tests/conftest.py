@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,14 +78,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 offspring = Offspring()
+bytecode = tempfile.TemporaryDirectory(prefix="milepost-", ignore_cleanup_errors=True)
 
 
 def pytest_sessionstart() -> None:
     offspring.begin()
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # each of hundreds of processes would compile the library again
+        os.environ["PYTHONPYCACHEPREFIX"] = bytecode.name
 
 
 def pytest_unconfigure() -> None:
     offspring.end()
+    bytecode.cleanup()
 
 
 @pytest.hookimpl(wrapper=True)
