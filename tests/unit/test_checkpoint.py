@@ -21,6 +21,7 @@ from milepost.errors import (
 from milepost.model.checkpoint import CHECKPOINT_VERSION, Checkpoint, migrate, read_envelope
 from milepost.model.record import FAILURE, START, Record, compress, digest_of, make_record
 from milepost.model.seal import Seals
+from tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 MOMENT = datetime(2025, 12, 20, 15, 30, tzinfo=UTC)
@@ -92,7 +93,7 @@ def test_a_timestamp_without_a_zone_is_refused(moment: Any) -> None:
     assert "timestamp" == caught.value.path
 
 
-@pytest.mark.parametrize("state", [None, True, 0, -1.5, "", "text", [], {}, [1, [2, {"a": None}]], 2**70])
+@for_each("state", [None, True, 0, -1.5, "", "text", [], {}, [1, [2, {"a": None}]], 2**70])
 def test_any_json_value_is_a_state(state: Any) -> None:
     found = Checkpoint.decode(by_hand(state).encode()).state
     assert (type(state), state) == (type(found), found)
@@ -103,7 +104,7 @@ def test_bytes_are_the_json_text_of_a_state() -> None:
         assert b'{"n":1.50,"a":[]}' == read_envelope(by_hand(given).encode())[1]
 
 
-@pytest.mark.parametrize("state", [b"", b"{", b"NaN", b'{"a":1,"a":2}', b'"\xff"', b"\xef\xbb\xbf{}", b'"\\ud800"'])
+@for_each("state", [b"", b"{", b"NaN", b'{"a":1,"a":2}', b'"\xff"', b"\xef\xbb\xbf{}", b'"\\ud800"'])
 def test_bytes_that_are_no_strict_json_are_refused(state: bytes) -> None:
     with pytest.raises(SerializeStateError):
         by_hand(state).encode()
@@ -113,8 +114,8 @@ class Level(int):
     pass
 
 
-@pytest.mark.parametrize(
-    ("state", "path"),
+@for_each(
+    "state, path",
     [
         ((1, 2), "state"),
         ({"items": [{"due": (1,)}]}, "state.items[0].due"),
@@ -149,7 +150,7 @@ def test_a_state_that_holds_itself_is_refused() -> None:
         by_hand(state).encode()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "fields",
     [
         {"sequence": -1},
@@ -175,7 +176,7 @@ def test_a_field_that_could_not_be_read_again_is_refused(fields: dict[str, Any])
         by_hand({}, **fields).encode()
 
 
-@pytest.mark.parametrize(("run_id", "node_id"), [(1, "b"), ("r", None), ("r", ""), ("r", 2), ("\ud800", "b")])
+@for_each("run_id, node_id", [(1, "b"), ("r", None), ("r", ""), ("r", 2), ("\ud800", "b")])
 def test_ids_that_could_not_be_read_again_are_refused(run_id: Any, node_id: Any) -> None:
     with pytest.raises(SerializeStateError):
         Checkpoint(run_id, node_id, "c", {}).encode()
@@ -186,8 +187,8 @@ def test_a_checkpoint_is_frozen() -> None:
         by_hand().state = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("size", "compressed", "is_compressed"),
+@for_each(
+    "size, compressed, is_compressed",
     [
         (1023, True, False),
         (1024, True, True),
@@ -270,8 +271,8 @@ def test_what_go_writes_for_unset_fields_counts_as_absent() -> None:
     assert 1 == fields["attempt"]
 
 
-@pytest.mark.parametrize(
-    ("text", "is_read"),
+@for_each(
+    "text, is_read",
     [
         ("2025-12-20T15:30:00Z", True),
         ("2025-12-20T15:30:00.123456Z", True),
@@ -298,15 +299,15 @@ def test_a_timestamp_needs_a_zone(text: Any, is_read: bool) -> None:
 # -- versions and old forms --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["null", "0", "1", '"1"', '"1.0"', "1.0", '"0"', "0.0", "-0", "1e0", '"1e0"'])
+@for_each("version", ["null", "0", "1", '"1"', '"1.0"', "1.0", '"0"', "0.0", "-0", "1e0", '"1e0"'])
 def test_versions_up_to_one_are_read(version: str) -> None:
     data = outside().replace(b"{", b'{"version":' + version.encode() + b",", 1)
     found = Checkpoint.decode(data)
     assert (CHECKPOINT_VERSION, 1, "") == (found.version, found.attempt, found.prev_node_id)
 
 
-@pytest.mark.parametrize(
-    ("version", "found"),
+@for_each(
+    "version, found",
     [
         ("2", 2),
         ('"2"', "2"),
@@ -330,7 +331,7 @@ def test_versions_up_to_one_are_read(version: str) -> None:
         ('"' + "9" * 500 + '"', '"' + "9" * 39 + "..."),
     ],
 )
-@pytest.mark.parametrize("read", [Checkpoint.decode, migrate, read_envelope])
+@for_each("read", [Checkpoint.decode, migrate, read_envelope])
 def test_other_versions_are_refused(read: Callable[[bytes], Any], version: str, found: Any) -> None:
     data = outside().replace(b"{", b'{"version":' + version.encode() + b",", 1)
     with pytest.raises(CheckpointVersionError) as caught:
@@ -384,7 +385,7 @@ def test_a_compressed_go_state_is_read() -> None:
     assert {"n": 1} == Checkpoint.decode(data).state
 
 
-@pytest.mark.parametrize(
+@for_each(
     "state",
     ['"e30"', '"%%"', '""', '"\\u00fc"', json.dumps(base64.b64encode(b'{"a":1,"a":2}').decode()), '"bm8ganNvbg=="'],
 )
@@ -393,7 +394,7 @@ def test_a_go_state_that_is_no_base64_of_json_is_refused(state: str) -> None:
         Checkpoint.decode(b'{"RunID":"r","NodeID":"b","State":' + state.encode() + b"}")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b'{"RunID":"r","run_id":"s","NodeID":"b","State":null}',
@@ -450,7 +451,7 @@ NO_ENVELOPES = {
 }
 
 
-@pytest.mark.parametrize("data", NO_ENVELOPES.values(), ids=NO_ENVELOPES)
+@for_each("data", NO_ENVELOPES.values())
 def test_what_is_no_envelope_is_corrupt(data: bytes) -> None:
     for read in (Checkpoint.decode, read_envelope):
         with pytest.raises(CheckpointCorruptError):
@@ -466,8 +467,8 @@ def test_a_number_beyond_python_is_refused_where_it_would_be_read(number: str) -
         read_envelope(outside().replace(b"{", b'{"other":' + number.encode() + b",", 1))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@for_each(
+    "name, value",
     [
         ("run_id", 5),
         ("node_id", ["b"]),
@@ -514,8 +515,8 @@ def test_fields_may_be_null() -> None:
     assert ("", None, 0, 1) == (found.run_id, found.next_node, found.sequence, found.visit)
 
 
-@pytest.mark.parametrize(
-    ("state", "fields"),
+@for_each(
+    "state, fields",
     [
         ("{}", {"compressed": True}),
         ('"e30="', {"compressed": True}),
@@ -547,8 +548,8 @@ def test_a_changed_state_is_told_as_that() -> None:
     assert digest_of(b'{"total":90}') == caught.value.found
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
+@for_each(
+    "old, new",
     [
         (b'"next_node":"c"', b'"next_node":"d"'),
         (b'"seal":"sha256:', b'"seal":"sha257:'),

@@ -24,6 +24,7 @@ from milepost.cli.live import OneLine
 from milepost.model.info import Wait
 from milepost.store import Release
 from milepost.views.text import in_options
+from tables import for_each
 
 __all__ = ["shop"]
 
@@ -113,9 +114,7 @@ def test_an_error_names_options_as_they_are_typed(mixed: Shop) -> None:
     assert "; the edge a -> b" in mixed.call("run", "bad_graph.py:graph").err
 
 
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
+@for_each("told, expected", [
         ("wait for it with on_locked='wait', or fence it off with takeover=True",
          "wait for it with --on-locked wait, or fence it off with --takeover"),
         ("resume with a larger max_iterations or None", "resume with a larger --max-iterations"),
@@ -125,8 +124,7 @@ def test_an_error_names_options_as_they_are_typed(mixed: Shop) -> None:
          "choose another run id, or resume the run as it is"),
         ("use resume or resume_from", "use resume or resume --from NODE"),
         ("see history()", "see milepost history"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_advice_of_the_library_is_given_in_options(told: str, expected: str) -> None:
     assert expected == in_options(told)
 

@@ -19,6 +19,7 @@ from milepost.store import Append, NewRun, Release, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.views.status import error_place, why_it_stands
+from tables import for_each
 
 __all__ = ["shop"]
 
@@ -183,7 +184,7 @@ def test_a_folder_of_something_else_gets_no_files_by_being_looked_at(shop: Shop)
     assert ["other", "shop.py"] == sorted(path.name for path in shop.folder.rglob("*"))
 
 
-@pytest.mark.parametrize("status", ["ready", "dead", "cancelled", "blocked", "interrupted", "failed"])
+@for_each("status", ["ready", "dead", "cancelled", "blocked", "interrupted", "failed"])
 def test_why_names_the_next_act_for_every_status_that_stands(status: str) -> None:
     moment = datetime.fromisoformat("2027-01-01T00:00:00Z")
     info = RunInfo(

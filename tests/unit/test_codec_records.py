@@ -23,6 +23,7 @@ import pytest
 
 from milepost.codec import Codec, canonical, register
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
+from tables import for_each
 
 T = TypeVar("T")
 N = TypeVar("N", bound=int)
@@ -252,7 +253,7 @@ OBJECTS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("type_", "value"), OBJECTS, ids=lambda v: repr(v)[:40])
+@for_each("type_, value", OBJECTS)
 def test_an_object_comes_back_in_every_kind_of_place(type_: Any, value: Any) -> None:
     for codec, state in (
         (Codec(type_), value),
@@ -710,8 +711,8 @@ def test_field_names_are_those_of_the_declared_type() -> None:
     assert Codec(list[int]).field_names is None
 
 
-@pytest.mark.parametrize(
-    ("value", "name", "new"),
+@for_each(
+    "value, name, new",
     [
         (Point(1, 2), "y", 5),
         (with_count(Basket(["a"]), 7), "items", ["b"]),
@@ -958,7 +959,7 @@ def test_every_way_of_reading_gives_the_same(data: bytes) -> None:
     assert repr([expected] * 2) == repr(Codec(list[Line]).decode(b"[" + data + b"," + data + b"]"))
 
 
-@pytest.mark.parametrize("field_", [b'"n":1.0', b'"n":true', b'"n":"1"', b'"n":null', b'"n":1,"zzz":2'])
+@for_each("field_", [b'"n":1.0', b'"n":true', b'"n":"1"', b'"n":null', b'"n":1,"zzz":2'])
 def test_the_fast_way_is_not_more_lenient(field_: bytes) -> None:
     with pytest.raises(DeserializeStateError):
         Codec(Line).decode(b"{" + field_ + b',"price":1.0,"tags":[],"note":null,"meta":null}')
@@ -1009,7 +1010,7 @@ def model_fare(**fields: Any) -> FareModel:
     return FareModel.model_construct(**fields)  # a validator would make floats of them
 
 
-@pytest.mark.parametrize("make", [Fare, model_fare, FareStruct, FareTuple, FareDict, FareAttrs])
+@for_each("make", [Fare, model_fare, FareStruct, FareTuple, FareDict, FareAttrs])
 def test_an_int_in_a_field_that_is_declared_as_float_comes_back_as_that_int(make: Callable[..., Any]) -> None:
     fares = [make(price=price, paid=paid) for price in (0, 1.5, 2.0, 2**65) for paid in (0, 1.0, None)]
     kind: Any = FareDict if make is FareDict else type(fares[0])
@@ -1281,7 +1282,7 @@ class RefusedAttrs:
     more: int = attrs.field(default=1, validator=attrs.validators.gt(5))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "kind",
     [Mistaken, MistakenDeep, MistakenTuple, MistakenStruct, MistakenModel, RefusedModel, MistakenAttrs, RefusedAttrs],
 )

@@ -21,6 +21,7 @@ import pytest
 
 from milepost.codec import Codec
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from tables import for_each
 
 
 def show(value: Any) -> str:
@@ -223,8 +224,8 @@ def same(expected: Any, found: Any) -> bool:
     return bool(expected == found)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=show)
-@pytest.mark.parametrize("shape", ["alone", "in a dict", "in a list of many", "in a tuple", "as a default"])
+@for_each("value", VALUES)
+@for_each("shape", ["alone", "in a dict", "in a list of many", "in a tuple", "as a default"])
 def test_every_carried_value_comes_back_equal_and_of_its_type_where_nothing_is_declared(value: Any, shape: str) -> None:
     wrapped = {
         "alone": value,
@@ -332,7 +333,7 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize(("type_", "value", "data"), TYPED, ids=show)
+@for_each("type_, value, data", TYPED)
 def test_a_declared_type_is_written_as_plain_json_where_that_is_exact(type_: Any, value: Any, data: bytes) -> None:
     codec: Codec[Any] = Codec(type_)
     assert () == codec.problems
@@ -343,7 +344,7 @@ def test_a_declared_type_is_written_as_plain_json_where_that_is_exact(type_: Any
     assert same([value] * 3, many.decode(many.encode([value] * 3)))
 
 
-@pytest.mark.parametrize(("type_", "value", "data"), TYPED, ids=show)
+@for_each("type_, value, data", TYPED)
 def test_what_was_written_where_nothing_is_declared_is_read_by_a_declared_type(
     type_: Any, value: Any, data: bytes
 ) -> None:
@@ -376,7 +377,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("type_", "value", "expected", "found"), WRONG, ids=show)
+@for_each("type_, value, expected, found", WRONG)
 def test_a_value_that_contradicts_its_declared_type_is_refused_with_path_and_types(
     type_: Any, value: Any, expected: str, found: str
 ) -> None:
@@ -469,7 +470,7 @@ def test_a_zone_without_a_name_in_the_zone_database_is_refused() -> None:
     assert refused.value.path == 'state["at"][0]'
 
 
-@pytest.mark.parametrize("key", ["../../etc/passwd", "/etc/localtime", "Europe/../UTC", "", "Nowhere/At_All", "Europe"])
+@for_each("key", ["../../etc/passwd", "/etc/localtime", "Europe/../UTC", "", "Nowhere/At_All", "Europe"])
 def test_a_zone_that_is_no_key_of_the_zone_database_is_unreadable(key: str) -> None:
     data = msgspec.json.encode({"$mp": "datetime", "v": "2024-01-01T00:00:00", "zone": key})
     with pytest.raises(DeserializeStateError):
@@ -490,7 +491,7 @@ class Table(dict[str, int]):
     pass
 
 
-@pytest.mark.parametrize("value", [Words(["a"]), Name("a"), Table(a=1), object(), len, uuid, Words, iter([])])
+@for_each("value", [Words(["a"]), Name("a"), Table(a=1), object(), len, uuid, Words, iter([])])
 def test_a_value_of_an_unknown_class_is_refused_and_named(value: Any) -> None:
     with pytest.raises(SerializeStateError) as refused:
         Codec(dict).encode({"frames": [{"table": value}]})
@@ -601,14 +602,14 @@ def test_shared_references_become_equal_objects_of_their_own() -> None:
     assert back[0] is not back[1]
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"NaN", b"[1,]", b"\xff", b"\xef\xbb\xbf1", b'"\\ud800"', b"1e999", b"01"])
+@for_each("data", [b"", b"{", b"NaN", b"[1,]", b"\xff", b"\xef\xbb\xbf1", b'"\\ud800"', b"1e999", b"01"])
 def test_bytes_that_are_no_strict_json_are_unreadable(data: bytes) -> None:
     for type_ in (Any, dict, int, str, float):
         with pytest.raises(DeserializeStateError):
             Codec(type_).decode(data)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b'{"$mp":"nonsense","v":1}',
@@ -660,8 +661,8 @@ def test_json_written_by_a_person_is_read_leniently_only_where_the_type_is_certa
             Codec(type_).decode(data)
 
 
-@pytest.mark.parametrize(
-    ("type_", "value"),
+@for_each(
+    "type_, value",
     [
         (list[float], [1, 2.0, 2**65, -0.0]),
         (tuple[float, str], (1, "a")),
@@ -673,7 +674,6 @@ def test_json_written_by_a_person_is_read_leniently_only_where_the_type_is_certa
         (list[float | Size], [Size.S, 1, 1.0]),
         (list[complex | float | str], ["1.0,2.0", 1, 1.0, 1 + 2j]),
     ],
-    ids=show,
 )
 def test_where_a_float_is_declared_an_int_comes_back_as_that_int(type_: Any, value: Any) -> None:
     codec = Codec(type_)
@@ -710,8 +710,8 @@ def test_two_nan_stay_two_keys_and_two_elements() -> None:
     assert [1, 2] == list(declared.decode(declared.encode({one: 1, other: 2})).values())
 
 
-@pytest.mark.parametrize(
-    ("type_", "data"),
+@for_each(
+    "type_, data",
     [
         (Any, b'{"$mp":"dict","v":[[1,"a"],[1,"b"]]}'),
         (Any, b'{"$mp":"set","v":[1,1]}'),
@@ -731,8 +731,8 @@ def test_a_container_that_was_made_by_its_generic_alias_is_carried() -> None:
     assert b'{"a":1}' == Codec(OrderedDict[str, int]).encode(OrderedDict[str, int](a=1))
 
 
-@pytest.mark.parametrize(
-    ("type_", "value", "data"),
+@for_each(
+    "type_, value, data",
     [
         (tuple[int, *tuple[Decimal, ...]], (1, Decimal("2.0"), Decimal(3)), b'[1,"2.0","3"]'),
         (tuple[int, *tuple[Decimal, ...]], (1,), b"[1]"),
@@ -780,8 +780,8 @@ def test_a_hash_that_fails_is_a_typed_error_with_the_cause(type_: Any, monkeypat
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
-@pytest.mark.parametrize("row", range(3))
-@pytest.mark.parametrize("others", [Shape, Size, Kind])
+@for_each("row", range(3))
+@for_each("others", [Shape, Size, Kind])
 def test_a_wrong_member_of_an_enum_is_refused_with_its_own_place(row: int, others: type[Enum]) -> None:
     @dataclass
     class Line:

@@ -29,6 +29,7 @@ from milepost.workflows.matching import (
     non_determinism,
     plain_arguments,
 )
+from tables import for_each
 
 
 @dataclass
@@ -96,9 +97,7 @@ def nested() -> list[Any]:
     return itself
 
 
-@pytest.mark.parametrize(
-    "value", [object(), "a\ud800", lambda: None, [object()], {"a\ud800": 1}, Unreadable(), nested()]
-)
+@for_each("value", [object(), "a\ud800", lambda: None, [object()], {"a\ud800": 1}, Unreadable(), nested()])
 def test_what_the_codec_cannot_carry_is_not_compared_and_what_stands_beside_it_is(value: Any):
     for told in (arguments_of((value, "eu"), {}), arguments_of(("eu",), {"client": value, "n": [1, value]})):
         assert told["text"].count("…")
@@ -197,7 +196,7 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
+@for_each("holder", HOLDERS)
 def test_data_are_compared_wherever_they_stand(holder: str):
     make = HOLDERS[holder]
     for wrap in (lambda value: ((value, 1), {}), lambda value: ((), {"deep": {"er": [value]}})):

@@ -25,6 +25,7 @@ from milepost.stores.base.deltas import (
     read_difference,
     whole_of,
 )
+from tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 
@@ -175,7 +176,7 @@ def lost(changes: dict[str, object]) -> Record:
     return kept[3]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"gone": 0},

@@ -10,6 +10,7 @@ import pytest
 
 from milepost import errors
 from milepost.errors import GraphProblem, MilepostError, MilepostInterrupt, interruption
+from tables import for_each
 
 # Name: what it is besides, and an instance of it with its facts.
 ERRORS: dict[str, tuple[tuple[type[Any], ...], MilepostError, dict[str, Any]]] = {}
@@ -89,7 +90,7 @@ known("SignalRefusedError", ValueError, facts={"wait_id": "a#1"})
 known("RunStopped", facts={"node_id": "a", "state": 1})
 
 NOT_RAISED = {"MilepostError", "GraphProblem"}
-each = pytest.mark.parametrize("name", ERRORS)
+each = for_each("name", ERRORS)
 
 
 def test_every_error_is_in_this_table() -> None:
@@ -138,7 +139,7 @@ def through_a_pickle(error: MilepostError) -> MilepostError:
 
 
 @each
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, through_a_pickle])
+@for_each("duplicate", [copy.copy, copy.deepcopy, through_a_pickle])
 def test_an_error_survives_a_copy(name: str, duplicate: Any) -> None:
     _, error, facts = ERRORS[name]
     found = duplicate(error)

@@ -20,6 +20,7 @@ from milepost.events import (
 from milepost.model import events
 from milepost.model.info import Wait
 from milepost.model.reports import ResumeInfo, ResumePlan, RunResult
+from tables import for_each
 
 INFO = ResumeInfo(run_id="r", source="latest", from_node="a", sequence=3, visit=1, next_node="b", skipped=("a",))
 KINDS = [
@@ -38,7 +39,7 @@ def example(kind: type[Event]) -> Event:
     return kind(**given)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_an_event_tells_run_time_and_its_own_name(kind: type[Event]) -> None:
     told = example(kind).to_dict()
     assert (kind.__name__, "r", 1.5) == (told["event"], told["run_id"], told["timestamp"])
@@ -47,7 +48,7 @@ def test_an_event_tells_run_time_and_its_own_name(kind: type[Event]) -> None:
     json.dumps(told)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_an_event_cannot_be_changed(kind: type[Event]) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         example(kind).run_id = "s"  # type: ignore[misc]

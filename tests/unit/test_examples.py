@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
+from tables import for_each
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = [
@@ -147,6 +147,6 @@ def test_agent_graph_ends_while_it_waits_and_is_answered_by_another_process(tmp_
     assert ["  model reads 10 messages"] == [line for line in out if line.startswith("  ")]
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, *SERVICES])
+@for_each("name", [*SCRIPTS, *SERVICES])
 def test_an_example_is_short_enough_to_read(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 300

@@ -15,6 +15,7 @@ from milepost.store import Append, Claim, Release, Token
 from milepost.store import LeaseState as State
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row, TokenState
+from tables import for_each
 
 NOW = 1000.0
 OWNED = Row("r", "f", "running", NOW, NOW, 1, nonce="n", owner="host:1:1", lease=30.0, lease_until=NOW + 30)
@@ -67,8 +68,8 @@ def test_a_released_run_has_no_current_token() -> None:
     assert not fence.is_current(FREE, TOKEN._replace(nonce=""))
 
 
-@pytest.mark.parametrize(
-    ("expected", "row", "held", "is_gone"),
+@for_each(
+    "expected, row, held, is_gone",
     [
         ("free", FREE, None, alive),
         ("live", OWNED, None, alive),
@@ -112,7 +113,7 @@ def test_a_locked_run_is_locked_for_stale_readers_too() -> None:
     assert "locked" == claim(OWNED, wish(epoch=9), "live").outcome
 
 
-@pytest.mark.parametrize("stale", [{"epoch": 1}, {"epoch": 3}, {"sequence": 4}, {"sequence": 6}, {"crashed": True}])
+@for_each("stale", [{"epoch": 1}, {"epoch": 3}, {"sequence": 4}, {"sequence": 6}, {"crashed": True}])
 def test_a_claim_from_a_stale_view_is_moved_and_changes_nothing(stale: dict[str, Any]) -> None:
     assert ("moved", None) == claim(FREE, wish(**stale), "free")
 
@@ -192,8 +193,8 @@ def test_a_claim_keeps_the_live_ranges_unless_it_brings_new_ones() -> None:
 # -- appends and releases ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("expected", "numbers"),
+@for_each(
+    "expected, numbers",
     [
         ("written", []),
         ("written", [6]),
@@ -262,8 +263,8 @@ def test_a_second_cancel_keeps_the_first_reason() -> None:
     assert "first" == row.cancel
 
 
-@pytest.mark.parametrize(
-    ("expected", "changes", "state"),
+@for_each(
+    "expected, changes, state",
     [
         (True, {"status": "ready"}, "free"),
         (True, {"status": "ready", "wake_at": NOW}, "free"),

@@ -15,6 +15,7 @@ from milepost import END, Graph, GraphError
 from milepost.executor.flow import BranchEnd, Fork
 from milepost.graph.topology import Forks, Topology
 from milepost.reducers import append, total
+from tables import for_each
 from thoroughness import examples
 
 
@@ -54,8 +55,8 @@ def problems(graph: Graph[State]) -> list[tuple[str, str]]:
 # -- each problem ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("expected", "edges", "routes"),
+@for_each(
+    "expected, edges, routes",
     [
         ([("fork_without_join", "f")], "fa fb a. b.", {}),
         ([("fork_without_join", "f")], "fa f. a.", {}),

@@ -17,6 +17,7 @@ from milepost.executor.context import Context
 from milepost.executor.flow import END, START
 from milepost.graph.builder import CompiledGraph, Graph
 from milepost.model.retry import Retry
+from tables import for_each
 
 
 @dataclass
@@ -111,8 +112,8 @@ def test_every_builder_method_returns_the_builder() -> None:
     assert graph is graph.set_entry("a")
 
 
-@pytest.mark.parametrize(
-    ("takes_context", "is_async", "fn"),
+@for_each(
+    "takes_context, is_async, fn",
     [
         (False, False, keep),
         (True, False, keep_with_context),
@@ -140,15 +141,13 @@ def test_a_function_tells_by_its_signature_how_it_is_called(takes_context: bool,
     assert fn is unit.fn
 
 
-@pytest.mark.parametrize(
-    "value", ["", " ", "a b", "a\tb", "a\x00", "a/b", ".", "..", "\ud800", "x" * 513, 7, None, b"a"]
-)
+@for_each("value", ["", " ", "a b", "a\tb", "a\x00", "a/b", ".", "..", "\ud800", "x" * 513, 7, None, b"a"])
 def test_a_bad_node_id_is_refused_at_the_call(value: Any) -> None:
     where = value if isinstance(value, str) else ""
     assert ("bad_id", where) == refused(lambda: Graph(Order).add_node(value, keep))
 
 
-@pytest.mark.parametrize("value", ["end", "END", "End", "__end__", "__START__", START, END])
+@for_each("value", ["end", "END", "End", "__end__", "__START__", START, END])
 def test_reserved_node_ids_are_refused_in_any_case(value: str) -> None:
     assert ("reserved_id", value) == refused(lambda: Graph(Order).add_node(value, keep))
 
@@ -184,7 +183,7 @@ def test_what_cannot_be_called_is_refused_at_the_call(fn: Any) -> None:
     assert ("not_callable", "a") == refused(lambda: Graph(Order).add_conditional_edge("a", fn))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "fn",
     [
         lambda: None,
@@ -232,7 +231,7 @@ def test_generator_functions_are_refused_as_nodes() -> None:
         assert ("generator_function", "a") == refused(lambda fn=fn: Graph(Order).add_node("a", fn))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("targets", ["b", b"b", 7, [], {}, ()])
+@for_each("targets", ["b", b"b", 7, [], {}, ()])
 def test_bad_targets_are_refused_at_the_call(targets: Any) -> None:
     assert ("bad_targets", "a") == refused(lambda: Graph(Order).add_conditional_edge("a", keep, targets))
 
@@ -263,7 +262,7 @@ def test_a_timeout_is_kept_as_seconds(seconds: float | None, given: Any) -> None
     assert seconds == graph.compile()._definition.units["a"].timeout
 
 
-@pytest.mark.parametrize("timeout", [0, -1, True, "30", float("nan"), float("inf"), timedelta(0)])
+@for_each("timeout", [0, -1, True, "30", float("nan"), float("inf"), timedelta(0)])
 def test_a_timeout_that_is_no_time_is_refused_at_the_call(timeout: Any) -> None:
     with pytest.raises(OptionError) as caught:
         Graph(Order).add_node("a", keep, timeout=timeout)
@@ -291,7 +290,7 @@ def test_a_graph_without_a_name_is_called_like_its_state() -> None:
     assert ("orders", True) == (graph.compile("orders").name, graph.compile("orders")._definition.is_named)
 
 
-@pytest.mark.parametrize("name", ["", "  ", "..", "a\nb", 7])
+@for_each("name", ["", "  ", "..", "a\nb", 7])
 def test_a_name_that_no_store_accepts_is_refused(name: Any) -> None:
     with pytest.raises(OptionError) as caught:
         Graph(Order).add_node("a", keep).add_edge("a", END).set_entry("a").compile(name)

@@ -16,6 +16,7 @@ from milepost.errors import StateTypeError
 from milepost.executor.flow import END, Unit
 from milepost.graph.builder import CompiledGraph, Graph
 from milepost.reducers import append, largest, last, smallest, total, union
+from tables import for_each
 
 
 @dataclass
@@ -96,19 +97,17 @@ def test_an_instance_of_a_subclass_is_looked_at_by_the_codec() -> None:
     assert ordered is accepted(compiled(dict), {"turn": 0}, ordered)
 
 
-@pytest.mark.parametrize("partial", [False, True])
-@pytest.mark.parametrize("state_type", [Order, Point, Chat, dict])
+@for_each("partial", [False, True])
+@for_each("state_type", [Order, Point, Chat, dict])
 def test_none_is_refused_with_the_hint_that_the_state_must_be_returned(state_type: type, partial: bool) -> None:
     error = refused(compiled(state_type, partial=partial), {}, None)
     assert "it returned None: a node must return the state, changed or not" == str(error)
     assert ("state", "NoneType") == (error.path, error.found)
 
 
-@pytest.mark.parametrize("partial", [False, True])
-@pytest.mark.parametrize(
-    ("state_type", "expected"), [(Order, "Order"), (Point, "Point"), (Chat, "dict"), (dict, "dict")]
-)
-@pytest.mark.parametrize("returned", [7, "state", (1, 2), [("turn", 1)], object])
+@for_each("partial", [False, True])
+@for_each("state_type, expected", [(Order, "Order"), (Point, "Point"), (Chat, "dict"), (dict, "dict")])
+@for_each("returned", [7, "state", (1, 2), [("turn", 1)], object])
 def test_another_type_is_refused(state_type: type, expected: str, partial: bool, returned: Any) -> None:
     error = refused(compiled(state_type, partial=partial), {}, returned)
     assert (expected, type(returned).__name__) == (error.expected, error.found)
@@ -189,8 +188,8 @@ def test_reducers_of_the_graph_beat_those_of_the_type() -> None:
     assert {"messages": [REPLY], "turn": 3} == accepted(graph, before, {"messages": [REPLY], "turn": 2})
 
 
-@pytest.mark.parametrize(
-    ("expected", "part"),
+@for_each(
+    "expected, part",
     [
         ({"items": ["a"]}, {"items": ["a"]}),
         ({"names": {"a"}}, {"names": {"a"}}),
@@ -263,8 +262,8 @@ def test_what_a_reducer_raises_comes_through() -> None:
         accepted(compiled(Order, partial=True, reducers={"total": broken}), Order(), {"total": 1})
 
 
-@pytest.mark.parametrize(
-    ("expected", "reducer", "value", "update"),
+@for_each(
+    "expected, reducer, value, update",
     [
         ([1, 2], append, [1], [2]),
         ({1, 2}, union, {1}, {2}),

@@ -27,6 +27,7 @@ from milepost.model.record import (
     make_record,
     step_head,
 )
+from tables import for_each
 
 
 class Journal:
@@ -245,7 +246,7 @@ def test_a_failure_for_good_inside_a_step_that_has_not_ended_stands():
     assert 1 == entry.sequence
 
 
-@pytest.mark.parametrize(
+@for_each(
     "journal",
     [
         Journal().add(FAILURE, "s/b", retry_at="2026-01-01T00:00:01.000000Z"),
@@ -274,8 +275,8 @@ def test_a_retry_does_the_newest_root_with_a_failure_in_it_again():
 # -- errors of another process -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("step_id", "error_type", "kind"),
+@for_each(
+    "step_id, error_type, kind",
     [
         ("a", "ValueError", StepError),
         ("a", "milepost.errors.NoBranchMatchedError", NoBranchMatchedError),

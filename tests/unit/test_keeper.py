@@ -18,6 +18,7 @@ from milepost.store import Signal
 from milepost.stores.base.encryption import RecordCipher, keeper_of
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import note_of
+from tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 MARKER = "a text that must stay secret"
@@ -60,10 +61,8 @@ def test_a_store_without_keys_has_no_keeper():
     assert keeper_of(Seals(), None, allow_plain=False) is None
 
 
-@pytest.mark.parametrize("name", KEEPERS)
-@pytest.mark.parametrize(
-    "record", [failure(), checkpoint(), checkpoint(state=b'"' + b"x" * 5000 + b'"', compressing=True)], ids=str
-)
+@for_each("name", KEEPERS)
+@for_each("record", [failure(), checkpoint(), checkpoint(state=b'"' + b"x" * 5000 + b'"', compressing=True)])
 def test_what_was_kept_comes_out_as_it_was_and_proven(name: str, record: Record):
     kept_by = KEEPERS[name]
     kept = kept_by.keep("r", record)
@@ -94,8 +93,8 @@ def test_any_record_comes_out_as_it_went_in(header: bytes, payload: bytes | None
         assert record._replace(header=seals_of(kept_by).seal(header)) == opened
 
 
-@pytest.mark.parametrize("record", [failure(), checkpoint(), outside()], ids=["failure", "checkpoint", "outside"])
-@pytest.mark.parametrize("name", ENCRYPTING)
+@for_each("record", [failure(), checkpoint(), outside()])
+@for_each("name", ENCRYPTING)
 def test_what_a_record_says_is_in_no_byte_that_is_kept(name: str, record: Record):
     kept = ENCRYPTING[name].keep("r", record, note_of("r", record, 1.0))
     assert MARKER.encode() in (record.header or b"") + (record.payload or b"")
@@ -176,7 +175,7 @@ def test_keys_are_rotated():
     refused(wrong, "r", kept, "was changed after it was written")
 
 
-@pytest.mark.parametrize("key_id", ["7", "null", '["e"]', '{"e":1}', '"' + "e" * 5000 + '"'])
+@for_each("key_id", ["7", "null", '["e"]', '{"e":1}', '"' + "e" * 5000 + '"'])
 def test_a_key_id_may_be_anything_in_a_damaged_record(key_id: str):
     kept_by = ENCRYPTING["encrypted"]
     kept = kept_by.keep("r", checkpoint())
@@ -204,8 +203,8 @@ def test_what_is_plain_is_taken_where_that_is_asked_for():
 SIGNAL = Signal(2, "approval", json.dumps(MARKER).encode(), "id", "ask#1", 5.0)
 
 
-@pytest.mark.parametrize("name", KEEPERS)
-@pytest.mark.parametrize("payload", [None, b"", b"null", b"=", b"\0milepost x", b"\xff", json.dumps(MARKER).encode()])
+@for_each("name", KEEPERS)
+@for_each("payload", [None, b"", b"null", b"=", b"\0milepost x", b"\xff", json.dumps(MARKER).encode()])
 def test_a_signal_comes_out_as_it_was_sent(name: str, payload: bytes | None):
     signal = SIGNAL._replace(payload=payload)
     kept = KEEPERS[name].keep_signal("r", signal)
@@ -271,9 +270,7 @@ def test_the_texts_of_a_row_are_encrypted_and_come_back(name: str):
     assert row() == KEEPERS["signed"].keep_row(row())
 
 
-@pytest.mark.parametrize(
-    "text", ["", "aesgcm:", "aesgcm:e:AAAA", "aesgcm:e:" + "A" * 41, "aesgcm:x:" + "A" * 40, "\ud800"]
-)
+@for_each("text", ["", "aesgcm:", "aesgcm:e:AAAA", "aesgcm:e:" + "A" * 41, "aesgcm:x:" + "A" * 40, "\ud800"])
 def test_any_reason_comes_back(text: str):
     kept_by = ENCRYPTING["encrypted"]
     given_row = row(reason=text, cancel=text, waiting=(Wait("a#1", "a", text.replace("\ud800", "?")),))

@@ -36,6 +36,7 @@ from milepost.store import Release, Store
 from milepost.stores.base.prune import PruneRequest, Trace, surplus, trace_of
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
+from tables import for_each
 
 # -- which records go ------------------------------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ def test_nothing_goes_of_what_is_not_more():
     assert [] == surplus([], (), 1)
 
 
-@pytest.mark.parametrize("kind", [FAILURE, ROUTE, ITEMS, WAIT, ROLLBACK])
+@for_each("kind", [FAILURE, ROUTE, ITEMS, WAIT, ROLLBACK])
 def test_the_records_of_a_visit_go_with_it_and_no_others(kind: str):
     told = [START, *points("a#1"), f"{kind} a#1", *points("a#2"), f"{kind} a#2", f"{kind} ", f"{kind} a#3"]
     assert [*points("a#1"), f"{kind} a#1"] == gone(1, *told)
@@ -207,10 +208,8 @@ def test_a_long_run_is_thinned_at_its_end_and_leaves_nothing_when_it_is_deleted(
 # -- a store's retention ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"older_than": -1}, {"older_than": "30d"}, {"keep_last": 0}, {"keep_last": True}, {"keep_last": 2.0}],
-    ids=str,
+@for_each(
+    "wrong", [{"older_than": -1}, {"older_than": "30d"}, {"keep_last": 0}, {"keep_last": True}, {"keep_last": 2.0}]
 )
 def test_a_retention_that_makes_no_sense_is_refused(wrong: dict[str, Any]):
     with pytest.raises(OptionError):

@@ -22,6 +22,7 @@ from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore
 from milepost.stores.url import open_store
+from tables import for_each
 
 
 def test_three_slashes_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +118,7 @@ postgresql:  postgres:h/d  file  file:  file:///  file://host/runs  file:///srv/
 """
 
 
-@pytest.mark.parametrize("url", ["", "\0", *NO_URLS.split()])
+@for_each("url", ["", "\0", *NO_URLS.split()])
 def test_what_is_no_url_of_a_store_is_refused_with_the_forms(url: str) -> None:
     with pytest.raises(OptionError, match=r"sqlite:///runs\.db") as caught:
         open_store(url)
@@ -131,7 +132,7 @@ def test_a_url_of_a_database_goes_to_it_as_it_is(postgres: str) -> None:
             assert ["r"] == [info.run_id for info in store.list_runs()]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         "postgresql://user:secret@host/db",

@@ -10,6 +10,7 @@ import pytest
 from milepost.errors import OptionError
 from milepost.model.retry import Retry
 from milepost.options import Options, merge_options
+from tables import for_each
 
 
 def hook(event: Any) -> None: ...
@@ -29,8 +30,8 @@ def test_the_defaults_are_good() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
+@for_each(
+    "option, value",
     [
         ("if_exists", "ignore"),
         ("on_corrupt", None),
@@ -65,8 +66,8 @@ def test_a_value_out_of_range_is_refused_by_name(option: str, value: Any) -> Non
         assert option == caught.value.option
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
+@for_each(
+    "option, value, expected",
     [
         ("timeout", timedelta(minutes=1), 60.0),
         ("run_timeout", 5, 5.0),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from milepost.errors import StoreError
 from milepost.stores.file.fs import below, place_of
+from tables import for_each
 
 PLAIN = ["r", "o-17", "2025-12-20_a.b", "0", "a" * 100, "a..b", "conx", "com", "nul-1", "parse.json"]
 RESERVED = ["con", "nul", "aux.json", "com1", "lpt9.a.b", "prn."]
@@ -37,12 +38,12 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("id", PLAIN)
+@for_each("id", PLAIN)
 def test_an_ordinary_id_is_its_own_name(id: str) -> None:
     assert id == place_of(id)
 
 
-@pytest.mark.parametrize("id", [*OTHERS, *RESERVED])
+@for_each("id", [*OTHERS, *RESERVED])
 def test_any_other_id_gets_its_percent_form_and_a_part_of_its_digest(id: str) -> None:
     form, _, digest = place_of(id).rpartition("~")
     assert len(form) <= 100
@@ -74,7 +75,7 @@ def test_a_name_is_one_component_that_every_system_takes(id: str) -> None:
     assert Path("/root") / name == below(Path("/root"), name)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/", "a/b", "../a", "a\\b", "C:", "a\0b"])
+@for_each("name", ["", ".", "..", "/", "a/b", "../a", "a\\b", "C:", "a\0b"])
 def test_a_path_stays_below_its_root(name: str) -> None:
     with pytest.raises(StoreError, match="below /root"):
         below(Path("/root"), "a", name)

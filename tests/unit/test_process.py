@@ -10,6 +10,7 @@ import uuid
 import pytest
 
 from milepost.model.ids import is_gone, new_nonce, new_run_id, this_process
+from tables import for_each
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of other processes")
 
@@ -43,7 +44,7 @@ def test_a_process_that_has_ended_is_gone() -> None:
     assert is_gone(name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "",
@@ -56,7 +57,6 @@ def test_a_process_that_has_ended_is_gone() -> None:
         named("pid", "5"),
         named("-1", "5"),
     ],
-    ids=["empty", "text", "colon", "no-start", "other-boot", "own-without-start", "no-pid", "word", "negative"],
 )
 def test_of_a_name_that_tells_too_little_nothing_is_claimed(name: str) -> None:
     assert not is_gone(name)

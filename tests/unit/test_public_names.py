@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import milepost
+from tables import for_each
 
 SOURCE = Path(milepost.__file__)
 TOLD = {
@@ -35,7 +36,7 @@ def test_what_type_checkers_are_told_is_all_there_is():
     assert sorted(set(milepost.__all__)) == sorted(milepost.__all__)
 
 
-@pytest.mark.parametrize("name", milepost.__all__)
+@for_each("name", milepost.__all__)
 def test_a_name_is_what_type_checkers_are_told(name: str):
     assert getattr(import_module(TOLD[name]), name) is getattr(milepost, name)
     assert name in dir(milepost)
@@ -46,8 +47,8 @@ def test_another_name_is_an_attribute_error_that_says_so():
         milepost.Grpah  # type: ignore[attr-defined]  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
+@for_each(
+    "name, place",
     [
         ("RunStopped", "milepost.errors"),
         ("NodeCompleted", "milepost.events"),

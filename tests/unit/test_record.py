@@ -32,6 +32,7 @@ from milepost.model.record import (
     parse_time,
 )
 from milepost.model.seal import Seals
+from tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 
@@ -50,8 +51,8 @@ def checkpoint(state: bytes = b'{"n":6}', **fields: object) -> Record:
     return sealed(make_record("r", 3, STAMP, CHECKPOINT, "work", 2, state, {"next_node": "later", **fields}))
 
 
-@pytest.mark.parametrize(
-    ("size", "compressing", "is_compressed"),
+@for_each(
+    "size, compressing, is_compressed",
     [
         (1023, True, False),
         (1024, True, True),
@@ -139,7 +140,7 @@ def test_a_tag_that_reads_like_the_mark_of_compression_compresses_nothing() -> N
     assert record.envelope().endswith(b',"state":{}}')
 
 
-@pytest.mark.parametrize("header", [b"", b'{"a":', b"[1", b'{"a":"\xff"', b'{"a":' + b"[" * 100_000])
+@for_each("header", [b"", b'{"a":', b"[1", b'{"a":"\xff"', b'{"a":' + b"[" * 100_000])
 def test_a_damaged_header_is_told_as_that(header: bytes) -> None:
     with pytest.raises(CheckpointCorruptError, match="record 3 at node 'work'") as caught:
         checkpoint()._replace(header=header).fields()
@@ -158,7 +159,7 @@ def test_a_damaged_payload_is_told_with_its_place() -> None:
         packed(record)._replace(payload=b"no zstd").state()
 
 
-@pytest.mark.parametrize("size", [0, 1, 99, 101, 2**63 - 1, 2**63, 10**30])
+@for_each("size", [0, 1, 99, 101, 2**63 - 1, 2**63, 10**30])
 def test_a_size_that_lies_is_found_out(size: int) -> None:
     with pytest.raises(CheckpointCorruptError, match="does not unpack to the"):
         decompress(compress(b"x" * 100), size)
@@ -209,7 +210,7 @@ def test_a_state_beyond_the_limit_of_reading_is_not_written() -> None:
     assert (2**30 + 1, 2**30) == (caught.value.size, caught.value.limit)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 4, 10, -1])
+@for_each("cut", [0, 1, 4, 10, -1])
 def test_a_frame_that_is_cut_is_refused(cut: int) -> None:
     frame = compress(os.urandom(200))
     with pytest.raises(CheckpointCorruptError):
@@ -243,7 +244,7 @@ def test_a_whole_record_passes_the_check() -> None:
     Seals().check("r", checkpoint(state_of(2_000_000)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"sequence": 4},
@@ -293,8 +294,8 @@ def test_times_are_written_in_utc_with_six_digits() -> None:
     assert "1970-01-01T00:00:00.250000Z" == format_time(0.25)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@for_each(
+    "text, expected",
     [
         ("2025-12-20T15:30:00.000000Z", datetime(2025, 12, 20, 15, 30, tzinfo=UTC)),
         ("2025-12-20T15:30:00Z", datetime(2025, 12, 20, 15, 30, tzinfo=UTC)),
@@ -308,7 +309,7 @@ def test_times_are_read_in_any_zone(text: str, expected: datetime) -> None:
     assert (expected, UTC) == (found, found.tzinfo)
 
 
-@pytest.mark.parametrize("text", ["2025-12-20T15:30:00", "2025-12-20", "yesterday", "", "0001-01-01T00:00:00+05:00"])
+@for_each("text", ["2025-12-20T15:30:00", "2025-12-20", "yesterday", "", "0001-01-01T00:00:00+05:00"])
 def test_a_time_without_a_zone_or_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_time(text)

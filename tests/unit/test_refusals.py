@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from milepost import END, Engine, Graph, MemoryStore, MilepostError, SerializeStateError, WorkflowError, step, workflow
+from tables import for_each
 
 
 @dataclass
@@ -81,8 +82,8 @@ ACTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@for_each("data", DAMAGED.values())
+@for_each("act", ACTS.values())
 def test_a_refusal_of_a_record_says_of_which_run_it_is(data: bytes, act: Callable[[Any, Any], Any]) -> None:
     store = MemoryStore()
     store.save("run-1", "a", data)

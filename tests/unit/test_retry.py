@@ -9,6 +9,7 @@ import pytest
 
 from milepost.errors import OptionError
 from milepost.model.retry import LONGEST, Retry, as_seconds
+from tables import for_each
 
 EXACT = {"jitter": False}
 
@@ -71,8 +72,8 @@ def test_only_named_errors_are_tried_again() -> None:
     assert not Retry().allows(1, KeyboardInterrupt())
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
+@for_each(
+    "option, value",
     [
         ("max_attempts", 0),
         ("max_attempts", 1.0),
@@ -102,9 +103,7 @@ def test_an_integer_beyond_floats_is_refused() -> None:
             Retry(**{option: 10**400})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "value", [timedelta.max, 1e300, float("inf"), float("nan"), 200 * 366 * 86400, -1, True, "1", None]
-)
+@for_each("value", [timedelta.max, 1e300, float("inf"), float("nan"), 200 * 366 * 86400, -1, True, "1", None])
 def test_a_duration_that_no_clock_can_wait_for_is_refused(value: Any) -> None:
     with pytest.raises(OptionError, match="0 or more and at most 100 years"):
         as_seconds(value, "timeout")

@@ -17,6 +17,7 @@ from milepost.model.seal import Code, Seals
 from milepost.store import Store
 from milepost.stores.base.encryption import KeyRing
 from milepost.stores.memory import MemoryStore
+from tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 OLD, NEW = b"the old key, 22 bytes.", b"the new key, 22 bytes."
@@ -38,7 +39,7 @@ def test_a_seal_with_a_key_is_an_hmac_of_the_header_up_to_it():
     assert f"hmac-sha256:a.1:{expected}" == json.loads(header + b"}")["seal"]
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"x" * 55, b"x" * 64, b"x" * 5000])
+@for_each("content", [b"", b"x", b"x" * 55, b"x" * 64, b"x" * 5000])
 def test_a_code_is_hmac_sha256(content: bytes):
     for key in (b"k" * 16, b"k" * 64, b"k" * 200):
         code = Code(key)
@@ -101,7 +102,7 @@ def test_no_byte_of_a_header_can_be_changed(seals: Seals):
             seals.check("r", record._replace(header=bytes(changed)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "tail",
     [b"", b',"seal":"', b',"seal":""', b',"seal":"hmac-sha256:"', b',"seal":"hmac-sha256:a:"', b',"seal":"\xff:\xff"'],
 )
@@ -163,8 +164,8 @@ WRONG_KEYS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("keys", WRONG_KEYS, ids=str)
-@pytest.mark.parametrize("option", ["signing_key", "encryption_key"])
+@for_each("keys", WRONG_KEYS)
+@for_each("option", ["signing_key", "encryption_key"])
 def test_a_key_that_is_none_is_refused_and_never_shown(option: str, keys: Any):
     with pytest.raises(OptionError, match=f"^{option} ") as caught:
         MemoryStore(**{option: keys})
@@ -259,7 +260,7 @@ def test_the_short_way_lets_no_changed_byte_pass(seals: Seals):
             assert seals.checked_step("r", changed) is None, data[at:]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "record",
     [
         completion(Seals(), START),

@@ -21,6 +21,7 @@ from milepost import (
     WorkflowResult,
 )
 from milepost.model.results import RollbackError, StepType, SubWorkflowInvocationResult, step_result
+from tables import for_each
 
 
 def result(name: str = "a", **fields) -> StepResult:
@@ -48,7 +49,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("value", ALL, ids=lambda value: type(value).__name__)
+@for_each("value", ALL)
 def test_a_result_never_changes_and_can_be_told_as_a_dict(value):
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, dataclasses.fields(value)[0].name, None)

@@ -10,6 +10,7 @@ import pytest
 from milepost import END, Graph, Retry, Steps, branch, parallel, step, workflow
 from milepost.errors import DuplicateStepNameError, InvalidIDError, OptionError
 from milepost.model.results import StepType
+from tables import for_each
 
 
 def f(x: int = 0) -> int:
@@ -50,27 +51,27 @@ MODIFIERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["", " ", "a/b", "/", None, 1, b"a"])
+@for_each("name", ["", " ", "a/b", "/", None, 1, b"a"])
 def test_a_step_needs_a_name_without_a_slash(name):
     with pytest.raises(ValueError, match="needs a name"):
         step(name)
 
 
-@pytest.mark.parametrize("name", [".", "..", "a\nb", "\ud800", "x" * 513])
+@for_each("name", [".", "..", "a\nb", "\ud800", "x" * 513])
 def test_a_name_that_no_store_takes_is_refused_as_an_id(name):
     with pytest.raises(InvalidIDError):
         step(name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_a_step_has_a_name_and_a_kind(kind):
     made = KINDS[kind](step("x"))
     assert ("x", kind) == (made.name, made.step_type)
     assert StepType(kind) is made.step_type
 
 
-@pytest.mark.parametrize("modifier", MODIFIERS)
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("modifier", MODIFIERS)
+@for_each("kind", KINDS)
 def test_a_modifier_before_and_after_the_kind_means_the_same(kind, modifier):
     before = KINDS[kind](MODIFIERS[modifier](step("x")))
     after = MODIFIERS[modifier](KINDS[kind](step("x")))
@@ -86,8 +87,8 @@ def test_the_order_of_modifiers_means_nothing():
     assert one.python(f).to_dict() == other.python(f).to_dict()
 
 
-@pytest.mark.parametrize("modifier", sorted(set(MODIFIERS) - {"compare_args"}))
-@pytest.mark.parametrize("is_before", [True, False])
+@for_each("modifier", sorted(set(MODIFIERS) - {"compare_args"}))
+@for_each("is_before", [True, False])
 def test_a_modifier_that_is_said_twice_is_refused_by_its_name(modifier, is_before):
     once = MODIFIERS[modifier](step("x"))
     with pytest.raises(ValueError, match=rf"\.{modifier}\(\) already"):
@@ -101,7 +102,7 @@ def test_compare_args_is_said_once_too(first, second):
         step("x").compare_args(first).compare_args(second)
 
 
-@pytest.mark.parametrize("modifier", MODIFIERS)
+@for_each("modifier", MODIFIERS)
 def test_a_definition_never_changes(modifier):
     named, complete = step("x"), step("x").python(f)
     told = complete.to_dict()
@@ -123,7 +124,7 @@ def test_the_items_of_a_map_and_the_arguments_of_a_call_are_those_of_the_definit
     assert ((1, 2), (1,), {"x": 1}) == (mapped.work.items, called.work.args, dict(called.work.kwargs))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_a_definition_as_a_dict_is_json(kind):
     made = KINDS[kind](step("x"))
     for modifier in MODIFIERS.values():
@@ -147,7 +148,7 @@ def test_two_children_of_one_name_are_refused_before_anything_runs():
     assert "a" == caught.value.step_name
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [
         lambda: step("x").python(None),
@@ -177,7 +178,7 @@ def test_what_is_no_function_step_or_flow_is_a_type_error_that_names_the_step(ma
         make()
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2"])
+@for_each("value", [0, -1, 1.5, True, "2"])
 def test_max_parallel_is_a_whole_number_of_at_least_1(value):
     with pytest.raises(ValueError, match="max_parallel of step 'm'"):
         step("m").map(f, [], max_parallel=value)
@@ -185,7 +186,7 @@ def test_max_parallel_is_a_whole_number_of_at_least_1(value):
         parallel("p", max_parallel=value)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, "1", None, float("nan"), timedelta(0)])
+@for_each("seconds", [0, -1, "1", None, float("nan"), timedelta(0)])
 def test_a_timeout_is_more_than_0_seconds(seconds):
     with pytest.raises((ValueError, TypeError)):
         step("x").timeout(seconds)

@@ -11,6 +11,7 @@ import pytest
 from counting import calls_of
 from milepost.executor.flow import END
 from milepost.graph.topology import Topology
+from tables import for_each
 
 
 def topology(
@@ -40,8 +41,8 @@ def test_a_shape_does_not_differ_from_itself(same: Topology) -> None:
     assert () == same.differences(json.loads(json.dumps(same.shape)))
 
 
-@pytest.mark.parametrize(
-    ("expected", "old", "new"),
+@for_each(
+    "expected, old, new",
     [
         (["node 'd' is new"], LINE, topology({"a": "b", "b": "c", "c": END, "d": END}, nodes="abcd")),
         (

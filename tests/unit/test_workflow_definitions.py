@@ -14,6 +14,7 @@ import pytest
 import milepost
 from milepost import MemoryStore, Retry, Steps, WorkflowContext, step, workflow
 from milepost.errors import OptionError
+from tables import for_each
 
 
 @dataclass
@@ -60,7 +61,7 @@ def test_a_workflow_needs_a_name(name):
         workflow(name)
 
 
-@pytest.mark.parametrize("version", [0, -1, 1.5, "2", True])
+@for_each("version", [0, -1, 1.5, "2", True])
 def test_a_version_is_a_whole_number_of_at_least_1(version):
     with pytest.raises(ValueError, match="version of workflow 'w'"):
         workflow("w", version=version)
