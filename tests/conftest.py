@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -27,7 +29,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--freeze", action="store_true", help="write the golden journals again, after a change on purpose")
 
 
+def use_memory() -> None:
+    """Have temporary files be in memory, unless TMPDIR says where. Most of what tests wait for is the disk.
+
+    What survives the loss of a disk is tested with simulated ones.
+    """
+    memory = Path("/dev/shm")
+    if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**32:
+        folder = memory / f"milepost-{os.getuid()}"
+        folder.mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    use_memory()
     settings.load_profile("all" if config.getoption("--all") else "few")
     config.pluginmanager.register(ShowAtOnce(config))
 
@@ -77,19 +92,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.get_closest_marker("wide") is None]
 
 
+def pytest_collection_finish() -> None:
+    """Take what was collected out of the sight of the garbage collector, which else walks over it during each test."""
+    gc.collect()
+    gc.freeze()
+
+
 offspring = Offspring()
-bytecode = tempfile.TemporaryDirectory(prefix="milepost-", ignore_cleanup_errors=True)
 
 
 def pytest_sessionstart() -> None:
     offspring.begin()
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # each of hundreds of processes would compile the library again
-        os.environ["PYTHONPYCACHEPREFIX"] = bytecode.name
 
 
 def pytest_unconfigure() -> None:
     offspring.end()
-    bytecode.cleanup()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have the processes that tests start compile the library once, also where Python is told to keep no bytecode."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.getbasetemp() / "bytecode")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -259,6 +259,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(axes, pairs, indirect=True)
 
 
+AXES = {"verbs", "medium", "front"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Try each value of a table in one of the ways to call verbs, in turn.
+
+    With `--all` it is tried in memory in all ways, and in turn in one way on another store.
+    """
+    is_whole = config.getoption("--all")
+    tables: dict[str, dict[tuple[int, ...], list[pytest.Item]]] = {}
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        row = tuple(id(value) for axis, value in params.items() if axis not in AXES)
+        is_tried_anyway = is_whole and params.get("medium", "memory") == "memory"
+        if row and AXES & params.keys() and not is_tried_anyway and item.get_closest_marker("every_store") is None:
+            tables.setdefault(item.nodeid.partition("[")[0], {}).setdefault(row, []).append(item)
+    left_out = {
+        item
+        for table in tables.values()
+        for number, row in enumerate(table.values())
+        for way, item in enumerate(row)
+        if len(table) > 2 and way != number % len(row)
+    }
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture
 def verbs(request: pytest.FixtureRequest) -> Verbs:
     return Verbs(request.param)

@@ -200,6 +200,7 @@ def test_a_worker_goes_on_with_the_runs_whose_signal_or_time_has_come(timed, clo
     assert [["timeout"], ["yes"], ["timeout"]] == told
 
 
+@pytest.mark.wide
 @pytest.mark.stores("memory", "sqlite")
 def test_thousands_of_runs_that_wait_cost_neither_thread_nor_lease_nor_connection(medium, clock):
     graph = asking(timeout=3600)

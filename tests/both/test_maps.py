@@ -317,6 +317,7 @@ def test_never_more_item_graphs_are_open_than_allowed(verbs, store):
     assert ([*range(6)], True) == ([cart.turns for cart in out], most[0] <= 2)
 
 
+@pytest.mark.wide
 @pytest.mark.stores("memory", "sqlite")
 def test_a_map_may_have_thousands_of_items(verbs, medium):
     store = medium.open()

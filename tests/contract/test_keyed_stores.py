@@ -1,7 +1,7 @@
 """Our own stores under the contract of all stores, while they seal with a key, encrypt, or both.
 
-Between a medium and the contract stands the same code whatever the medium: so memory has all combinations, the others
-those that show how they keep what is sealed and what is encrypted.
+Between a medium and the contract stands the same code whatever the medium: so memory has the whole contract with both
+keys, and of each key alone, as the other media of both, the chapters on what a key changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing import StoreContract
-from milepost.testing.contract.listing import ListingContract, StatementContract
+from milepost.testing.contract.listing import StatementContract
 from milepost.testing.contract.moving import MovingContract
 from milepost.testing.contract.records import JournalContract, LargeContract, LatestContract
-from milepost.testing.contract.retention import KeepingContract, ThinningContract
-from milepost.testing.contract.views import SeedContract, ViewContract
-from milepost.testing.contract.waiting import CancelContract, SignalContract
+from milepost.testing.contract.retention import ThinningContract
+from milepost.testing.contract.views import ViewContract
+from milepost.testing.contract.waiting import SignalContract
 from postgres_server import Database
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
@@ -32,7 +32,7 @@ ENCRYPTED = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
 BOTH = {**SIGNED, **ENCRYPTED}
 
 
-class InMemory(StoreContract):
+class InMemory:
     is_shared_between_processes = False
     lease_has_end = False
     keys: Any
@@ -41,46 +41,31 @@ class InMemory(StoreContract):
         return MemoryStore(clock=clock, **self.keys)
 
 
+class KeyedContract(ViewContract, JournalContract, SignalContract):
+    """The chapters on what a key changes: records, the views of them, signals."""
+
+
+class TestRecordsAndSignalsOfAKeyedStore(InMemory, KeyedContract):
+    keys = BOTH
+
+
 @pytest.mark.wide
-class TestSignedMemoryStore(InMemory):
+class TestSignedMemoryStore(InMemory, KeyedContract, MovingContract):
     keys = SIGNED
 
 
 @pytest.mark.wide
-class TestEncryptedMemoryStore(InMemory):
+class TestEncryptedMemoryStore(InMemory, KeyedContract, MovingContract):
     keys = ENCRYPTED
 
 
 @pytest.mark.wide
-class TestSignedAndEncryptedMemoryStore(InMemory):
+class TestSignedAndEncryptedMemoryStore(InMemory, StoreContract):
     keys = BOTH
 
 
-class TestRecordsAndSignalsOfAKeyedStore(ViewContract, JournalContract, SignalContract):
-    """The chapters on what a key changes: records, the views of them, signals."""
-
-    is_shared_between_processes = False
-    lease_has_end = False
-
-    def make_store(self, tmp_path: Path, clock: Clock) -> Store:
-        return MemoryStore(clock=clock, **BOTH)
-
-
-class KeptContract(
-    SeedContract,
-    ViewContract,
-    JournalContract,
-    SignalContract,
-    CancelContract,
-    LatestContract,
-    ListingContract,
-    StatementContract,
-    LargeContract,
-    ThinningContract,
-    KeepingContract,
-    MovingContract,
-):
-    """What is written and read. Who may write, and when, is not the key's business."""
+class KeptContract(KeyedContract, LatestContract, StatementContract, LargeContract, ThinningContract, MovingContract):
+    """What a medium keeps in its own form. Who may write, and when, is not the key's business."""
 
 
 @pytest.mark.slow

@@ -16,10 +16,12 @@ from milepost.model.ids import Clock
 from milepost.store import Store
 from milepost.stores.postgres.connection import Session
 from milepost.stores.postgres.store import PostgresStore
-from milepost.testing import StoreContract
-from milepost.testing.contract.ownership import ClaimContract, FenceContract
+from milepost.testing.contract.listing import StatementContract
+from milepost.testing.contract.ownership import ClaimContract, FenceContract, LeaseContract
 from milepost.testing.contract.processes import ProcessContract, ThreadContract
-from milepost.testing.contract.waiting import DueContract
+from milepost.testing.contract.records import JournalContract, LargeContract, LatestContract
+from milepost.testing.contract.retention import ThinningContract
+from milepost.testing.contract.waiting import CancelContract, DueContract, SignalContract
 from milepost.testing.journals import begin, checkpoint, work, write
 from pgbouncer import PROGRAM, PgBouncer
 from postgres_server import Database, Server, given_dsn
@@ -65,8 +67,18 @@ class TestBehindPgBouncer(Pooled, FenceContract, ClaimContract, DueContract, Thr
 
 
 @pytest.mark.slow
-class TestAllBehindPgBouncer(Pooled, StoreContract):
-    """Everything."""
+class TestAllBehindPgBouncer(
+    Pooled,
+    LeaseContract,
+    JournalContract,
+    LatestContract,
+    SignalContract,
+    CancelContract,
+    StatementContract,
+    LargeContract,
+    ThinningContract,
+):
+    """All else whose statements belong together, in a transaction or from one to the next."""
 
 
 def test_a_pooler_is_recognised_and_nothing_is_prepared(

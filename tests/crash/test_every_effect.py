@@ -25,7 +25,6 @@ from milepost import (
 from milepost.errors import OptionError
 from milepost.executor.effects import Ask, Call, Drop, Hold, Write
 from milepost.graph.fork_run import fork
-from milepost.model.ids import Clock
 from milepost.model.record import CHECKPOINT, FAILURE
 from milepost.store import Store, Token
 from milepost.testing import Crash, FakeClock, Stepper, crashtest
@@ -215,19 +214,22 @@ DYING_TWICE = [line, loop, retried, failing_router, resumed_from]
 """What is killed at each pair of effects, which takes the square of the time."""
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Clock], Store] | None:
-    if request.param == "memory":
-        return None
-    return lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock)
+IN_FILES = [loop, retried, partial_turns]
+"""What is also killed on SQLite in every run of the tests."""
 
 
-@pytest.mark.parametrize("make", SUBJECTS, ids=lambda make: make.__name__)
-def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
-    make: Callable[[], Subject], open_store: Callable[[Clock], Store] | None
-):
+@pytest.mark.parametrize(
+    ("make", "medium"),
+    [
+        *((make, "memory") for make in SUBJECTS),
+        *(pytest.param(make, "sqlite", marks=[] if make in IN_FILES else [pytest.mark.wide]) for make in SUBJECTS),
+    ],
+    ids=lambda param: param if isinstance(param, str) else param.__name__,
+)
+def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(make: Callable[[], Subject], medium: str, tmp_path: Path):
     subject = make()
-    report = crashtest(subject.graph, subject.input, store=open_store, **subject.options)
+    place = None if medium == "memory" else lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock)
+    report = crashtest(subject.graph, subject.input, store=place, **subject.options)
     assert 2 * len(report.effects) == report.scenarios == report.crashes
 
 

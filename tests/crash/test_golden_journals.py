@@ -4,8 +4,8 @@ The runs are those of the crash tests, which use every feature of both front end
 death at its first, its middle and its last append. Time is a fake clock's, so that nothing in a journal is left to chance
 but the names of owners, tracebacks, and the seals of records that hold one of these.
 
-Where the wire format changes on purpose, `pytest tests/crash/test_golden_journals.py --freeze` writes the files again; the
-commit that does so shows which fields moved.
+Where the wire format changes on purpose, `pytest tests/crash/test_golden_journals.py --all --freeze` writes the files again;
+the commit that does so shows which fields moved.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from milepost import FileStore, MemoryStore, PostgresStore, SQLiteStore, Store
 from milepost.model.ids import Clock
 from milepost.testing import Crash, FakeClock, crashtest
 
+wide = pytest.mark.wide
 FOLDER = Path(__file__).parents[1] / "golden" / "journals"
 
 GRAPHS = {f"graph_{make.__name__}": make for make in test_every_effect.SUBJECTS} | {
@@ -138,15 +139,25 @@ def lives(name: str, place: Place) -> dict[str, list[str]]:
     return journals
 
 
-@pytest.fixture(
-    params=["memory", "sqlite", *(pytest.param(kind, marks=pytest.mark.wide) for kind in ("file", "postgres"))]
-)
+IN_FILES = {"graph_retried", "graph_partial_turns", "fork_nested", "workflow_everything"}
+"""What is also lived on SQLite in every run of the tests."""
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     dsn: Any = request.getfixturevalue("postgres") if request.param == "postgres" else None
     return Place(request.param, tmp_path, dsn)
 
 
-@pytest.mark.parametrize("name", [*GRAPHS, *WORKFLOWS])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(name, kind, marks=[] if kind == "memory" or (kind == "sqlite" and name in IN_FILES) else [wide])
+        for kind in ("memory", "sqlite", "file", "postgres")
+        for name in (*GRAPHS, *WORKFLOWS)
+    ],
+    indirect=["place"],
+)
 def test_a_run_leaves_the_journal_that_was_frozen(name: str, place: Place, request: pytest.FixtureRequest) -> None:
     found = lives(name, place)
     file = FOLDER / f"{name}.txt"

@@ -21,7 +21,7 @@ from milepost.errors import (
 from milepost.model.checkpoint import CHECKPOINT_VERSION, Checkpoint, migrate, read_envelope
 from milepost.model.record import FAILURE, START, Record, compress, digest_of, make_record
 from milepost.model.seal import Seals
-from tables import for_each
+from milepost.testing.tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 MOMENT = datetime(2025, 12, 20, 15, 30, tzinfo=UTC)

@@ -23,8 +23,8 @@ from milepost.cli.app import cli
 from milepost.cli.live import OneLine
 from milepost.model.info import Wait
 from milepost.store import Release
+from milepost.testing.tables import for_each
 from milepost.views.text import in_options
-from tables import for_each
 
 __all__ = ["shop"]
 

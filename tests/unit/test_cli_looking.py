@@ -18,8 +18,8 @@ from milepost.model.record import format_time, make_record
 from milepost.store import Append, NewRun, Release, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
+from milepost.testing.tables import for_each
 from milepost.views.status import error_place, why_it_stands
-from tables import for_each
 
 __all__ = ["shop"]
 

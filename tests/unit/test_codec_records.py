@@ -23,7 +23,7 @@ import pytest
 
 from milepost.codec import Codec, canonical, register
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError
-from tables import for_each
+from milepost.testing.tables import for_each
 
 T = TypeVar("T")
 N = TypeVar("N", bound=int)

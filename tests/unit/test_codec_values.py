@@ -21,7 +21,7 @@ import pytest
 
 from milepost.codec import Codec
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 def show(value: Any) -> str:

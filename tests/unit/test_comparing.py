@@ -19,6 +19,7 @@ import pytest
 
 from milepost import InputMismatchError, MemoryStore, RunSuspended, SerializeStateError, Steps, step, workflow
 from milepost.errors import NonDeterminismError
+from milepost.testing.tables import for_each
 from milepost.workflows.matching import (
     LONGEST,
     arguments_of,
@@ -29,7 +30,6 @@ from milepost.workflows.matching import (
     non_determinism,
     plain_arguments,
 )
-from tables import for_each
 
 
 @dataclass

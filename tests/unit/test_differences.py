@@ -25,7 +25,7 @@ from milepost.stores.base.deltas import (
     read_difference,
     whole_of,
 )
-from tables import for_each
+from milepost.testing.tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 

@@ -10,7 +10,7 @@ import pytest
 
 from milepost import errors
 from milepost.errors import GraphProblem, MilepostError, MilepostInterrupt, interruption
-from tables import for_each
+from milepost.testing.tables import for_each
 
 # Name: what it is besides, and an instance of it with its facts.
 ERRORS: dict[str, tuple[tuple[type[Any], ...], MilepostError, dict[str, Any]]] = {}

@@ -20,7 +20,7 @@ from milepost.events import (
 from milepost.model import events
 from milepost.model.info import Wait
 from milepost.model.reports import ResumeInfo, ResumePlan, RunResult
-from tables import for_each
+from milepost.testing.tables import for_each
 
 INFO = ResumeInfo(run_id="r", source="latest", from_node="a", sequence=3, visit=1, next_node="b", skipped=("a",))
 KINDS = [

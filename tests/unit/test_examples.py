@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tables import for_each
+from milepost.testing.tables import for_each
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = [

@@ -15,7 +15,7 @@ from milepost.store import Append, Claim, Release, Token
 from milepost.store import LeaseState as State
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row, TokenState
-from tables import for_each
+from milepost.testing.tables import for_each
 
 NOW = 1000.0
 OWNED = Row("r", "f", "running", NOW, NOW, 1, nonce="n", owner="host:1:1", lease=30.0, lease_until=NOW + 30)

@@ -15,7 +15,7 @@ from milepost import END, Graph, GraphError
 from milepost.executor.flow import BranchEnd, Fork
 from milepost.graph.topology import Forks, Topology
 from milepost.reducers import append, total
-from tables import for_each
+from milepost.testing.tables import for_each
 from thoroughness import examples
 
 

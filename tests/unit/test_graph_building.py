@@ -17,7 +17,7 @@ from milepost.executor.context import Context
 from milepost.executor.flow import END, START
 from milepost.graph.builder import CompiledGraph, Graph
 from milepost.model.retry import Retry
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 @dataclass

@@ -16,7 +16,7 @@ from milepost.errors import StateTypeError
 from milepost.executor.flow import END, Unit
 from milepost.graph.builder import CompiledGraph, Graph
 from milepost.reducers import append, largest, last, smallest, total, union
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 @dataclass

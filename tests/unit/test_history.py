@@ -27,7 +27,7 @@ from milepost.model.record import (
     make_record,
     step_head,
 )
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 class Journal:

@@ -18,7 +18,7 @@ from milepost.store import Signal
 from milepost.stores.base.encryption import RecordCipher, keeper_of
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import note_of
-from tables import for_each
+from milepost.testing.tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 MARKER = "a text that must stay secret"

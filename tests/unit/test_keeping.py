@@ -36,7 +36,7 @@ from milepost.store import Release, Store
 from milepost.stores.base.prune import PruneRequest, Trace, surplus, trace_of
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
-from tables import for_each
+from milepost.testing.tables import for_each
 
 # -- which records go ------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, work
-from tables import for_each
+from milepost.testing.tables import for_each
 
 TEXT = '{"truncated'
 

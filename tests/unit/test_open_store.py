@@ -22,7 +22,7 @@ from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore
 from milepost.stores.url import open_store
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 def test_three_slashes_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

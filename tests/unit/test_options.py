@@ -10,7 +10,7 @@ import pytest
 from milepost.errors import OptionError
 from milepost.model.retry import Retry
 from milepost.options import Options, merge_options
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 def hook(event: Any) -> None: ...

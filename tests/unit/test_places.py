@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from milepost.errors import StoreError
 from milepost.stores.file.fs import below, place_of
-from tables import for_each
+from milepost.testing.tables import for_each
 
 PLAIN = ["r", "o-17", "2025-12-20_a.b", "0", "a" * 100, "a..b", "conx", "com", "nul-1", "parse.json"]
 RESERVED = ["con", "nul", "aux.json", "com1", "lpt9.a.b", "prn."]

@@ -53,6 +53,7 @@ def test_a_name_that_no_schema_keeps_is_refused(postgres: str, name: Any) -> Non
         PostgresStore(postgres, schema=name)
 
 
+@pytest.mark.wide
 def test_8_processes_make_the_tables_at_once(postgres: str, schema: str) -> None:
     source = (
         f"from milepost.stores.postgres.store import PostgresStore as S; store = S({postgres!r}, schema={schema!r})"

@@ -10,7 +10,7 @@ import uuid
 import pytest
 
 from milepost.model.ids import is_gone, new_nonce, new_run_id, this_process
-from tables import for_each
+from milepost.testing.tables import for_each
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of other processes")
 

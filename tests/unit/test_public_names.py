@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import milepost
-from tables import for_each
+from milepost.testing.tables import for_each
 
 SOURCE = Path(milepost.__file__)
 TOLD = {

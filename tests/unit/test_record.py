@@ -32,7 +32,7 @@ from milepost.model.record import (
     parse_time,
 )
 from milepost.model.seal import Seals
-from tables import for_each
+from milepost.testing.tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 

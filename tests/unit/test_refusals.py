@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from milepost import END, Engine, Graph, MemoryStore, MilepostError, SerializeStateError, WorkflowError, step, workflow
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 @dataclass

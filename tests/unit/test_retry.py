@@ -9,7 +9,7 @@ import pytest
 
 from milepost.errors import OptionError
 from milepost.model.retry import LONGEST, Retry, as_seconds
-from tables import for_each
+from milepost.testing.tables import for_each
 
 EXACT = {"jitter": False}
 

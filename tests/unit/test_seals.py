@@ -17,7 +17,7 @@ from milepost.model.seal import Code, Seals
 from milepost.store import Store
 from milepost.stores.base.encryption import KeyRing
 from milepost.stores.memory import MemoryStore
-from tables import for_each
+from milepost.testing.tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 OLD, NEW = b"the old key, 22 bytes.", b"the new key, 22 bytes."

@@ -21,7 +21,7 @@ from milepost import (
     WorkflowResult,
 )
 from milepost.model.results import RollbackError, StepType, SubWorkflowInvocationResult, step_result
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 def result(name: str = "a", **fields) -> StepResult:

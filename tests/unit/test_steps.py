@@ -10,7 +10,7 @@ import pytest
 from milepost import END, Graph, Retry, Steps, branch, parallel, step, workflow
 from milepost.errors import DuplicateStepNameError, InvalidIDError, OptionError
 from milepost.model.results import StepType
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 def f(x: int = 0) -> int:

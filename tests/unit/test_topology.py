@@ -11,7 +11,7 @@ import pytest
 from counting import calls_of
 from milepost.executor.flow import END
 from milepost.graph.topology import Topology
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 def topology(

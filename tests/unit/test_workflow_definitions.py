@@ -14,7 +14,7 @@ import pytest
 import milepost
 from milepost import MemoryStore, Retry, Steps, WorkflowContext, step, workflow
 from milepost.errors import OptionError
-from tables import for_each
+from milepost.testing.tables import for_each
 
 
 @dataclass

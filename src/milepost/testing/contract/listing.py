@@ -26,6 +26,7 @@ from milepost.testing.clock import FakeClock
 from milepost.testing.contract.processes import at_once
 from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, failure, finish, take, whole, work, write
+from milepost.testing.tables import for_each, trying
 
 # -- Listing, exporting and verifying: pages, filters, damaged records, and that nothing stays open meanwhile
 
@@ -125,7 +126,7 @@ class ListingContract(StoreUnderTest):
         with pytest.raises(ValueError, match="limit"):
             store.list_runs(limit=limit)
 
-    @pytest.mark.parametrize(
+    @for_each(
         "wrong",
         [
             {"limit": 1.5},
@@ -138,7 +139,6 @@ class ListingContract(StoreUnderTest):
             {"tags": {1: "a"}},
             {"tags": ["a"]},
         ],
-        ids=str,
     )
     def test_a_filter_of_another_type_is_a_type_error(self, store: Store, wrong: dict[str, Any]) -> None:
         """TypeError for a value of another type, on every store alike."""
@@ -509,16 +509,16 @@ class StatementContract(StoreUnderTest):
         assert ["word"] == self._words(book)
 
     @requires(runs_statements=True)
-    @pytest.mark.parametrize("control", CONTROL)
-    def test_a_statement_may_not_control_the_transaction(self, store: Store, book: Path, control: str) -> None:
+    def test_a_statement_may_not_control_the_transaction(self, store: Store, book: Path) -> None:
         """`StatementError`: one is none that may stand in a transaction, and nothing was written."""
         token = begin(store, "r")
         work(store, token, "a")  # so that the store has sent its own statements over the connection before
         before = whole(store, "r")
-        with pytest.raises(StatementError):
-            store.append([self._together(token, 2, self._enter(1), Statement(control), self._enter(2))])
-        assert before == whole(store, "r")
-        assert [] == self._words(book)
+        for control in CONTROL:
+            with trying(control=control), pytest.raises(StatementError):
+                store.append([self._together(token, 2, self._enter(1), Statement(control), self._enter(2))])
+            assert before == whole(store, "r")
+            assert [] == self._words(book)
         assert "written" == work(store, token, "b").outcome
 
     @requires(runs_statements=True)

@@ -18,6 +18,7 @@ from milepost.store import Append, Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, claim_of, failure, finish, take, whole, work, write
+from milepost.testing.tables import trying
 
 # -- Pruned visits: what stays when each node keeps its newest visits, and what such a run can still do
 
@@ -178,9 +179,11 @@ STATUSES = ("ready", "waiting", "interrupted", "failed", "cancelled", "finished"
 class KeepingContract(StoreUnderTest):
     """Nothing is forgotten unasked, and what is kept stays usable."""
 
-    @pytest.mark.parametrize(
-        "wrong",
-        [
+    def test_pruning_by_nothing_or_by_nonsense_is_refused(self, store: Store) -> None:
+        """`OptionError` without `older_than` and `keep_last`, and for values that make no sense."""
+        loop(store, "r", 3)
+        before = whole(store, "r")
+        options: list[dict[str, Any]] = [
             {},
             {"older_than": -1},
             {"older_than": "30d"},
@@ -192,16 +195,11 @@ class KeepingContract(StoreUnderTest):
             {"older_than": 0, "statuses": ("finshed",)},
             {"older_than": 0, "statuses": "done"},
             {"older_than": 0, "statuses": (None,)},
-        ],
-        ids=str,
-    )
-    def test_pruning_by_nothing_or_by_nonsense_is_refused(self, store: Store, wrong: dict[str, Any]) -> None:
-        """`OptionError` without `older_than` and `keep_last`, and for values that make no sense."""
-        loop(store, "r", 3)
-        before = whole(store, "r")
-        with pytest.raises(OptionError):
-            store.prune(**wrong)
-        assert before == whole(store, "r")
+        ]
+        for wrong in options:
+            with trying(options=wrong), pytest.raises(OptionError):
+                store.prune(**wrong)
+            assert before == whole(store, "r")
 
     # -- by age --------------------------------------------------------------------------------------
 

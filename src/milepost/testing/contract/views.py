@@ -22,6 +22,7 @@ from milepost.store import Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, new_run, take, whole, work, write
+from milepost.testing.tables import for_each
 
 # -- Bytes by run and node: what `save`, `load`, `list`, `history`, `delete` and `delete_run` promise
 
@@ -406,7 +407,7 @@ VERBS: dict[str, Callable[[Store, Any], object]] = {
 class IDContract(StoreUnderTest):
     """`check_id` and `check_run_id` speak for every store."""
 
-    @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED.keys())
+    @for_each("value", REFUSED.values())
     def test_an_id_that_no_store_accepts_is_refused_before_anything_is_stored(self, store: Store, value: str) -> None:
         """The id itself, if every store accepts it; else `InvalidIDError`."""
         with pytest.raises(InvalidIDError) as caught:
@@ -418,7 +419,7 @@ class IDContract(StoreUnderTest):
             store.save("r", value, b"1")
         assert [] == store.list_runs()
 
-    @pytest.mark.parametrize("value", BLANK.values(), ids=BLANK.keys())
+    @for_each("value", BLANK.values())
     def test_a_blank_run_id_asks_for_one(self, store: Store, value: str) -> None:
         """`check_id` for a run id; `RunIDRequiredError` if it is empty or blank."""
         with pytest.raises(RunIDRequiredError):
@@ -429,8 +430,8 @@ class IDContract(StoreUnderTest):
             store.save("r", value, b"1")
         assert [] == store.list_runs()
 
-    @pytest.mark.parametrize("call", VERBS.values(), ids=VERBS.keys())
-    @pytest.mark.parametrize("value", [1, None, b"r"], ids=["int", "None", "bytes"])
+    @for_each("call", VERBS.values())
+    @for_each("value", [1, None, b"r"])
     def test_a_run_id_that_is_no_str_is_a_type_error(
         self, store: Store, call: Callable[[Store, Any], object], value: object
     ) -> None:
@@ -440,7 +441,7 @@ class IDContract(StoreUnderTest):
             call(store, value)
         assert ["1"] == [info.run_id for info in store.list_runs()]
 
-    @pytest.mark.parametrize("value", [1, None, b"a"], ids=["int", "None", "bytes"])
+    @for_each("value", [1, None, b"a"])
     def test_a_node_id_that_is_no_str_is_a_type_error(self, store: Store, value: Any) -> None:
         """TypeError if it is no str."""
         with pytest.raises(TypeError):

@@ -5,19 +5,27 @@ from __future__ import annotations
 import functools
 import inspect
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["for_each"]
+__all__ = ["for_each", "trying"]
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
-def for_each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
-    """Call a test with each of `rows`, as `pytest.mark.parametrize` does, but within one test, which has its fixtures once.
+@contextmanager
+def trying(**values: Any) -> Iterator[None]:
+    """Add a note with `values` to the error of the block."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note("with " + ", ".join(f"{name}={_shown(value)}" for name, value in values.items()))
+        raise
 
-    The error of the row that fails has a note with its values.
-    """
+
+def for_each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
+    """Call a test with each of `rows`, as `pytest.mark.parametrize` does, but within one test, which has its fixtures once."""
     fields, table = [name.strip() for name in names.split(",")], list(rows)
     assert table
 
@@ -26,11 +34,8 @@ def for_each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
         def try_all(*args: Any, **fixtures: Any) -> None:
             for row in table:
                 values = dict(zip(fields, row if len(fields) > 1 else [row], strict=True))
-                try:
+                with trying(**values):
                     test(*args, **fixtures, **values)
-                except BaseException as error:
-                    error.add_note("with " + ", ".join(f"{name}={_shown(value)}" for name, value in values.items()))
-                    raise
 
         assert not inspect.iscoroutinefunction(test)
         signature = inspect.signature(test)
