@@ -451,7 +451,11 @@ def test_a_system_exit_there_interrupts_the_run_like_one_here(verbs, job, store)
 
 
 @both
-@pytest.mark.parametrize("body", [executed.exits_at_first, executed.is_killed_at_first], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [executed.is_killed_at_first, pytest.param(executed.exits_at_first, marks=pytest.mark.wide)],
+    ids=lambda body: body.__name__,
+)
 def test_a_worker_that_dies_is_a_failed_attempt_and_the_next_one_has_a_new_pool(verbs, job, store, body):
     factory = Counting()
     told = verbs.run(one(body, executor=factory, retry=AT_ONCE), job, store=store, run_id="r1")

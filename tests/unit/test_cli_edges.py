@@ -28,6 +28,8 @@ from milepost.views.text import in_options
 
 __all__ = ["shop"]
 
+wide = pytest.mark.wide
+
 WRONG = [
     (2, ["blah"]),
     (2, ["show"]),
@@ -99,7 +101,7 @@ def mixed(shop: Shop) -> Shop:
     return shop
 
 
-@pytest.mark.parametrize(("code", "arguments"), WRONG, ids=[" ".join(arguments) for _, arguments in WRONG])
+@for_each("code, arguments", WRONG)
 def test_what_is_wrong_is_told_in_one_line(mixed: Shop, code: int, arguments: list[str]) -> None:
     answer = mixed.call(*arguments)
     assert (code, "") == (answer.code, answer.out)
@@ -348,7 +350,7 @@ def test_no_color_is_respected(shop: Shop) -> None:
     assert "\x1b[32m" not in in_terminal(shop, "runs", no_color="1")
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, *(pytest.param(number, marks=wide) for number in (80, 120))])
 def test_a_list_of_runs_in_a_narrow_terminal_keeps_ids_and_times_and_cuts_text(shop: Shop, columns: int) -> None:
     run_id = "01a21f84-8238-7431-8baa-40e68ffaf213"
     shop.call("run", "shop:graph", "-i", "id=a", "-i", "fails=true", "--run-id", run_id)
@@ -388,7 +390,7 @@ def test_output_that_has_no_unicode_is_no_error(shop: Shop) -> None:
     assert "\\u017b" in out
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", *(pytest.param(name, marks=wide) for name in ("latin-1", "utf-8"))])
 def test_json_stays_json_whatever_the_encoding_of_the_output(shop: Shop, encoding: str) -> None:
     def told(*arguments: str) -> list[object]:
         with shop.spawn(*arguments, env={**os.environ, "PYTHONIOENCODING": encoding}, errors="replace") as process:

@@ -17,6 +17,7 @@ import pytest
 from cli_calls import Answer, Shop, shop
 from test_cli_edges import in_terminal
 
+from milepost.testing.tables import for_each
 from milepost.views.text import utc
 
 __all__ = ["shop"]
@@ -242,8 +243,8 @@ def test_a_workflow_without_inputs_runs_without(bookings: Bookings) -> None:
     assert (0, "null") == (answer.code, answer.out.splitlines()[-2])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
+@for_each(
+    "arguments, told",
     [
         (["run", "bookings:orders"], "workflow 'orders': missing input 'order'; its inputs are: order, rate, ratio"),
         (["run", "bookings:orders", "-i", "order=a", "-i", "b=1"], "workflow 'orders': unknown input 'b'; its inputs"),
@@ -258,7 +259,6 @@ def test_a_workflow_without_inputs_runs_without(bookings: Bookings) -> None:
         (["start", "orders", "--app", "bookings:engine"], "missing input 'order'"),
         (["graph", "bookings:orders"], "workflow 'orders', whose steps are known only while it runs"),
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )  # fmt: skip
 def test_what_is_wrong_is_told_in_one_line(bookings: Bookings, arguments: list[str], told: str) -> None:
     answer = bookings.call(*arguments)

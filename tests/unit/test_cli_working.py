@@ -14,6 +14,7 @@ from workshop_calls import STORE, Workshop, shop, workshop
 from milepost import SQLiteStore
 from milepost.model.info import Wait
 from milepost.store import Release
+from milepost.testing.tables import trying
 
 __all__ = ["shop", "workshop"]
 
@@ -64,15 +65,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("code", "arguments"), WRONG, ids=[" ".join(arguments) for _, arguments in WRONG])
-def test_what_is_wrong_is_told_in_one_line(workshop: Workshop, code: int, arguments: list[str]) -> None:
+def test_what_is_wrong_is_told_in_one_line(workshop: Workshop) -> None:
     workshop.start("a")
-    answer = workshop.call(*arguments)
-    assert (code, "") == (answer.code, answer.out)
-    told = [line for line in answer.err.splitlines() if line != "made" and ": app " not in line]
-    assert 1 == len(told)
-    assert told[0].startswith("milepost: ")
-    assert not (workshop.folder / ".milepost").exists()
+    for code, arguments in WRONG:
+        with trying(arguments=arguments):
+            answer = workshop.call(*arguments)
+            assert (code, "") == (answer.code, answer.out)
+            told = [line for line in answer.err.splitlines() if line != "made" and ": app " not in line]
+            assert 1 == len(told)
+            assert told[0].startswith("milepost: ")
+            assert not (workshop.folder / ".milepost").exists()
 
 
 # -- start -------------------------------------------------------------------------------------------------

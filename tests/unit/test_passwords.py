@@ -14,6 +14,7 @@ from milepost.engine.engine import Engine
 from milepost.errors import MilepostError, StoreError
 from milepost.stores.postgres.store import PostgresStore
 from milepost.stores.url import open_store
+from milepost.testing.tables import for_each
 
 __all__ = ["shop"]  # a fixture
 
@@ -91,7 +92,7 @@ def _logs_show_nothing(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert SECRET not in caplog.text
 
 
-@pytest.mark.parametrize("url", URLS)
+@for_each("url", URLS)
 def test_no_error_of_a_store_shows_the_password_in_its_url(url: str):
     with pytest.raises(MilepostError) as caught:
         open_store(url)
@@ -101,14 +102,14 @@ def test_no_error_of_a_store_shows_the_password_in_its_url(url: str):
     assert SECRET not in all_that_is_told(caught.value)
 
 
-@pytest.mark.parametrize("text", CONNECTION_STRINGS)
+@for_each("text", CONNECTION_STRINGS)
 def test_no_error_shows_the_password_of_a_connection_string(text: str):
     with pytest.raises(MilepostError) as caught:
         PostgresStore(text)
     assert SECRET not in all_that_is_told(caught.value)
 
 
-@pytest.mark.parametrize("url", URLS)
+@for_each("url", URLS)
 def test_the_command_line_shows_no_password(shop: Shop, url: str):
     for command in COMMANDS:
         answer = shop.call(*command, "--store", url)

@@ -44,6 +44,7 @@ from milepost.testing.journals import (
     work,
     write,
 )
+from milepost.testing.tables import for_each
 
 # -- The journal: the start of a run, the records that an append adds, and that all of them are read as they were written
 
@@ -152,8 +153,8 @@ class JournalContract(StoreUnderTest):
         write(store, begin(store, "r"), failure("r", 1, "a"), checkpoint("r", 2, "a", state=b'""'))
         assert [None, b'""'] == [record.state() for record in store.read("r", after=0)]
 
-    @pytest.mark.parametrize("size", [1, 1023, 1024, 4096, 100_000, 1024 * 1024, 1024 * 1024 + 1, 3_000_000])
-    @pytest.mark.parametrize("compressing", [False, True])
+    @for_each("size", [1, 1023, 1024, 4096, 100_000, 1024 * 1024, 1024 * 1024 + 1, 3_000_000])
+    @for_each("compressing", [False, True])
     def test_a_state_of_any_size_comes_back(self, store: Store, size: int, compressing: bool) -> None:
         """A record's state is what was encoded, however the store packs it."""
         state = b"[" + b"1," * (size // 2) + b"1]"
@@ -166,6 +167,7 @@ class JournalContract(StoreUnderTest):
         fields = json.loads(store.load("r", "a"))
         assert record.fields() == {name: fields[name] for name in record.fields()}
         assert ("compressed" in fields) is isinstance(fields["state"], str)
+        store.delete_run("r", force=True)
 
     def test_an_append_inserts_all_its_records_and_touches_nothing_else(self, store: Store, clock: FakeClock) -> None:
         """Records of one run that are written together; an append only inserts."""
