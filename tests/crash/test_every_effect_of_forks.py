@@ -348,6 +348,8 @@ def stopped_before() -> Subject:
     return Subject(fork().graph, Basket(), {"stop_before": ["b", "j"], "resumes": 2})
 
 
+wide = pytest.mark.wide
+
 SUBJECTS = [
     fork, merged, nested, routed, partial, retried, failing, failing_merge, mapped, mapped_graph, sub_graph, waiting, timed_out,
     joined_at_a_map, joined_at_a_graph, joined_at_a_wait, joined_at_a_timer, tried_items, resumed_in_a_branch,
@@ -355,6 +357,10 @@ SUBJECTS = [
 ]  # fmt: skip
 
 
+LONG = {
+    partial, sub_graph, timed_out, joined_at_a_graph, joined_at_a_wait, joined_at_a_timer, resumed_from_a_fork, stopped_before,
+}  # fmt: skip
+"""Those that have many effects, and what is like them in those of a few."""
 IN_FILES = [nested, failing, mapped_graph, waiting]
 """Those that are tried on SQLite too: what an effect does is the store's business, which comes next is not."""
 
@@ -369,8 +375,8 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Cloc
 @pytest.mark.parametrize(
     ("make", "open_store"),
     [
-        *((make, "memory") for make in SUBJECTS),
-        *(pytest.param(make, "sqlite", marks=pytest.mark.wide) for make in IN_FILES),
+        *(pytest.param(make, "memory", marks=[wide] if make in LONG else []) for make in SUBJECTS),
+        *(pytest.param(make, "sqlite", marks=wide) for make in IN_FILES),
     ],
     indirect=["open_store"],
     ids=lambda value: getattr(value, "__name__", value),
@@ -383,7 +389,11 @@ def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
     assert 2 * len(report.effects) == report.scenarios == report.crashes
 
 
-@pytest.mark.parametrize("make", [nested, mapped, sub_graph, timed_out], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [nested, mapped, pytest.param(sub_graph, marks=wide), pytest.param(timed_out, marks=wide)],
+    ids=lambda make: make.__name__,
+)
 def test_a_run_that_is_thinned_while_it_is_live_ends_as_if_undisturbed(make: Callable[[], Subject]) -> None:
     """At each append all goes but the newest visit of each node, and what that can't do without."""
     subject = make()

@@ -406,6 +406,9 @@ ENDING = {
 }
 
 
+wide = pytest.mark.wide
+LONG = {"inner retried", "given up inside", "graph that fails inside", "failing"}
+"""Those that have many effects, and what is like them in those of a few."""
 IN_FILES = ["wait", "group", "inner failing", "failing", "cancelled"]
 """Those that are tried on SQLite too: what an effect does is the store's business, which comes next is not."""
 
@@ -446,8 +449,8 @@ def test_a_workflow_of_every_construct_that_dies_at_any_effect_ends_as_if_undist
 @pytest.mark.parametrize(
     ("name", "open_store"),
     [
-        *((name, "memory") for name in (*SMALL, *ENDING)),
-        *(pytest.param(name, "sqlite", marks=pytest.mark.wide) for name in IN_FILES),
+        *(pytest.param(name, "memory", marks=[wide] if name in LONG else []) for name in (*SMALL, *ENDING)),
+        *(pytest.param(name, "sqlite", marks=wide) for name in IN_FILES),
     ],
     indirect=["open_store"],
 )

@@ -139,7 +139,7 @@ def told_by(result: Any) -> Any:
     return found.told if isinstance(found, Trip) else found
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.wide)])
 def store(request: pytest.FixtureRequest):
     log.clear()
     with STORES[request.param](FakeClock()) as store:

@@ -17,6 +17,7 @@ from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, failure, take, write
+from thoroughness import examples
 
 LENGTH = 1100
 
@@ -91,7 +92,7 @@ def test_a_long_journal_is_read_as_from_memory(found: FileStore, journals: tuple
     ids = (None, "", "a", "c", "d", "h", "never")
     kinds = (None, (CHECKPOINT,), (FAILURE,), ("owner", "start"), ("none",))
     newest = memory.latest("r").newest
-    for _ in range(60):
+    for _ in range(examples(60)):
         after = source.choice((-1, source.randrange(newest)))
         options: dict[str, Any] = {
             "after": after,
