@@ -296,7 +296,9 @@ def die(ctx, work):
 """
 
 
-@pytest.fixture(params=list(IN_FILES))
+@pytest.fixture(
+    params=[next(iter(IN_FILES)), *(pytest.param(kind, marks=pytest.mark.wide) for kind in [*IN_FILES][1:])]
+)
 def spawn(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Child]]:
     children: list[Child] = []
 

@@ -271,6 +271,7 @@ def test_a_difference_is_told_with_both_sides_and_what_to_do():
     assert str(non_determinism("r1", 0, "x", "y", "call it as before")).endswith(": call it as before")
 
 
+@pytest.mark.wide
 def test_objects_that_lead_to_one_another_on_many_ways_are_refused_and_not_followed_for_ever():
     @dataclass
     class Cell:
