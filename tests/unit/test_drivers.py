@@ -98,6 +98,23 @@ def test_a_new_lease_does_not_put_off_the_renewal_of_the_others():
         heartbeat.drop(store, token(given), None)
 
 
+def test_cancels_are_looked_for_also_when_a_run_begins_soon_after_the_only_one_ended(monkeypatch: pytest.MonkeyPatch):
+    class Noting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            if len(waits) == 4:
+                looked.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("milepost.drivers.heartbeat.LOOK", 0.01)
+    waits, looked = list[float | None](), threading.Event()
+    heartbeat, store = Heartbeat(), MemoryStore()
+    heartbeat._wake = Noting()
+    heartbeat.hold(store, token(0), 30, SYSTEM)
+    heartbeat.drop(store, token(0), None)
+    assert looked.wait(5), waits
+
+
 def test_a_store_that_answers_nonsense_does_not_end_the_heartbeat():
     class Silent(MemoryStore):
         def renew(self, tokens: Any) -> list[Renewal]:

@@ -156,7 +156,8 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             left = self._due - SYSTEM.monotonic()
-            if left > 0 and self._wake.wait(min(left, LOOK if self._held else IDLE)):
+            # Before the beat is due a run may begin, which wakes nobody.
+            if left > 0 and self._wake.wait(min(left, LOOK) if left < float("inf") else IDLE):
                 self._wake.clear()
                 continue
             if left > 0:
