@@ -124,6 +124,15 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
         return (yield)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def often() -> Iterator[None]:
+    """Have this process look often whether a run was cancelled or a call has ended: tests wait for both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("milepost.drivers.heartbeat.LOOK", 0.05)
+        patch.setattr("milepost.engine.worker.GLANCE", 0.02)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """Have the processes of a test end with it."""
