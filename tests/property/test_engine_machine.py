@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
@@ -175,6 +176,7 @@ def test_a_random_run_in_a_file_ends_as_if_undisturbed_wherever_it_dies(plan: Pl
         check(plan, crashes, store=lambda clock: SQLiteStore(Path(folder) / "runs.db", clock=clock))
 
 
+@pytest.mark.wide
 @settings(deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_a_random_run_ends_as_if_undisturbed_after_each_single_crash(plan: Plan):

@@ -400,6 +400,7 @@ def construct() -> Any:
     return crashed
 
 
+@pytest.mark.wide
 def test_a_workflow_that_dies_anywhere_ends_as_if_nothing_had_happened():
     report = crashtest(construct(), {"n": 1}, signals={"go": 5})
     assert report.crashes == report.scenarios > 60

@@ -172,7 +172,10 @@ def misleading(postgres: str, database: Database) -> Iterator[PostgresStore]:
         yield store
 
 
-@pytest.mark.parametrize("name", ["poll", "poll that finds nothing", "poll for what is over", *PAGES_BELOW])
+MORE = ["poll that finds nothing", "poll for what is over", *PAGES_BELOW]
+
+
+@pytest.mark.parametrize("name", ["poll", *(pytest.param(name, marks=pytest.mark.wide) for name in MORE)])
 def test_what_postgres_reads_does_not_depend_on_what_it_believes(
     misleading: PostgresStore, database: Database, name: str
 ) -> None:
