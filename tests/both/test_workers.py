@@ -26,6 +26,7 @@ from milepost import (
     step,
     workflow,
 )
+from milepost.drivers.heartbeat import heartbeat
 from milepost.errors import InvalidIDError, OptionError, RunStopped, StoreClosedError
 
 
@@ -245,6 +246,7 @@ def test_a_run_of_other_code_is_given_back_with_the_reason_and_not_taken_again(s
     assert "refused" in info.reason
     assert "'b'" in info.reason
     assert ["r1"] == [*worker.refused]
+    assert "r1" not in {token.run_id for token in heartbeat._held}
     assert 1 == sum("left to other code" in record.getMessage() for record in caplog.records)
     Engine(store, flows=[old]).worker().run(until_idle=True)
     assert ("finished", Count(2)) == (status_of(store, "r1"), Engine(store, flows=[old]).handle("r1").result(timeout=5))

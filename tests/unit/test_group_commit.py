@@ -55,6 +55,20 @@ def test_each_of_many_threads_gets_its_own_verdicts() -> None:
     assert 0 == len(group)
 
 
+def test_a_release_of_the_lock_wakes_the_first_in_line() -> None:
+    class Job:
+        is_awake = False
+
+        def wake(self) -> None:
+            self.is_awake = True
+
+    group: Any = GroupCommit(lambda appends, told: None, lambda exc: True)
+    first, second = Job(), Job()
+    group.queue.extend([first, second])
+    group.wake_first()
+    assert (True, False) == (first.is_awake, second.is_awake)
+
+
 def test_nobody_is_forgotten_where_leaders_are_stopped_and_appends_fail() -> None:
     written: list[Append] = []
     turns = iter(range(1 << 30))
