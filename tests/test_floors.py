@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,11 @@ class Import(NamedTuple):
         return f"{self.path.relative_to(SOURCE.parent)}:{self.line}: {text}"
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def files() -> list[Path]:
     found = sorted(SOURCE.rglob("*.py"))
     assert len(found) > 40
@@ -61,7 +67,7 @@ def package_of(module: str) -> str:
 
 
 def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def statements(node: ast.AST, *, only_types: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
@@ -70,12 +76,18 @@ def statements(node: ast.AST, *, only_types: bool = False) -> Iterator[tuple[ast
         seen_by_types = only_types or is_for_types(child)
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, seen_by_types
-        yield from statements(child, only_types=seen_by_types)
+        if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
+            yield from statements(child, only_types=seen_by_types)
 
 
-def imported(path: Path) -> Iterator[tuple[int, str, bool]]:
+@cache
+def imported(path: Path) -> list[tuple[int, str, bool]]:
     """Line, full module name and whether it is for types, of everything that a file imports."""
-    for node, only_types in statements(ast.parse(path.read_text(encoding="utf-8"))):
+    return [*_imported(path)]
+
+
+def _imported(path: Path) -> Iterator[tuple[int, str, bool]]:
+    for node, only_types in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, only_types
@@ -180,9 +192,10 @@ def test_nothing_stored_can_be_executed():
     for path in files():
         if name_of(path) == "testing.children":
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = {ast.unparse(node.func)} if isinstance(node, ast.Call) else set()
-            if names & {"eval", "exec", "compile", "__import__", "os.system"}:
+        for node in ast.walk(tree_of(path)):
+            called = node.func if isinstance(node, ast.Call) else None
+            is_simple = isinstance(called, ast.Name) or (isinstance(called, ast.Attribute) and called.attr == "system")
+            if is_simple and ast.unparse(called) in {"eval", "exec", "compile", "__import__", "os.system"}:
                 wrong.append(f"{path}:{node.lineno}: {ast.unparse(node)}")  # type: ignore[attr-defined]
             if isinstance(node, ast.keyword) and node.arg == "shell":
                 wrong.append(f"{path}:{node.value.lineno}: shell=")

@@ -139,7 +139,7 @@ def damage_files(folder: Path, most: int) -> Iterator[tuple[str, int, str]]:
 @pytest.mark.parametrize(
     ("medium", "most"),
     [
-        *[(medium, 150) for medium in MEDIA],
+        *[(medium, 50) for medium in MEDIA],
         pytest.param("sqlite", 1500, marks=pytest.mark.slow),
         pytest.param("file", 1500, marks=pytest.mark.slow),
     ],
