@@ -174,6 +174,17 @@ def test_a_run_that_is_made_ready_with_an_override_goes_on_with_it(verbs, store,
         assert Order(7, 7, "ann") == handle.result(timeout=0)
 
 
+def test_a_run_that_sleeps_and_is_made_ready_with_an_override_wakes_when_it_would_have(timed, clock):
+    graph = Graph(Order).add_node("price", discount).add_timer("pause", duration=10)
+    graph = graph.add_edge("price", "pause").add_edge("pause", END).set_entry("price").compile("orders")
+    with pytest.raises(RunSuspended) as caught:
+        graph.run(Order(), store=timed, run_id="r", clock=clock)
+    clock.advance(4)
+    Engine(timed, clock=clock).start(graph, Order(), run_id="r", if_exists="resume", state_override=discount)
+    info = timed.get_run("r").info
+    assert ("waiting", caught.value.wake_at) == (info.status, info.wake_at)
+
+
 @few
 def test_a_worker_asks_whether_the_state_is_still_good_and_gives_the_run_back(verbs, store, orders, log):
     with pytest.raises(RunStopped):
