@@ -265,6 +265,7 @@ def test_a_failure_does_not_stand_that_something_came_after(journal: Journal):
 
 def test_where_nothing_failed_a_retry_has_nothing_to_do_again():
     assert Journal().done("a", "p/x", "p", outcome="succeeded").read().failed_root() is None
+    assert Journal().add(FAILURE, "a", attempt=1, error_type="OSError", error="no").read().failed_root() is None
 
 
 def test_a_retry_does_the_newest_root_with_a_failure_in_it_again():
