@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from milepost import MemoryStore
-from milepost.errors import CheckpointWriteError
+from milepost.drivers.heartbeat import HeldLease
+from milepost.errors import CheckpointWriteError, LeaseLost, RunCancelled
 from milepost.executor.effects import Ask, Write
 from milepost.executor.journal import Journal
+from milepost.model.ids import SYSTEM
 from milepost.model.record import ROUTE
 from milepost.options import Options
 from milepost.store import Token, Verdict
@@ -55,3 +57,14 @@ def test_what_was_written_though_the_store_failed_keeps_its_numbers_in_all_branc
     with pytest.raises(StopIteration):
         second.send([b])
     assert (6, 8) == (journal.sequence, journal.next_number())
+
+
+def test_the_end_of_a_hold_is_a_loss_unless_it_is_kept_and_cancelled():
+    journal = begun()
+    assert isinstance(journal.over(), LeaseLost)
+    held = journal.held = HeldLease(journal.store, journal.token, 30, SYSTEM)
+    assert isinstance(journal.over(), LeaseLost)
+    held.cancelled("enough")
+    assert isinstance(journal.over(), RunCancelled)
+    held.renewed("lost", None)
+    assert isinstance(journal.over(), LeaseLost)
