@@ -16,8 +16,8 @@ from uuid import UUID
 import msgspec
 
 from .families import Family, family_of
-from .hints import annotations_of, reveal
-from .registry import find_by_type
+from .resolve import annotations_of, reveal
+from .untyped import find_by_type
 
 _SCALARS = {NoneType: "null", bool: "boolean", int: "integer", float: "number", str: "string"}
 _LARGEST = 16 * 1024
