@@ -132,7 +132,8 @@ def test_each_branch_has_its_own_copy(verbs, store, graph, isolate):
     result = verbs.run(flow, Basket(), store=store, run_id="r", isolate=isolate)
     assert list("fabcj") == result.seen
     assert 3 == len(set(given))
-    kept = {record.node_id: flow.codec.decode(record.state()).seen for record in store.read("r", kinds=(CHECKPOINT,))}
+    decode = flow._definition.codec.decode
+    kept = {record.node_id: decode(record.state()).seen for record in store.read("r", kinds=(CHECKPOINT,))}
     assert {"f": ["f"], "a": ["f", "a"], "b": ["f", "b"], "c": ["f", "c"], "j": list("fabcj")} == kept
 
 

@@ -270,7 +270,7 @@ def test_where_nothing_failed_a_retry_has_nothing_to_do_again():
 
 def test_a_retry_does_the_newest_root_with_a_failure_in_it_again():
     journal = Journal().done("a", outcome="failed").done("p/x", outcome="failed").done("p", "b", outcome="succeeded")
-    assert 2 == journal.read().failed_root()
+    assert ("", 2) == journal.read().failed_root()
 
 
 # -- errors of another process -------------------------------------------------------------------------------

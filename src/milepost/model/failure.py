@@ -81,7 +81,7 @@ def contained(fn: Callable[..., T], *args: Any) -> T:
 
 
 MAX_TEXT = 20_000
-HOW_TO_CATCH = "; to go on in the workflow's code instead, catch it there: except StepError"
+_HOW_TO_CATCH = "; to go on in the workflow's code instead, catch it there: except StepError"
 MAX_LINE = 500
 _MAX_PART = 2_000
 """Largest length in characters of a frame or a message in a traceback."""
@@ -131,11 +131,13 @@ def failure_fields(error: BaseException) -> dict[str, Any]:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Return whether this library itself raised an error, and not the code that called it."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None:
+    """Return whether this library itself raised an error to the code of a user that called it."""
+    frames, is_ours, has_caller = error.__traceback__, True, False
+    while frames is not None:
+        is_ours = frames.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+        has_caller = has_caller or not is_ours
         frames = frames.tb_next
-    return frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+    return is_ours and has_caller
 
 
 def bases_of(error: BaseException) -> tuple[str, ...]:
@@ -218,8 +220,7 @@ def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, st
     if fields.get("of") and fields.get("op") == "execute":
         step_id = str(fields["of"])  # the error of a step left the code later
     what = f"step {step_id!r} of run {run_id!r}" if step_id else f"the workflow of run {run_id!r}"
-    how = HOW_TO_CATCH if step_id and fields.get("op") != "save" else ""
-    text = f"{what} failed: {_told(fields)}, then resume or retry{how}{_traced(fields)}"
+    text = f"{what} failed: {_told(fields)}, then resume or retry{_traced(fields)}"
     usual: type[MilepostError] = StepError if step_id else WorkflowError
     kind = _OURS.get(str(fields.get("error_type")), usual)
     if step_id and fields.get("op") != "save" and not issubclass(kind, StepError):
@@ -233,6 +234,13 @@ def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, st
         error.error_type, error.message = str(fields.get("error_type")), str(fields.get("message") or "")[:MAX_LINE]
         error.error_bases = tuple(fields.get("error_bases") or (error.error_type,))
     return error
+
+
+def with_way_to_catch(error: BaseException) -> None:
+    """Add to the text of a step's error that has ended a run how the workflow's code can go on instead."""
+    if isinstance(error, StepError) and _HOW_TO_CATCH not in str(error):
+        line, newline, rest = str(error).partition("\n")
+        error.args = (f"{line}{_HOW_TO_CATCH}{newline}{rest}",)
 
 
 def thrown_again(run_id: str, fields: Mapping[str, Any], step_id: str) -> MilepostError:

@@ -48,7 +48,6 @@ from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
 from milepost.model.events import Event, RunBlocked, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import (
-    HOW_TO_CATCH,
     contained,
     describe,
     error_of,
@@ -57,6 +56,7 @@ from milepost.model.failure import (
     place,
     raised_here,
     recorded_step_error,
+    with_way_to_catch,
 )
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time, origins_of, source_of
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
@@ -256,7 +256,15 @@ class StepRun(Run):
     def recorded_end(self, failure: Record, end: Record) -> Routine[MilepostError]:
         """Make the error of the step that failed, or of the workflow's own code."""
         yield from ()
-        return recorded_step_error(self.run_id, failure.fields(), failure.node_id)
+        error = recorded_step_error(self.run_id, failure.fields(), failure.node_id)
+        with_way_to_catch(error)
+        return error
+
+    def _end_badly(self, exc: BaseException) -> Routine[BaseException]:
+        """Give the run up; what its error says beyond the record is for the caller alone."""
+        error = yield from super()._end_badly(exc)
+        with_way_to_catch(error)
+        return error
 
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """Return no node and visit 1: a replay counts visits over all records."""
@@ -301,10 +309,7 @@ class StepRun(Run):
             if cancelled is None and self._is_refusal(exc):
                 raise
             yield from self.live()
-            error = yield from self._fail(cancelled or exc)
-            if isinstance(exc, StepFailed) and isinstance(error, StepError):
-                error.args = (f"{error}{HOW_TO_CATCH}",)
-            raise error from getattr(exc, "__cause__", None)
+            raise (yield from self._fail(cancelled or exc)) from getattr(exc, "__cause__", None)
         return output
 
     def _cancelled_by(self, exc: BaseException) -> RunCancelled | None:

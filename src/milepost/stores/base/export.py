@@ -131,7 +131,7 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
     worked: bool = False
     sequence: Count = 0
     pruned: Count = 0
-    blocked_by: str = ""
+    blocked_by: Literal["", "crashes", "bug", "input", "value"] = ""
 
 
 class _Place(msgspec.Struct):
@@ -178,7 +178,8 @@ def lines_of(
     envelope_of: Callable[[Record], bytes],
 ) -> list[bytes]:
     """Return the lines of a run. None contains a line break."""
-    lines = [_encode({"run": {name: value for name, value in asdict(row).items() if name != "nonce"}})]
+    told = {name: value for name, value in asdict(row).items() if name != "nonce" and (value or name != "blocked_by")}
+    lines = [_encode({"run": told})]
     for record, note in records:
         envelope = envelope_of(record)
         if record.is_foreign:
