@@ -41,7 +41,7 @@ def make_handled(outside: Outside, seed: int) -> Any:
         return [make_statement(depth, failing) for _ in range(draw.randint(1, 2))]
 
     def make_statement(depth: int, failing: float) -> Any:
-        what = draw.random()
+        what = draw.random() if depth < 3 else 0.5
         if depth == 0 or what < 0.3:
             return make_step(failing)
         number = next(numbers)
