@@ -130,4 +130,4 @@ def test_a_hundred_workflows_with_handlers_that_die_at_any_effect_end_as_if_undi
 )
 def test_a_hundred_workflows_with_handlers_that_die_twice_end_as_if_undisturbed(seeds: range) -> None:
     for seed in seeds:
-        crash_everywhere(subject(seed), depth=2, stride=7)
+        crash_everywhere(subject(seed), depth=2, stride=13)
