@@ -273,6 +273,8 @@ class BranchEnd(msgspec.Struct, frozen=True):
     """True if some of these updates are in no record."""
     data: bytes | None = None
     """The encoded state; None if it was not encoded."""
+    sequence: int = 0
+    """The number of the record that ended it."""
 
 
 Walk = Generator[Unit | Fork, str, None]

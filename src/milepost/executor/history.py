@@ -526,6 +526,12 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         prefix = _prefix_of(entry.record.node_id)
         return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
 
+    def answered_late(self, entry: StepRecord) -> int:
+        """Return the number of the record in which a checkpoint's router answered; -1 if the checkpoint has the answer."""
+        route = self.choices.get(self.renamed(entry.record.node_id, entry.sequence))
+        is_late = entry.fields.get("next_node") is None and route is not None and route.sequence > entry.sequence
+        return route.sequence if is_late and route is not None else -1
+
     def entry_at(self, sequence: int) -> StepRecord:
         """Return the newest completion of a node whose record has this number."""
         return next(entry for entry in self.done.values() if entry.sequence == sequence)
@@ -1113,10 +1119,12 @@ def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ..
     return None, tuple(tail)
 
 
-def spent_at(node_id: str | None, tail: Sequence[Record], renames: Renames, now: float) -> AttemptBudget:
+def spent_at(
+    node_id: str | None, tail: Sequence[Record], renames: Renames, now: float, *, is_late: bool
+) -> AttemptBudget:
     """Return the attempts that the visit of the next node has used up, by the records after the point.
 
-    The visit has the number 0 if no record is of it.
+    The visit has the number 0 if no record is of it. `is_late`: no node could begin before the router's answer in `tail`.
     """
     spent = AttemptBudget(visit=0)
     for record in tail:
@@ -1127,6 +1135,8 @@ def spent_at(node_id: str | None, tail: Sequence[Record], renames: Renames, now:
             spent.attempts += 1
             spent.visit = record.visit
             spent.pause = left_of_pause(fields, now) if "retry_at" in fields else 0.0
+        elif record.kind == ROUTE and is_late and not spent.visit:
+            spent.attempts = 0
         elif record.kind == OWNER:
             if fields.get("crashed"):
                 spent.attempts += 1

@@ -262,7 +262,8 @@ def examine(
             state=state,
         )
     is_continued = wish.verb != "resume_from" and not is_cut and _is_newest(latest, point)
-    spent = spent_at(way, tail if is_continued else (), run.renames, run.options.clock.time())
+    is_late = fields.get("next_node") is None
+    spent = spent_at(way, tail if is_continued else (), run.renames, run.options.clock.time(), is_late=is_late)
     missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
     amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
     inside = [record.sequence for record in tail if is_cut]

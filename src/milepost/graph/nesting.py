@@ -230,8 +230,8 @@ class _Mapping:
     """One visit of a map, while its items are being done."""
 
     __slots__ = (
-        *("begun", "done", "flow", "label", "next_ids", "node_id", "stop", "stops", "tally", "total", "visit"),
-        *("walker", "work"),
+        *("begun", "done", "flow", "label", "next_ids", "node_id", "not_before", "stop", "stops", "tally", "total"),
+        *("visit", "walker", "work"),
     )
 
     def __init__(
@@ -246,7 +246,8 @@ class _Mapping:
         """The items that a resume begins with; None if that does not matter."""
         self.node_id = walker.prefix + unit.id
         self.begun = -1 if begun is None else begun.sequence
-        """The number of the record of the items. Results of items count if they come after it."""
+        """The number of the record of the items, if they were recorded before: results of items count that come after it."""
+        self.not_before = walker.journal.sequence if begun is None else begun.sequence
         # The records of the items are labelled with the visit that began with them.
         self.label = label_of(walker, unit.id, visit if begun is None else begun.record.visit, "")
         self.stop = Stop(is_fast=False)
@@ -290,7 +291,7 @@ class _Mapping:
     def _inner(self, index: int, flow: GraphFlow, prefix: str, tally: RunCounters) -> Walker:
         """Make a walker of one item."""
         inner = self.walker.inner(flow, prefix, f"{self.label}{index}", tally)
-        inner.stops = self.stops
+        inner.stops, inner.not_before = self.stops, self.not_before
         if self.next_ids is not None:
             inner.is_next = inner.is_next and f"{self.node_id}/{index}" in self.next_ids
         return inner

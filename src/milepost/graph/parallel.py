@@ -68,7 +68,8 @@ def split(walker: Walker, fork: Fork, state: Any) -> Routine[Any]:
     node_id = walker.prefix + fork.node_id
     where = f"of the fork after node {node_id!r}"
     raise_of(walker, node_id, walker.at[1], ("branch", "branches"), where, outcomes)
-    ends = {branch: outcomes[branch].value for branch in fork.branches}
+    ends: dict[str, BranchEnd] = {branch: outcomes[branch].value for branch in fork.branches}
+    walker.not_before = max(end.sequence for end in ends.values())
     merged = yield from _merged(walker, fork, ends)
     walker.given = None
     walker.given = walker.journal.encode_if_possible(merged, walker.flow.codec) if walker.is_recorded else None
@@ -81,7 +82,9 @@ def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | N
     inner.prev_node_id = fork.node_id
     inner.updates = None if walker.flow.update_codec is None else []
     end = yield from inner.go(walker.fresh(state), data, branch, fork.join)
-    return BranchEnd(end, tuple(inner.updates or ()), inner.is_untold, inner.given)
+    return BranchEnd(
+        end, tuple(inner.updates or ()), inner.is_untold, inner.given, max(inner.sequence, inner.not_before)
+    )
 
 
 def label_of(walker: Walker, node_id: str, visit: int, branch: str) -> str:

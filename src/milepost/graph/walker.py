@@ -76,6 +76,7 @@ class Walker:
         "item_codec",
         "journal",
         "label",
+        "not_before",
         "options",
         "prefix",
         "prev_node_id",
@@ -107,6 +108,9 @@ class Walker:
         """The number of the newest record on this walker's path."""
         self.trunk: int | None = None
         """For a walker inside a fork, map or graph: the number of the record that the run's own graph had come to."""
+        self.not_before = 0
+        """The number of the record that let the next node begin, if that is not `sequence`: the end of the last branch
+        before a join, the items of a map, a late answer. A crash before it uses up no attempt of the node."""
         self.at: tuple[str, int] = ("", 0)
         """The node that completed last, and the number of its visit."""
         self.given: bytes | None = None
@@ -184,7 +188,7 @@ class Walker:
         walker.followed_at, walker.sequence = self.followed_at, self.sequence
         walker.trunk = self.sequence if self.is_root and not self.run.is_replayed else self.trunk
         walker.is_resuming = self.is_resuming
-        walker.stops, walker.is_next = self.stops, self.is_next
+        walker.stops, walker.is_next, walker.not_before = self.stops, self.is_next, self.not_before
         return walker
 
     def item_tally(self) -> RunCounters:
@@ -208,7 +212,7 @@ class Walker:
                 data = since.state_of(entry)
                 return self.run.progress.take(entry.sequence, lambda: self.flow.codec.decode(data, root="output"))
             self._raise_standing(node_id)
-            self.spent = self.run.spent(node_id, self.sequence)
+            self.spent = self._spent_on(unit.id)
         if self.spent is None:
             self.spent = AttemptBudget(visit)
         self.spent.visit = visit
@@ -256,6 +260,7 @@ class Walker:
         self.given, self.sequence = data, entry.sequence
         self.prev_node_id = self.run.recorded.renamed(entry.record.node_id, entry.sequence)[len(self.prefix) :]
         self.at = (self.prev_node_id, entry.record.visit)
+        self.not_before = max(self.not_before, self.run.recorded.answered_late(entry))
         self.followed_at = str(entry.fields.get("timestamp"))
         if self.is_root or self.run.is_replayed or self.tally.is_of_item:
             self.tally.iteration = max(self.iteration, int(entry.fields.get("iteration") or 0))
@@ -298,6 +303,7 @@ class Walker:
                 yield from self.end_failed((failure,), error, original)
                 raise
         yield from self.journal.route(self.prefix + node_id, visit, target, self.iteration, **self.place())
+        self.not_before = self.journal.sequence
         return target
 
     # -- walking ---------------------------------------------------------------------------------------
@@ -420,7 +426,7 @@ class Walker:
             return AttemptBudget(self.tally.visits.get(self.prefix + node_id, 0) + 1)
         spent, self.spent = self.spent, None
         if spent is None and self.is_resuming:
-            spent = self.run.spent(self.prefix + node_id, self.sequence)
+            spent = self._spent_on(node_id)
             is_known = self.run.recorded.knows(self.prefix + node_id) or self.tally.knows_visits
             if not is_known and not self.run.is_replayed:
                 spent.visit = (yield from self.last_visit(node_id)) + 1
@@ -430,10 +436,14 @@ class Walker:
             yield from pause(self.run, spent.pause)
         return spent
 
+    def _spent_on(self, node_id: str) -> AttemptBudget:
+        """Return the attempts that a visit in flight has used up, by the records."""
+        return self.run.spent(self.prefix + node_id, max(self.sequence, self.not_before))
+
     def begun_visit(self, node_id: str) -> Routine[int]:
         """Return the number of a node's next visit, or of one that has begun, with the failures recorded so far."""
         if self.is_resuming and self.run.recorded.knows(self.prefix + node_id):
-            return self.run.spent(self.prefix + node_id, self.sequence).visit
+            return self._spent_on(node_id).visit
         return (yield from self.next_visit(node_id))
 
     def next_visit(self, node_id: str) -> Routine[int]:

@@ -208,7 +208,7 @@ def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: StepOu
         state = flow.codec.decode(bytes(told["final_output"]))
         iterations = int(msgspec.json.decode(told["iterations"]))
         return graph_invoked(run, state, iterations)
-    inner = run.frame(flow, step_id, work.given, frame.ends_at)
+    inner = run.frame(flow, step_id, work.given, frame.ends_at, frame.followed)
     yield from run.play(inner)
     output = flow.output_codec.decode(bytes(told["final_output"]), root="output")
     return invoked(run, inner, output, kept.duration_ms)

@@ -64,7 +64,7 @@ _encode = msgspec.json.Encoder().encode
 class PartsVisit(UnitVisit):
     """The visit of a step as far as it is made of others: what it has begun, and until when it may go on."""
 
-    __slots__ = ("arguments", "ended_by", "ends_at", "floor", "frame", "is_open", "mods", "parts", "step")
+    __slots__ = ("arguments", "ended_by", "ends_at", "floor", "followed", "frame", "is_open", "mods", "parts", "step")
     run: StepRun
 
     def __init__(self, run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
@@ -77,6 +77,8 @@ class PartsVisit(UnitVisit):
         """The ids of the parts that the step has begun so far."""
         self.floor = run.recorded.retried
         """The number of the record up to which failures of parts belong to an earlier attempt."""
+        self.followed = frame.followed
+        """The number of the record that let the step begin."""
         self.ends_at = frame.ends_at
         self.ended_by: str | None = None
         """The step inside whose failure, given to the code of a workflow inside, left that code later."""
@@ -121,11 +123,9 @@ class PartsVisit(UnitVisit):
         finally:
             self.ends_at = outer
 
-    def _child_frame(self) -> Frame:
-        """Return the frame of the children: this one, with the time that is left for the step."""
-        if self.ends_at == self.frame.ends_at:
-            return self.frame
-        return self.frame.until(self.ends_at)
+    def _child_frame(self, followed: int = 0) -> Frame:
+        """Return the frame of the children: with the time that is left for the step, and the record that they follow."""
+        return self.frame.inside(self.ends_at, max(self.followed, followed))
 
     def _floor(self) -> int:
         """Return the sequence up to which failures of children belong to an earlier attempt."""
@@ -155,11 +155,12 @@ class PartsVisit(UnitVisit):
         run = self.run
         chosen = run.recorded.choices.get(self.node_id)
         index = None if chosen is None else chosen.fields.get("index")
+        followed = 0 if chosen is None else chosen.sequence
         if index is None:
             yield from run.live()
             index = yield from self._first_true(work)
             fields = {"index": index}
-            yield from run.record((PendingRecord(ROUTE, self.node_id, self.budget.visit, fields),))
+            followed, _ = yield from run.record((PendingRecord(ROUTE, self.node_id, self.budget.visit, fields),))
         if not 0 <= index < len(work.options):
             raise non_determinism(
                 run.run_id, self.frame.position - 1, f"option {index} of branch {self.node_id!r}", repr(self.step)
@@ -168,7 +169,7 @@ class PartsVisit(UnitVisit):
         try:
             option_id = f"{self.node_id}/{option.name}"
             self.parts = (option_id,)
-            result = yield from run.do(option, option_id, self._child_frame(), floor=self._floor())
+            result = yield from run.do(option, option_id, self._child_frame(followed), floor=self._floor())
         except StepFailed as exc:
             if exc.is_of_saving:
                 raise
@@ -209,14 +210,15 @@ class PartsVisit(UnitVisit):
             raise PartsFailed from exc.__cause__
         refuse_async(run, work.fn, step_id)
         begun = run.recorded.items.get(step_id)
+        followed = 0 if begun is None else begun.sequence
         if begun is None and run.is_recorded:
             yield from run.live()
             data = _items_json(run, work)
             fields = {"count": len(ids), "args": self.arguments or None}
-            yield from run.record((PendingRecord(ITEMS, step_id, self.budget.visit, fields, data),))
+            followed, _ = yield from run.record((PendingRecord(ITEMS, step_id, self.budget.visit, fields, data),))
         elif begun is not None and (work.key is None or self.mods.compare_args is not False):
             check_items(run, self.step, step_id, self.frame, begun.fields, self.arguments)
-        frame, floor = self._child_frame(), self._floor()
+        frame, floor = self._child_frame(followed), self._floor()
         if run.options.stop_before:
             run.later.update({*ids} - (run.recorded.begun_with(ids, floor) if begun is not None else set()))
         own = Modifiers(retry=self.mods.retry, timeout=self.mods.timeout, compare_args=self.mods.compare_args)
@@ -255,7 +257,7 @@ class PartsVisit(UnitVisit):
         run, step_id, flow = self.run, self.node_id, work.flow
         if flow.front == "graph":
             return (yield from self._walk(flow, work.given))
-        inner = run.frame(flow, step_id, work.given, self.ends_at)
+        inner = run.frame(flow, step_id, work.given, self.ends_at, self.followed)
         self.parts = inner.asked
         try:
             output = yield from run.play(inner)
@@ -297,6 +299,7 @@ class PartsVisit(UnitVisit):
         if not run.is_live:
             decode_inside(run, graph, recorded, run.progress.decoded, f"{step_id}/")
         walker = Walker(run, graph, f"{step_id}/")
+        walker.not_before = self.followed
         walker.is_resuming = bool(recorded.children(step_id))
         # The numbers of visits go on after those of superseded visits.
         walker.tally.visits = run.progress.visits

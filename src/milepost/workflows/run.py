@@ -83,7 +83,15 @@ _MOST_REFUSED = 1000
 class Frame:
     """A workflow whose code is being played: the run's own, with id "", or the workflow of a step."""
 
-    def __init__(self, run: StepRun, flow: Any, step_id: str, inputs: Mapping[str, Any], ends_at: float | None) -> None:
+    def __init__(
+        self,
+        run: StepRun,
+        flow: Any,
+        step_id: str,
+        inputs: Mapping[str, Any],
+        ends_at: float | None,
+        followed: int = 0,
+    ) -> None:
         self.id = step_id
         self.prefix = f"{step_id}/" if step_id else ""
         self.flow = flow
@@ -99,8 +107,8 @@ class Frame:
         self.ended_by: str | None = None
         """The step whose failure, given to the code before, made it fail."""
         self.position = 0
-        self.followed = 0
-        """The sequence of the record that the next step follows."""
+        self.followed = followed
+        """The sequence of the record that the next step follows: a crash before it uses up no attempt of the step."""
         begun = run.recorded.start
         self.context: WorkflowContext[Any] = WorkflowContext(
             run.scope,
@@ -122,10 +130,10 @@ class Frame:
             first = run.recorded.first_below(self.id) if self.id else 0
             self.context._source = None if first is None else source_of(run.origins, first)
 
-    def until(self, ends_at: float | None) -> Frame:
-        """Return a copy of this frame with an earlier end, for the parts of one of its steps."""
+    def inside(self, ends_at: float | None, followed: int) -> Frame:
+        """Return a copy of this frame for the parts of one of its steps: with an earlier end, and what they follow."""
         other = copy.copy(self)
-        other.ends_at = ends_at
+        other.ends_at, other.followed = ends_at, followed
         return other
 
     def has_replayed(self, result: StepResult, sequence: int, timestamp: str) -> None:
@@ -328,9 +336,9 @@ class StepRun(Run):
             exc, (FlowChangedError, DeserializeStateError, StoreError, AsyncNodeError)
         )
 
-    def frame(self, flow: Any, step_id: str, inputs: Mapping[str, Any], ends_at: float | None) -> Frame:
+    def frame(self, flow: Any, step_id: str, inputs: Mapping[str, Any], ends_at: float | None, followed: int) -> Frame:
         """Return a frame for a workflow that is a step of this run."""
-        return Frame(self, flow, step_id, inputs, ends_at)
+        return Frame(self, flow, step_id, inputs, ends_at, followed)
 
     def is_failure(self, exc: BaseException) -> bool:
         """Return whether the workflow itself failed, and not its store, its owner or its time, and is not held."""

@@ -143,6 +143,10 @@ class StepVisit(PartsVisit):
             skipped = yield from self._asked()
             if skipped is not None:
                 return (yield from self._complete(SkipMarker(skipped), "skipped", began))
+        elif self.mods.when is not None:
+            # The predicate's answer let the step begin; that of a branch's own predicates came later.
+            answer = run.recorded.choices[self.node_id]
+            self.followed = max(self.followed, answer.sequence if "verdict" in answer.fields else 0)
         if given_up is not None:
             self.parts = run.recorded.begun(self.node_id, given_up.sequence)
             failed = self._recorded_failure(given_up)
@@ -160,12 +164,13 @@ class StepVisit(PartsVisit):
             else:
                 assert self.done is not None
                 return self.done
-        return (yield from self._after_failure(failed, began))
+        return (yield from self._after_failure(failed, began, 0 if given_up is None else given_up.sequence))
 
-    def _after_failure(self, failed: StepFailed, began: float) -> Routine[StepResult]:
+    def _after_failure(self, failed: StepFailed, began: float, recorded_at: int) -> Routine[StepResult]:
         """Apply the step's modifiers to its failure: on_error, skip_on_error, as_result.
 
-        Raises the failure if none applies.
+        `recorded_at` is the number of the failure's record; 0: it is not recorded yet. Raises the failure if no modifier
+        applies.
         """
         run, mods = self.run, self.mods
         if mods.on_error is not None:
@@ -173,7 +178,8 @@ class StepVisit(PartsVisit):
                 yield from run.live()
             yield from self._save_last(failed)
             try:
-                other = yield from fallback(run, self.step, self.node_id, self.frame, failed.result, self.parts)
+                frame = self.frame.inside(self.frame.ends_at, recorded_at or run.journal.sequence)
+                other = yield from fallback(run, self.step, self.node_id, frame, failed.result, self.parts)
             except StepFailed as exc:
                 if exc.is_of_saving:
                     raise
@@ -217,7 +223,7 @@ class StepVisit(PartsVisit):
         if not verdict:
             return "predicate_false"
         visit = run.spent(self.node_id, self.frame.followed).visit
-        yield from run.record((PendingRecord(ROUTE, self.node_id, visit, {"verdict": True}),))
+        self.followed, _ = yield from run.record((PendingRecord(ROUTE, self.node_id, visit, {"verdict": True}),))
         return None
 
     def _refused(self, error: PredicateTypeError) -> StepFailed:
@@ -280,7 +286,7 @@ class StepVisit(PartsVisit):
         run.enter(step_id)
         self.policy, self.timeout = self.mods.retry or run.options.retry, self.mods.timeout
         self.over_at, self.takes_statements = self.ends_at, True
-        self.budget = run.spent(step_id, self.frame.followed)
+        self.budget = run.spent(step_id, self.followed)
         if self.budget.pause > 0:
             yield from pause(run, self.budget.pause)
         if self.policy is not None:
@@ -299,7 +305,7 @@ class StepVisit(PartsVisit):
             run.enter(step_id)
         self.catches = PartsFailed
         self.policy = None if isinstance(self.step.work, Maps) else self.mods.retry
-        self.budget = run.spent(step_id, self.frame.followed)
+        self.budget = run.spent(step_id, self.followed)
         if self.budget.pause > 0 and run.is_live:
             yield from pause(run, self.budget.pause)
 
