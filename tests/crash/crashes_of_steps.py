@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from milepost import MemoryStore, RunSuspended, Store
 from milepost.drivers.branches import Branches
-from milepost.errors import MilepostError
+from milepost.errors import MilepostError, NonDeterminismError
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Effect, Gather, Outcome, Routine, Write
 from milepost.executor.resume import resume_claimed
@@ -26,7 +27,7 @@ from milepost.testing import FakeClock, Stepper
 from milepost.testing.crashing import was_written
 from milepost.verbs import Job, flow_of
 
-__all__ = ["Ending", "Outside", "Subject", "World", "crash_everywhere", "play"]
+__all__ = ["Ending", "Outside", "Subject", "World", "crash_everywhere", "play", "refused_after_crashes"]
 
 RUN_ID = "crashed"
 LEASE = 30.0
@@ -315,6 +316,40 @@ def crash_everywhere(
         runs += 1
         _compare(crashes, plain, subject.at_once)
     return runs
+
+
+def refused_after_crashes(subject: Subject, change: Callable[[int], None]) -> int:
+    """Crash a run before every effect, and resume it with other arguments of its only step; how often that was refused.
+
+    `change` sets the arguments. AssertionError where a resume is not refused although something inside the step is recorded,
+    or is refused although nothing is, or does not end with the old arguments after that.
+    """
+    refused = 0
+    for number in count():
+        change(1)
+        world = subject.outside.world = World(None)
+        process = _process(subject, world, False)
+        for _ in range(number):
+            process.step()
+        is_there = bool(world.store.list_runs())
+        if is_there and world.store.get_run(RUN_ID).info.status in ENDED:
+            return refused
+        process.kill()
+        world.die(process)
+        if is_there:
+            has_begun = any("/" in record.node_id for record in world.store.read(RUN_ID))
+            change(2)
+            try:
+                _process(subject, world, True).run()
+            except NonDeterminismError:
+                assert has_begun, f"refused before effect {number}"
+                refused += 1
+                change(1)
+                _process(subject, world, True).run()
+            else:
+                assert not has_begun, f"not refused before effect {number}"
+            assert world.store.get_run(RUN_ID).info.status == "finished"
+    raise AssertionError
 
 
 def _places(subject: Subject, open_store: Callable[[Clock], Store] | None, depth: int, stride: int) -> Iterator[Ending]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes_of_steps import Outside, Subject, World, crash_everywhere, play
+from crashes_of_steps import Outside, Subject, World, crash_everywhere, play, refused_after_crashes
 
 from milepost import (
     END,
@@ -285,6 +285,28 @@ def make_sub(outside: Outside) -> Any:
     return sub
 
 
+GIVEN = [1]
+
+
+def make_given(outside: Outside) -> Any:
+    """A workflow and a graph inside whose steps do not depend on what is `GIVEN`."""
+    do = Bodies(outside)
+    graph = Graph(dict[str, int]).add_node("n", do.add).add_node("m", do.add)
+    compiled = graph.add_edge("n", "m").add_edge("m", END).set_entry("n").compile("graph")
+
+    @workflow("inner")
+    def inner(n: int) -> Steps[int]:
+        x = yield from step("i").python(do.double, args=(1,))
+        told = yield from step("g").subworkflow(compiled, {"s": n})
+        return x + len(told.final_output)
+
+    @workflow("given")
+    def given() -> Steps[int]:
+        return (yield from step("s").subworkflow(inner, {"n": GIVEN[0]})).final_output
+
+    return given
+
+
 def make_awaited(outside: Outside) -> Any:
     do = Bodies(outside)
 
@@ -458,6 +480,13 @@ def test_a_workflow_that_dies_at_any_effect_ends_as_if_undisturbed(
     name: str, open_store: Callable[[Clock], Store] | None
 ) -> None:
     assert 20 < crash_everywhere({**SMALL, **ENDING}[name], open_store)
+
+
+def test_a_flow_inside_that_began_is_refused_with_other_arguments_wherever_its_process_died() -> None:
+    def change(n: int) -> None:
+        GIVEN[0] = n
+
+    assert 3 < refused_after_crashes(Subject(make_given), change)
 
 
 @pytest.mark.wide

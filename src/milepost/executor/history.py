@@ -214,7 +214,7 @@ def _prefix_of(node_id: str) -> str:
     return node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
 
 
-def _around(step_id: str) -> Iterator[str]:
+def around(step_id: str) -> Iterator[str]:
     """Yield the ids of all steps around a step, the nearest first."""
     while step_id := parent_of(step_id):
         yield step_id
@@ -222,7 +222,7 @@ def _around(step_id: str) -> Iterator[str]:
 
 def _with_around(step_id: str) -> Iterator[str]:
     yield step_id
-    yield from _around(step_id)
+    yield from around(step_id)
 
 
 def wait_of(fields: Mapping[str, Any], prompt: bytes | None) -> Wait:
@@ -265,7 +265,7 @@ def _below(inside: Mapping[str, Mapping[str, None]], step_id: str) -> Iterator[s
 
 def _is_settled(step_id: str, undone: Mapping[str, StepRecord], done: Mapping[str, StepRecord]) -> bool:
     """Return whether a failed step around this one rolled it back, and that failure was recorded as an outcome."""
-    return any(done[outer].sequence > undone[step_id].sequence for outer in _around(step_id) if outer in done)
+    return any(done[outer].sequence > undone[step_id].sequence for outer in around(step_id) if outer in done)
 
 
 def _copied(value: Any) -> Any:
@@ -301,6 +301,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
     choices: Mapping[str, StepRecord] = {}
     """The records of answers of routers and predicates, and of the options that branches took."""
     items: Mapping[str, StepRecord] = {}
+    """The records with which maps begin and, with arguments and without a count, the flows that run as steps."""
     waits: Mapping[str, StepRecord] = {}
     replies: Mapping[str, StepRecord] = {}
     refused: Mapping[str, StepRecord] = {}
@@ -422,7 +423,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         is_last = last.fields.get("given_up") or last.fields.get("op") == "on_error"
         if not is_last or last.fields.get("final") or self.finish is not None or last.sequence <= self.renewed:
             return None
-        later = (entry for outer in _around(step_id) for entry in self.failures.get(outer, ())[-1:])
+        later = (entry for outer in around(step_id) for entry in self.failures.get(outer, ())[-1:])
         return None if any(entry.sequence > last.sequence for entry in later) else last
 
     def given_up(self, step_id: str) -> StepRecord | None:
@@ -739,6 +740,18 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         found = (entries[inner].sequence for inner in self.below(step_id) for entries in held if inner in entries)
         return min(found, default=None)
 
+    def answers_inside(self, step_id: str) -> bool:
+        """Return whether the records answer anything below an id, be it with the failure that the code was given."""
+        held = (self.done, self.choices, self.waits, self.replies)
+        return any(
+            self.has_map(inner) or self.standing_failure(inner) or any(inner in entries for entries in held)
+            for inner in self.below(step_id)
+        )
+
+    def has_map(self, step_id: str) -> bool:
+        """Return whether a map has begun under this id: the beginnings of flows have no count."""
+        return step_id in self.items and "count" in self.items[step_id].fields
+
     @property
     def steps(self) -> tuple[str, ...]:
         """The steps at the top that have completed, in order."""
@@ -968,7 +981,7 @@ class _Builder:
 
     def _forget_from(self, step_id: str) -> None:
         """Forget the records of the innermost settled part around a step, from its first step on that was rolled back."""
-        part = next(outer for outer in _around(step_id) if outer in self.done)
+        part = next(outer for outer in around(step_id) if outer in self.done)
         parts = [*_below(self.inside, part)]
         first = min(self.done[found].sequence for found in parts if found in self.undone and found in self.done)
         for found in parts:

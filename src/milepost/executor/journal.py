@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from milepost.codec.codec import Encoder
@@ -24,6 +25,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Ask, Drop, LeaseView, Routine, Write
 from milepost.executor.flow import StateCodec
+from milepost.executor.history import PendingRecord, around
 from milepost.model.failure import describe, failure_fields, first_line
 from milepost.model.ids import this_process
 from milepost.model.record import (
@@ -99,9 +101,11 @@ class NullJournal:
     """The journal of a run without a store. It numbers what happens, and writes nothing."""
 
     __slots__ = (
+        "_ahead",
         "_given",
         "_options",
         "_sequence",
+        "beginnings",
         "degraded",
         "epoch",
         "has_saved",
@@ -138,6 +142,10 @@ class NullJournal:
         """True if the run is on its way to its end, so that a cancel changes nothing any more."""
         self.owed: Release | None = None
         """A release that the store could not take yet."""
+        self.beginnings: dict[str, PendingRecord] = {}
+        """For each step that runs a flow which has recorded nothing yet, the record that goes before its first one."""
+        self._ahead: dict[Record, PendingRecord] = {}
+        """The records of beginnings that were made for the next write."""
 
     # -- making records ------------------------------------------------------------------------------
 
@@ -150,12 +158,16 @@ class NullJournal:
     def sequence(self, newest: int) -> None:
         self._sequence = self._given = newest
 
-    def next_number(self) -> int:
+    def next_number(self, node_id: str = "") -> int:
         """Draw the number for a record that is made now and handed in before anybody else makes one.
 
         Branches may make records while an append is under way. These go into the next append, under the numbers after
-        it.
+        it. The beginnings of the flows that the node is in come before it.
         """
+        if self.beginnings:
+            for step_id in reversed([*around(node_id)]):
+                if draft := self.beginnings.pop(step_id, None):
+                    self._ahead[self.make_at(format_time(self._options.clock.time()), *draft)] = draft
         self._given += 1
         return self._given
 
@@ -207,7 +219,7 @@ class NullJournal:
         self, now: str, kind: str, node_id: str, visit: int, fields: Mapping[str, Any], state: bytes | None
     ) -> Record:
         """Make a record as `make` does, with the time `now`. Those of checkpoints keep the mapping `fields` itself."""
-        self._given = number = self._given + 1
+        number = self.next_number(node_id)
         compressing = bool(self._options.compress)
         if kind == CHECKPOINT:
             assert state is not None
@@ -404,17 +416,22 @@ class Journal(NullJournal):
         assert self.token is not None
         cancel = None
         generation = self._generation
+        ahead, self._ahead = self._ahead, {}
+        if ahead:
+            records = tuple(sorted((*ahead, *records), key=attrgetter("sequence")))
         if records and records[-1].sequence > self._given:
             self._given = records[-1].sequence
         try:
             verdict = yield Write(self._store, Append(self.token, records, release, tags, statements))
         except StatementError:
             self._take_back(generation)
+            self._begin_later(ahead)
             raise
         except Exception as exc:
             # This comes first: while the journal is read, no branch may hand in a number after one that was not written.
             self._take_back(generation)
             if not (yield from self._was_written(records)):
+                self._begin_later(ahead)
                 raise self._unwritten(records, exc) from exc
             self._given = max(self._given, self._taken_back)
         else:
@@ -439,6 +456,10 @@ class Journal(NullJournal):
         if generation == self._generation:
             self._generation += 1
             self._taken_back, self._given = self._given, self._sequence
+
+    def _begin_later(self, ahead: Mapping[Record, PendingRecord]) -> None:
+        """Keep the beginnings that were not written for the next record inside them."""
+        self.beginnings.update({draft.step_id: draft for draft in ahead.values()})
 
     def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
         """Return whether an append with an unknown outcome took effect.

@@ -479,7 +479,7 @@ class Walker:
         data, digest = self.digests.of(data)
         return make_checkpoint(
             journal.run_id,
-            journal.next_number(),
+            journal.next_number(context._node_id),
             self.followed_at,
             context._node_id,
             context._visit,

@@ -216,7 +216,8 @@ class MapProgress:
         map_id, _, item = record.node_id.rpartition("/")
         if record.kind == ITEMS and event is None:
             with contextlib.suppress(DeserializeStateError):
-                self._maps[record.node_id] = int(record.fields().get("count") or 0), set()
+                if (count := record.fields().get("count")) is not None:
+                    self._maps[record.node_id] = int(count), set()
         elif record.kind == CHECKPOINT and map_id in self._maps and event is not None:
             total, done = self._maps[map_id]
             done.add(item)

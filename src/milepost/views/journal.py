@@ -170,7 +170,7 @@ def _note(kind: str, fields: dict[str, Any]) -> str:
             return "its predicate was true"
         return f"option {fields['index']} was chosen" if "index" in fields else "the router's late answer"
     if kind == ITEMS:
-        return f"{fields.get('count')} items"
+        return f"{fields['count']} items" if "count" in fields else "a flow begins as this step"
     if kind in {WAIT, REPLY}:
         return _wait_note(kind, fields)
     if kind == ROLLBACK:

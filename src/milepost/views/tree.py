@@ -172,7 +172,7 @@ def _tell_begun(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> N
     if newest is not None:
         _place(step, newest)
     if step_id in recorded.items:
-        step.step_type = "map"
+        step.step_type = "map" if recorded.has_map(step_id) else "subworkflow"
     elif step_id in recorded.choices and "index" in recorded.choices[step_id].fields:
         step.step_type = "branch"
     if failures:

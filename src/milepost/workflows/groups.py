@@ -253,10 +253,20 @@ class PartsVisit(UnitVisit):
         return StepError(text, error_bases=tuple(bases)[:32])
 
     def _invoke(self, work: Invokes) -> Routine[Any]:
-        """Run another flow inside this journal."""
+        """Run another flow inside this journal. Its arguments are recorded with the first thing that it records."""
+        run, step_id = self.run, self.node_id
+        beginnings, begun = run.journal.beginnings, run.recorded.items.get(step_id)
+        is_new = begun is None or begun.fields.get("args") != self.arguments
+        if self.arguments and is_new and not (begun and run.recorded.answers_inside(step_id)):
+            beginnings[step_id] = PendingRecord(ITEMS, step_id, self.budget.visit, {"args": self.arguments})
+        try:
+            return (yield from self._walk(work) if work.flow.front == "graph" else self._play(work))
+        finally:
+            beginnings.pop(step_id, None)
+
+    def _play(self, work: Invokes) -> Routine[Any]:
+        """Play a workflow below this step's id."""
         run, step_id, flow = self.run, self.node_id, work.flow
-        if flow.front == "graph":
-            return (yield from self._walk(flow, work.given))
         inner = run.frame(flow, step_id, work.given, self.ends_at, self.followed)
         self.parts = inner.asked
         try:
@@ -290,9 +300,9 @@ class PartsVisit(UnitVisit):
             inside = {undone for undone in self.run.undos if undone.startswith(f"{self.node_id}/")}
             yield from roll_back(self.run, only=inside)
 
-    def _walk(self, graph: Any, state: Any) -> Routine[Any]:
+    def _walk(self, work: Invokes) -> Routine[Any]:
         """Walk a graph below this step's id, from where its records end."""
-        run, step_id = self.run, self.node_id
+        run, step_id, graph, state = self.run, self.node_id, work.flow, work.given
         refuse_async_nodes(run, graph, step_id)
         recorded = run.recorded
         self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]

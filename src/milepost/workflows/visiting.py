@@ -20,7 +20,15 @@ from milepost.executor.waits import Waits
 from milepost.model.events import StepStarted
 from milepost.model.failure import place
 from milepost.model.results import StepResult, StepType
-from milepost.workflows.matching import Arguments, arguments_of, described, non_determinism, plain_arguments
+from milepost.workflows.matching import (
+    Arguments,
+    arguments_of,
+    described,
+    differs,
+    how_to_agree,
+    non_determinism,
+    plain_arguments,
+)
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Step, is_async, name_of
 
 if TYPE_CHECKING:
@@ -104,23 +112,29 @@ def _arguments_for(run: StepRun, fn: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def check_begun(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> None:
-    """Refuse a step that has begun as another one: its wait, its items or its choice is recorded."""
+    """Refuse a step that has begun as another one: its wait, its items, its arguments or its choice is recorded."""
     recorded, work = run.recorded, step.work
     wait, items, choice = (kept.get(step_id) for kept in (recorded.waits, recorded.items, recorded.choices))
     was: str | None = None
+    hint = ""
     if wait is not None:
         signal = wait.fields.get("signal")
         is_any = step.modifiers.compare_args is False and signal is not None
         if not isinstance(work, Waits) or (signal != work.signal and not (is_any and work.signal is not None)):
             kind = StepType.TIMER if signal is None else StepType.WAIT
             was = described(step_id, kind.value, arguments_of((signal,), {}))
-    elif items is not None and not isinstance(work, Maps):
-        was = described(step_id, StepType.MAP.value, items.fields.get("args"))
+    elif items is not None and not isinstance(work, Maps if recorded.has_map(step_id) else Invokes):
+        kind = StepType.MAP if recorded.has_map(step_id) else StepType.SUBWORKFLOW
+        was = described(step_id, kind.value, items.fields.get("args"))
+    elif items is not None and isinstance(work, Invokes) and step.modifiers.compare_args is not False:
+        before, given = items.fields.get("args"), asked_with(run, step)
+        if differs(before, given) and recorded.answers_inside(step_id):
+            was, hint = described(step_id, work.step_type.value, before), how_to_agree(before, given)
     elif choice is not None and "index" in choice.fields and not isinstance(work, Chooses):
         was = described(step_id, StepType.BRANCH.value)
     if was is not None:
         now = described(step_id, work.step_type.value, asked_with(run, step))
-        raise non_determinism(run.run_id, frame.position - 1, was, now)
+        raise non_determinism(run.run_id, frame.position - 1, was, now, hint)
 
 
 def answer_of(run: StepRun, step: Step[Any], step_id: str, result: StepResult, frame: Frame) -> Any:
