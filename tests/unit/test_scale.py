@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from milepost.model.ids import this_process
+from milepost.model.record import format_time, make_record
 from milepost.store import Append
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Transaction, WriteConflict
@@ -114,6 +115,12 @@ def test_sqlite_gives_the_pages_that_a_look_at_every_row_gives(connection: sqlit
     check_pages(SQLTransaction(connection))
 
 
+def test_sqlite_reads_the_ends_of_many_runs_at_once(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_ends(SQLTransaction(connection), monkeypatch)
+
+
 def test_tags_that_change_and_runs_that_go_are_found_by_what_they_say_now(connection: sqlite3.Connection) -> None:
     check_tags(SQLTransaction(connection))
     assert [("a", "2")] == connection.execute("SELECT name, value FROM run_tags").fetchall()
@@ -210,6 +217,11 @@ def test_postgres_gives_the_pages_that_a_look_at_every_row_gives(postgres: str) 
         check_pages(tx)
 
 
+def test_postgres_reads_the_ends_of_many_runs_at_once(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with PostgresStore(postgres) as store, store._write("look") as tx:
+        check_ends(tx, monkeypatch)
+
+
 def test_postgres_finds_tags_by_what_they_say_now(postgres: str) -> None:
     with PostgresStore(postgres) as store, store._write("look") as tx:
         check_tags(tx)
@@ -297,6 +309,20 @@ def rows_read(tx: Any) -> int:
 
 
 # -- both ------------------------------------------------------------------------------------------
+
+
+def check_ends(tx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, kinds in enumerate(["failure finish", "finish failure owner wait", "wait", "", "owner failure finish"]):
+        tx.add_row(row(number))
+        for sequence, kind in enumerate(kinds.split()):
+            tx.insert(f"r-{number}", [make_record(f"r-{number}", sequence, format_time(NOW), kind)])
+    runs = {"r-0": -1, "r-1": -1, "r-2": -1, "r-3": -1, "r-4": 1}
+    expected = Transaction.ends_of(tx, runs)
+    assert [2, 2, 0, 0, 1] == [len(ends) for ends in expected.values()]
+    asked = list[str]()
+    fetch = type(tx)._fetch
+    monkeypatch.setattr(type(tx), "_fetch", lambda *given: asked.append(given[1]) or fetch(*given))
+    assert (expected, 1) == (tx.ends_of(runs), len(asked))
 
 
 def check_pages(tx: Transaction) -> None:

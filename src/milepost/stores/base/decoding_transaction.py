@@ -172,6 +172,12 @@ class DecodingTransaction(Transaction):
     def remove_run(self, run_id: str) -> None:
         self._tx.remove_run(run_id)
 
+    def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
+        return {
+            run_id: [self._opened(run_id, record) for record in reversed(records)][::-1]
+            for run_id, records in self._tx.ends_of(runs).items()
+        }
+
     # -- signals -----------------------------------------------------------------------------------
 
     def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:

@@ -31,7 +31,7 @@ from milepost.errors import (
 )
 from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.ranges import is_live
-from milepost.model.record import FAILURE, FINISH, OWNER, START, Record, format_time, make_record, new_record, packed
+from milepost.model.record import FAILURE, FINISH, START, Record, format_time, make_record, new_record, packed
 from milepost.model.retry import as_seconds
 from milepost.store import (
     MOST,
@@ -561,19 +561,23 @@ class OwnerStore(Store):
         held = self._holding(run_id)
         with self._reading("get_run") as tx:
             row = self._view(tx, self._row(tx, run_id), held=held)
-            return msgspec.structs.replace(row, info=self._with_error(tx, row.info))
+            return msgspec.structs.replace(row, info=self._with_errors(tx, [row.info])[0])
 
-    def _with_error(self, tx: Transaction, info: RunInfo, *, after: int = -1) -> RunInfo:
-        """Return the info of a run with its error, if it has failed and the record of that is sound and above `after`."""
-        if info.status != "failed":
-            return info
+    def _with_errors(self, tx: Transaction, infos: Sequence[RunInfo], *, near: int = MOST) -> list[RunInfo]:
+        """Return the infos of runs, those of failed runs with their errors.
+
+        A run has none if the record of its failure is damaged, or not among its newest `near` records.
+        """
+        failed = {info.run_id: max(info.sequence - near, -1) for info in infos if info.status == "failed"}
+        ends = tx.ends_of(failed) if failed else {}
+        return [self._with_error(info, ends.get(info.run_id, ())) if info.run_id in failed else info for info in infos]
+
+    def _with_error(self, info: RunInfo, ends: Sequence[Record]) -> RunInfo:
         from milepost.model.info import RunFailure  # few runs have failed
 
         error = None
         try:
-            # An owner record stands between what ended the run and older failures.
-            kinds = (FAILURE, FINISH, OWNER)
-            for record in tx.records(info.run_id, after=after, kinds=kinds, newest=True, limit=2):
+            for record in ends:
                 self.seals.check(info.run_id, record)
                 fields = record.fields()
                 is_end = record.kind == FINISH and error is None
@@ -582,8 +586,8 @@ class OwnerStore(Store):
                     error = RunFailure(kind, message, record.node_id, frames)
                 if not is_end:
                     break
-        except (DeserializeStateError, DamagedRow, RunNotFoundError):
-            pass  # verify reports damage; a run may be deleted while it is read
+        except DeserializeStateError:
+            pass  # verify reports damage
         return dataclasses.replace(info, error=error)
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:

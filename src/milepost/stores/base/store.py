@@ -408,7 +408,9 @@ class Runs(Keeping):
                 )
                 views = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
                 meant = [(info, place) for info, place in views if wanted is None or info.status in wanted]
-                runs += [(self._with_first_line(tx, info), place) for info, place in meant[: limit - len(runs)]]
+                meant = meant[: limit - len(runs)]
+                infos = self._with_errors(tx, [info for info, _ in meant], near=_NEAR)
+                runs += [(_in_a_line(info), place) for info, (_, place) in zip(infos, meant, strict=True)]
             if len(rows) < page_size:
                 break
             # The next page begins at a position, not at a run, which may be deleted meanwhile.
@@ -416,14 +418,6 @@ class Runs(Keeping):
         if runs:
             self._note_end(*runs[-1])
         return [info for info, _ in runs]
-
-    def _with_first_line(self, tx: Transaction, info: RunInfo) -> RunInfo:
-        """Return the info with the type, the node and the first line of a failed run's error, if its end is near."""
-        error = self._with_error(tx, info, after=info.sequence - _NEAR).error
-        if error is None:
-            return info
-        error = dataclasses.replace(error, message=error.message.partition("\n")[0], traceback="")
-        return dataclasses.replace(info, error=error)
 
     def _position(self, tx: Transaction, run_id: str) -> int:
         """Return the position of a run that ended a page, even if it was deleted since."""
@@ -526,6 +520,14 @@ class Runs(Keeping):
             return outcome
 
         return self._change("request_cancel", body)
+
+
+def _in_a_line(info: RunInfo) -> RunInfo:
+    """Return the info with the type, the node and the first line of a failed run's error."""
+    if info.error is None:
+        return info
+    error = dataclasses.replace(info.error, message=info.error.message.partition("\n")[0], traceback="")
+    return dataclasses.replace(info, error=error)
 
 
 def _first_of_step(tx: Transaction, row: Row, node_id: str) -> int | None:

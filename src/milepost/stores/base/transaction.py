@@ -10,14 +10,22 @@ import abc
 import builtins
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from milepost.errors import CheckpointCorruptError, StatementError, StoreError, StoreVersionError
+from milepost.errors import (
+    CheckpointCorruptError,
+    DeserializeStateError,
+    RunNotFoundError,
+    StatementError,
+    StoreError,
+    StoreVersionError,
+)
 from milepost.model.ranges import Ranges
-from milepost.model.record import END, Record, digest_of, new_record, parse_time
+from milepost.model.record import END, FAILURE, FINISH, OWNER, Record, digest_of, new_record, parse_time
 from milepost.store import MOST, Count, Signal, Statement
 from milepost.stores.base.fence import Row
 
@@ -103,6 +111,9 @@ class RecordEntry(msgspec.Struct, frozen=True):
 
 _MOST = 1 << 40
 """A limit that no number of runs reaches."""
+
+ENDS = (FAILURE, FINISH, OWNER)
+"""The kinds of the records that say how a run ended. An owner record stands between its end and older failures."""
 
 
 class StatusCount(NamedTuple):
@@ -306,6 +317,17 @@ class Transaction(abc.ABC):
     @abc.abstractmethod
     def remove_run(self, run_id: str) -> None:
         """Delete row, records and signals of a run."""
+
+    def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
+        """Return the newest two records of `ENDS` of each run, newest first, that are above the number given with it.
+
+        A run that can't be read is left out.
+        """
+        ends: dict[str, builtins.list[Record]] = {}
+        for run_id, after in runs.items():
+            with suppress(DeserializeStateError, DamagedRow, RunNotFoundError):
+                ends[run_id] = self.records(run_id, after=after, kinds=ENDS, newest=True, limit=2)
+        return ends
 
     # -- signals -----------------------------------------------------------------------------------
 

@@ -132,6 +132,14 @@ LEFT JOIN LATERAL (
 NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
 FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
 
+# The newest records of several runs that say how each ended: one round trip for a page of runs.
+ENDS_OF = f"""
+SELECT place, {RECORD_COLUMNS} FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS given (number, after, place)
+CROSS JOIN LATERAL (
+    SELECT * FROM {{records}} WHERE run = number AND sequence > after AND kind = ANY(%s) ORDER BY sequence DESC LIMIT 2
+) AS ends ORDER BY place, sequence DESC
+"""  # noqa: S608
+
 # One step of the index from each node to the next, however many records a node has: PostgreSQL has no loose index scan.
 # Source: https://wiki.postgresql.org/wiki/Loose_indexscan
 NODE_IDS = """

@@ -16,6 +16,7 @@ from milepost.model.record import CHECKPOINT, Record, format_time
 from milepost.store import Signal, Statement, Status
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import (
+    ENDS,
     DamagedRow,
     Note,
     RecordEntry,
@@ -36,6 +37,7 @@ from milepost.stores.postgres.statements import (
     BY_NODE,
     BY_NUMBER,
     DUE,
+    ENDS_OF,
     ENTRY_COLUMNS,
     FACTS,
     INSERT_RECORD,
@@ -340,6 +342,13 @@ class PostgresTransaction(Transaction):
             values.append(builtins.list(kinds))
         query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT %s"
         return self._fetch(query, (*values, limit))
+
+    def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
+        names, numbers = [*runs], [self.number(run_id) for run_id in runs]
+        ends: dict[str, builtins.list[Record]] = {run_id: [] for run_id in names}
+        for place, *values in self._fetch(ENDS_OF, (numbers, [*runs.values()], [*ENDS])):
+            ends[names[place - 1]].append(record_of(values))
+        return ends
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
         query = (

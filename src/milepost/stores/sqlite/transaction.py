@@ -17,6 +17,7 @@ from milepost.model.record import Record, format_time
 from milepost.store import Signal, Statement, Status, Token
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import (
+    ENDS,
     DamagedRow,
     Note,
     RecordEntry,
@@ -179,6 +180,16 @@ WITH RECURSIVE nodes (id) AS (
 )
 SELECT id FROM nodes WHERE id IS NOT NULL
 """
+
+
+# The newest records of several runs that say how each ended, each run's by index.
+_ENDS_OF = f"""
+WITH given (number, after) AS (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))
+SELECT run, {_RECORD_COLUMNS} FROM given CROSS JOIN records ON run = number AND sequence IN (
+    SELECT sequence FROM records WHERE run = number AND sequence > after AND kind IN (?, ?, ?)
+    ORDER BY sequence DESC LIMIT 2
+) ORDER BY run, sequence DESC
+"""  # noqa: S608
 
 
 _TALLY = """
@@ -416,6 +427,14 @@ class SQLTransaction(Transaction):
             values += kinds
         query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT ?"
         return self._fetch(query, (*values, -1 if limit is None else limit))
+
+    def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
+        names = {self.number(run_id): run_id for run_id in runs}
+        ends: dict[str, builtins.list[Record]] = {run_id: [] for run_id in runs}
+        given = json_text([*zip(names, runs.values(), strict=True)])
+        for number, *values in self._fetch(_ENDS_OF, (given, *ENDS)):
+            ends[names[number]].append(record_of(values))
+        return ends
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
         query = (
