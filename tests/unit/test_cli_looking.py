@@ -7,6 +7,7 @@ import os
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_calls import Shop, shop
@@ -24,7 +25,7 @@ from milepost.views.status import error_place, why_it_stands
 __all__ = ["shop"]
 
 
-def make_run(store: Store, run_id: str) -> Token:
+def make_run(store: Store, run_id: str, **fields: Any) -> Token:
     """A run that this process owns, with its input recorded."""
     record = make_record(
         run_id,
@@ -32,7 +33,7 @@ def make_run(store: Store, run_id: str) -> Token:
         format_time(1.8e9),
         "start",
         state=b'{"id":"x"}',
-        fields={"flow": "orders", "entry": "price", "epoch": 1},
+        fields={"flow": "orders", "entry": "price", "epoch": 1, **fields},
     )
     return store.create(NewRun(run_id, "orders", new_nonce(), record, 30.0, {}))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import sqlite3
 
 import pytest
 from cli_calls import Shop, shop
@@ -97,6 +99,39 @@ def test_watch_follows_a_run_of_another_process_to_its_end(shop: Shop) -> None:
             assert 0 == process.wait(timeout=30)
     assert "RunCompleted" == events[-1]["event"]
     assert ["price", "charge", "price", "charge"] == [e["node_id"] for e in events if e["event"] == "NodeCompleted"]
+
+
+@pytest.mark.parametrize("command", [["watch"], pytest.param(["show", "--watch"], marks=pytest.mark.wide)])
+@pytest.mark.parametrize("front", ["graph", "workflow"])
+def test_watch_of_a_run_that_damage_stops_ends_with_the_error(shop: Shop, front: str, command: list[str]) -> None:
+    with SQLiteStore("s.db") as store:
+        token = make_run(store, "a", front=front)
+        at = "2026-11-28T00:00:00.000000Z"
+        nodes = ["price", "charge"] if front == "workflow" else ["price"]
+        records = [
+            make_record("a", number, at, "checkpoint", node, state=b'{"id":"x"}', fields={"next_node": "end"})
+            for number, node in enumerate(nodes, 1)
+        ]
+        store.append([Append(token, tuple(records), Release("interrupted", "stopped"))])
+    with contextlib.closing(sqlite3.connect("s.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE records SET payload = x'7b7d' WHERE node_id = 'price'")
+    answer = shop.call(*command, "a", "--store", "sqlite:///s.db")
+    assert 1 == answer.code
+    assert "milepost: record 1 of run 'a' at node 'price' was changed after it was written" in answer.err
+
+
+@pytest.mark.wide
+def test_watch_of_a_run_whose_key_is_elsewhere_goes_on(shop: Shop) -> None:
+    with SQLiteStore("s.db", encryption_key={"k": bytes(32)}) as store:
+        wait = Wait("w#1", "approval")
+        store.release(make_run(store, "a"), Release("waiting", waiting_for=(wait,), signals=0))
+        with shop.spawn("watch", "a", "--store", "sqlite:///s.db") as process:
+            assert process.stderr is not None
+            assert "milepost: run 'a' is waiting: " in process.stderr.readline()
+            store.put_signal("a", "approval", None)
+            assert "milepost: run 'a' is ready: " in process.stderr.readline()
+            store.delete_run("a")
+            assert 3 == process.wait(timeout=30)
 
 
 def test_watch_says_when_a_run_that_waits_for_its_time_is_due(shop: Shop) -> None:

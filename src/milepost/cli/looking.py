@@ -33,7 +33,7 @@ from milepost.cli.places import (
 )
 from milepost.cli.targets import opened_engine, read_pairs
 from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
-from milepost.errors import DeserializeStateError, RunNotFoundError, StoreError
+from milepost.errors import CheckpointIntegrityError, DeserializeStateError, RunNotFoundError, StoreError
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import END, Flow
 from milepost.model.events import Event
@@ -314,7 +314,8 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
             from milepost.cli.terminal import redrawn
 
             redrawn(
-                follow(store, run_id), lambda records: view_run(store.latest(run_id), records, store.place, is_of_steps)
+                follow(store, run_id, is_replayed=is_of_steps),
+                lambda records: view_run(store.latest(run_id), records, store.place, is_of_steps),
             )
             info = store.get_run(run_id).info
             latest, records = store.latest(run_id), records_of(store, run_id)
@@ -395,10 +396,11 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
     invocation.is_live = invocation.is_json
     with _telling(invocation) as tell:
         info = store.get_run(run_id).info
-        flow = _Undecoded(info.flow, "workflow" if is_workflow(store, run_id) else "graph")
+        is_of_steps = is_workflow(store, run_id)
+        flow = _Undecoded(info.flow, "workflow" if is_of_steps else "graph")
         chronicle = Chronicle(run_id, cast("Flow", flow), _result_of if flow.front == "workflow" else None)
         told, maps = "", MapProgress()
-        for records, found in follow(store, run_id, after):
+        for records, found in follow(store, run_id, after, is_replayed=is_of_steps):
             info = found
             for record in records:
                 has_begun = record.kind != START or info.status != "ready" or record.sequence < info.sequence
@@ -420,11 +422,13 @@ def _stands(info: RunInfo) -> str:
     return f"is {info.status}: {info.reason}"
 
 
-def follow(store: Store, run_id: str, after: int = -1) -> Iterator[tuple[list[Record], RunInfo]]:
+def follow(store: Store, run_id: str, after: int = -1, *, is_replayed: bool) -> Iterator[tuple[list[Record], RunInfo]]:
     """The records of a run as they come, up to its end, a page at a time; each with what the store knew of it then.
 
-    Where nothing has come for a while there is an empty page.
+    Where nothing has come for a while there is an empty page. Raises `CheckpointCorruptError` if the run cannot go on
+    because a record is damaged. A run that is replayed needs all records, others those since the newest checkpoint.
     """
+    checked = -1
     while True:
         # The row first: whatever was recorded before the run ended is there once it has ended.
         info = store.get_run(run_id).info
@@ -436,6 +440,16 @@ def follow(store: Store, run_id: str, after: int = -1) -> Iterator[tuple[list[Re
             continue
         if info.status in ENDED:
             return
+        latest = store.latest(run_id)
+        needed = [*latest.tail] if latest.point is None else [latest.point, *latest.tail]
+        if is_replayed:
+            needed, checked = store.read(run_id, after=checked), latest.newest
+        for record in needed:
+            try:
+                store.seals.check_key(run_id, record)
+            except CheckpointIntegrityError:  # the key is elsewhere, and so is the proof
+                continue
+            store.seals.check(run_id, record)
         time.sleep(_PAUSE)
 
 
