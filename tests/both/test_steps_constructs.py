@@ -37,6 +37,7 @@ from milepost.errors import (
     RunStopped,
     WorkflowHeldError,
 )
+from milepost.events import Progress
 from milepost.model.results import StepType, SubWorkflowInvocationResult
 
 
@@ -634,6 +635,31 @@ def test_a_failed_item_fails_the_step_after_all_have_ended_and_retry_runs_only_i
     broken.clear()
     assert [0, 2, 4] == verbs.retry(wf, store, "r")
     assert ["0", "1", "1", "2"] == sorted(log)
+
+
+def test_each_item_that_is_done_is_told_as_progress(verbs, store):
+    broken = [True]
+
+    def item(n: int) -> int:
+        if n == 1 and broken:
+            raise ValueError("broken")
+        return n
+
+    @workflow("w")
+    def wf():
+        return (yield step("m").map(verbs.node(item), [0, 1, 2]))
+
+    def progress(events):
+        return [(event.node_id, event.done, event.total) for event in events if isinstance(event, Progress)]
+
+    first: list[Any] = []
+    with pytest.raises(StepError):
+        verbs.run(wf, store=store, run_id="r", hooks=(first.append,))
+    assert [("m", 1, 3), ("m", 2, 3)] == progress(first)
+    broken.clear()
+    second: list[Any] = []
+    verbs.retry(wf, store, "r", hooks=(second.append,))
+    assert [("m", 3, 3)] == progress(second)
 
 
 def test_the_retries_of_a_map_are_its_items(both_times, log):

@@ -499,9 +499,10 @@ def test_show_tells_inputs_output_and_marked_points(bookings: Bookings) -> None:
     assert ({"order": "ab", "paid": "paid 5.00"}, None) == (shown["output"], shown["next_node"])
 
 
-def test_show_folds_the_many_items_of_a_map(bookings: Bookings) -> None:
+def test_the_many_items_of_a_map_are_counted_by_run_and_folded_by_show(bookings: Bookings) -> None:
     bookings.change("add, [1, 2]", "add, [*range(10, 60)]")
-    bookings.call("run", "bookings:everything", "--run-id", "e")
+    told = bookings.call("run", "bookings:everything", "--run-id", "e").out.splitlines()
+    assert ["  mapped: 5/50", "  mapped: 50/50"] == [line for line in told if line.startswith("  mapped: ")][::9]
     rows = bookings.rows("e")
     (place,) = [number for number, row in enumerate(rows) if row[0] == "mapped"]
     assert ["mapped", "  (50 done)", "sub"] == [row[0] for row in rows[place : place + 3]]

@@ -67,6 +67,8 @@ class Spinner:
                 attempt = f" attempt {event.attempt}" if event.attempt > 1 else ""
                 self._status.update(Text(f"{visit_of(event).rstrip()}{attempt}", style="cyan"))
             elif isinstance(event, StepStarted):
+                if event.step_name.rpartition("/")[0] == self._counted:
+                    return
                 self._status.update(Text(step_of(event), style="cyan"))
             elif isinstance(event, Progress):
                 self._counted = event.node_id

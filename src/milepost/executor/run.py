@@ -30,6 +30,7 @@ from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome
 from milepost.executor.flow import Flow, Renames
 from milepost.executor.history import AttemptBudget, JournalHistory, PendingRecord, RunProgress
 from milepost.executor.journal import Drained, Journal, NullJournal
+from milepost.model.events import Progress
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
 from milepost.model.record import FAILURE, FINISH, Origin, Record, format_time
 from milepost.model.reports import ResumeInfo
@@ -323,6 +324,12 @@ class Run(ABC):
                 yield Ask(self.store, "tidy", self.run_id)
         if self.is_listening:
             yield Emit(self._completed(result, error))
+
+    def announce_progress(self, node_id: str, done: int, total: int) -> Routine[None]:
+        """Announce how many items of a map are done."""
+        if self.is_listening:
+            now = self.options.clock.time()
+            yield Emit(Progress(run_id=self.run_id, timestamp=now, node_id=node_id, done=done, total=total))
 
     def _end_badly(self, exc: BaseException) -> Routine[BaseException]:
         """Give the run up with the status that follows from `exc`; return the error for the verb to raise."""

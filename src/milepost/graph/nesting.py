@@ -41,7 +41,6 @@ from milepost.executor.flow import (
 from milepost.executor.run import Run, bounded_gather
 from milepost.graph.parallel import Stop, label_of, raise_of
 from milepost.graph.visits import DecisionVisit, NodeVisit
-from milepost.model.events import Progress
 from milepost.model.failure import place
 from milepost.model.record import ITEMS
 
@@ -263,18 +262,7 @@ class _Mapping:
             self.stop.hear(exc)
             raise
         self.done += 1
-        walker = self.walker
-        if walker.run.is_listening:
-            yield Emit(
-                Progress(
-                    run_id=walker.run.run_id,
-                    timestamp=walker.options.clock.time(),
-                    node_id=self.node_id,
-                    done=self.done,
-                    total=self.total,
-                    message="",
-                )
-            )
+        yield from self.walker.run.announce_progress(self.node_id, self.done, self.total)
         return result
 
     def _item(self, index: int, item: Any) -> Routine[Any]:

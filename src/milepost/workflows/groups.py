@@ -219,6 +219,7 @@ class PartsVisit(UnitVisit):
         elif begun is not None and (work.key is None or self.mods.compare_args is not False):
             check_items(run, self.step, step_id, self.frame, begun.fields, self.arguments)
         frame, floor = self._child_frame(followed), self._floor()
+        done: set[str] = set()
         if run.options.stop_before:
             run.later.update({*ids} - (run.recorded.begun_with(ids, floor) if begun is not None else set()))
         own = Modifiers(retry=self.mods.retry, timeout=self.mods.timeout, compare_args=self.mods.compare_args)
@@ -226,7 +227,8 @@ class PartsVisit(UnitVisit):
         for item_id, item in zip(ids, work.items, strict=True):
             name = item_id.rpartition("/")[2]
             child: Step[Any] = Step(name, Calls(work.fn, (item,), {}, work.executor), own)
-            routines[item_id] = run.do(child, item_id, frame, is_child=True, floor=floor)
+            routine = run.do(child, item_id, frame, is_child=True, floor=floor)
+            routines[item_id] = self._counted(routine, item_id, done, len(ids))
         self.parts = ids
         recorded = [item_id for item_id in ids if item_id in run.recorded.done]
         needs_threads = (work.executor or run.options.executor) is None and not (run.is_awaited and is_async(work.fn))
@@ -239,6 +241,15 @@ class PartsVisit(UnitVisit):
             text = f"{len(failed)} of its {len(results)} items failed ({named}{more})"
             raise PartsFailed from self._of_parts(text, [result.name for result in failed])
         return [result.output for result in results], _encode({"count": len(ids)})
+
+    def _counted(self, routine: Routine[Any], item_id: str, done: set[str], total: int) -> Routine[Any]:
+        """Do an item, and announce the map's progress if the item succeeds. `done` holds the items that have."""
+        result = yield from routine
+        if result.success:
+            done.add(item_id)
+            if self.run.is_live:
+                yield from self.run.announce_progress(self.node_id, len(done), total)
+        return result
 
     def _of_parts(self, text: str, names: Iterable[str]) -> StepError:
         """Make the error of parts that failed. It matches what any of theirs does."""
