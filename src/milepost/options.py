@@ -14,6 +14,7 @@ from milepost.errors import OptionError, shown
 from milepost.model.events import Hook
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.ids import SYSTEM, Clock
+from milepost.model.record import as_posix
 from milepost.model.retry import Retry, as_seconds
 from milepost.store import check_tag
 
@@ -75,6 +76,16 @@ class RunFilters(TypedDict, total=False):
     updated_after: datetime | None
     limit: int
     after: str | None
+
+
+class RequeueFilters(TypedDict, total=False):
+    """The arguments of `Engine.requeue_all`, which explains them."""
+
+    flow: str | None
+    status: str | Iterable[str] | None
+    error_type: str | None
+    tags: Mapping[str, str] | None
+    limit: int | None
 
 
 if TYPE_CHECKING:
@@ -257,6 +268,15 @@ _NAMES = frozenset(Options.__struct_fields__)
 def option_names() -> frozenset[str]:
     """Return the names of all options that a verb takes."""
     return _NAMES
+
+
+def start_time(at: datetime | None) -> float:
+    """Return `at` in POSIX seconds, 0.0 (at once) for None. Raises `OptionError` for anything but a time with a zone."""
+    if at is None:
+        return 0.0
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise OptionError(f"at must be a datetime with a zone, not {shown(at)}", option="at")
+    return as_posix(at)
 
 
 def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:

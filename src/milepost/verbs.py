@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, overload
@@ -80,20 +80,20 @@ def _open(url: str) -> Store:
     return open_for_call(url)
 
 
-def drive(routine: Routine[T], run_id: str, clock: Clock = SYSTEM, *, wakes: Store | None = None) -> T:
-    """Drive a routine that executes nothing of the run. Errors name the run; workers of the store `wakes` look again."""
-    with naming(run_id):
+def drive(routine: Routine[T], run_id: str | None, clock: Clock = SYSTEM, *, wakes: Store | None = None) -> T:
+    """Drive a routine that executes no run. Errors name the run `run_id`; workers of the store `wakes` look again."""
+    with nullcontext() if run_id is None else naming(run_id):
         answer = SyncDriver(clock).run(routine)
     if wakes is not None:
         wake(wakes)
     return answer
 
 
-async def adrive(routine: Routine[T], run_id: str, clock: Clock = SYSTEM, *, wakes: Store | None = None) -> T:
+async def adrive(routine: Routine[T], run_id: str | None, clock: Clock = SYSTEM, *, wakes: Store | None = None) -> T:
     """Await the routine: the async form of `drive`."""
     from milepost.drivers import AsyncDriver
 
-    with naming(run_id):
+    with nullcontext() if run_id is None else naming(run_id):
         answer = await AsyncDriver(clock).run(routine)
     if wakes is not None:
         wake(wakes)

@@ -9,7 +9,8 @@ from typing import Any
 from milepost.errors import NotAuthorizedError, OptionError, shown
 
 Authorize = Callable[[str, str, str], Any]
-"""The type of `authorize`, which gets (action, run_id, flow name) before a resume, override, signal, cancel or delete.
+"""The type of `authorize`, which gets (action, run_id, flow name) before a resume, override, requeue, signal, cancel or
+delete.
 
 False or an exception refuses. It must be a plain function: an awaitable answer is no yes, and is refused.
 """

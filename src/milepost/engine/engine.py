@@ -21,9 +21,8 @@ from milepost.executor.flow import Flow
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock
-from milepost.model.record import as_posix
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import EngineOptions, Options, RunFilters, RunOptions, merge_options
+from milepost.options import EngineOptions, Options, RequeueFilters, RunFilters, RunOptions, merge_options, start_time
 from milepost.store import RunRow, Store
 from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, flow_of, store_of
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from milepost.engine.worker import Worker
     from milepost.model.events import Event
     from milepost.model.info import CheckpointInfo, RunInfo
+    from milepost.model.reports import Requeued
     from milepost.model.results import WorkflowResult
     from milepost.options import CheckedOptions, FullOptions, OutputOptions
 
@@ -52,7 +52,8 @@ class Engine:
     `store` is a store, which stays the caller's, or a URL, whose store is opened at its first use and closed with the
     engine; until then nothing is made, so a module may define an engine and be imported. `flows` are the flows
     that can be found by their name; each needs a name of its own. `deps` is `ctx.deps` of nodes, `hooks` are called
-    with every event, and `authorize(action, run_id, flow)` is asked before resume, override, signal, cancel and delete.
+    with every event, and `authorize(action, run_id, flow)` is asked before resume, override, requeue, signal, cancel and
+    delete.
     `executor` runs the sync functions that have none of their own: an executor, which stays the caller's, or a factory
     of one, whose pool is shut down with the engine. Other options are defaults for each call: the call's own win, hooks
     add up, tags merge.
@@ -449,6 +450,47 @@ class Engine:
         await job.aenqueue(given, seconds)
         return self._handle(job.run.run_id, job.flow)
 
+    def requeue(
+        self, run_id: str, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None
+    ) -> None:
+        """Leave a run to the workers, at once or from `at` (aware) on. Its flow's code is not needed.
+
+        A run that failed goes on as by `retry`, any other as by `resume`. With retry=False a failed run is resumed too:
+        its attempts are not counted anew, and a node that has used them up gets one more. A run that is ready or due
+        stays as it is. `authorize` is asked about `requeue`.
+
+        Raises `RunLockedError` while somebody executes the run, `RunSuspended` while it waits, and
+        `RunNotResumableError` if it has finished, if `retry` is True and it has not failed, or if it was cancelled or
+        blocked by crashes and `reopen` is False.
+
+        >>> engine = Engine(store, flows=[doubling])
+        >>> copy = engine.fork_run(doubling, engine.start(doubling, 21).run_id)
+        >>> engine.requeue(copy)
+        >>> engine.handle(copy).info().status
+        'ready'
+        """
+        self._handle(run_id).requeue(retry=retry, reopen=reopen, at=at)
+
+    async def arequeue(
+        self, run_id: str, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None
+    ) -> None:
+        """Await it: the async form of `requeue`."""
+        await self._handle(run_id).arequeue(retry=retry, reopen=reopen, at=at)
+
+    def requeue_all(self, **filters: Unpack[RequeueFilters]) -> Requeued:
+        """Leave every run that matches to the workers, as `requeue` does; return their ids, and why others are refused.
+
+        `flow`, `status` and `tags` are those of `list_runs`; status None: failed, interrupted and blocked runs.
+        `error_type` is the type of the error that a run failed with, such as `TypeError`, or `shop.orders.SoldOut` with
+        or without its module. `limit` takes the newest so many runs. Each run is taken at most once, and one that is
+        refused, by `authorize` too, does not keep the others from it.
+        """
+        return drive(self._requeued_all(filters), None, self._bound["clock"], wakes=self.store)
+
+    async def arequeue_all(self, **filters: Unpack[RequeueFilters]) -> Requeued:
+        """Await it: the async form of `requeue_all`."""
+        return await adrive(self._requeued_all(filters), None, self._bound["clock"], wakes=self.store)
+
     @overload
     def handle(self, run_id: str, flow: Verbs[T] | Bound[T]) -> RunHandle[T]: ...
     @overload
@@ -670,8 +712,7 @@ class Engine:
     def _queued(
         self, flow: AnyFlow, args: tuple[Any, ...], run_id: str | None, at: datetime | None, options: Mapping[str, Any]
     ) -> tuple[Job, Any, float]:
-        if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
-            raise OptionError(f"at must be a datetime with a zone, not {shown(at)}", option="at")
+        seconds = start_time(at)
         job, given = self._job_to_start(flow, args, run_id, options)
         name = job.flow.name
         if self.flows and name not in self.flows and name not in self._not_taken:
@@ -683,7 +724,7 @@ class Engine:
                 job.run.run_id,
                 extra={"run_id": job.run.run_id},
             )
-        return job, given, 0.0 if at is None else as_posix(at)
+        return job, given, seconds
 
     def _new_job(
         self, flow: Flow, run_id: str | None, options: Mapping[str, Any], request: ResumeRequest | None
@@ -696,6 +737,12 @@ class Engine:
         self._gate.ask("resume", run_id, job.flow.name)
         if job.options.amends:
             self._gate.ask("override", run_id, job.flow.name)
+
+    def _requeued_all(self, filters: RequeueFilters) -> Routine[Requeued]:
+        from milepost.engine.requeue import matching, requeue_each  # few programs need it
+
+        run_ids = yield from matching(self.store, **filters)
+        return (yield from requeue_each(run_ids, lambda run_id: self._handle(run_id)._requeued()))
 
     def _deletion(self, run_id: str, force: bool) -> Routine[None]:
         if self._gate.is_guarded:

@@ -6,7 +6,7 @@ A handle takes no lease and runs nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -30,6 +30,7 @@ from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.waits import Waits
+from milepost.model.ids import new_nonce
 from milepost.model.record import Record
 from milepost.model.retry import as_seconds
 from milepost.options import UNAMENDED
@@ -180,6 +181,14 @@ class RunHandle(Generic[R]):
         """Await the request: the async form of `cancel`."""
         return await self._arun(self._ended(reason), wakes=self.store)
 
+    def requeue(self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None) -> None:
+        """Leave the run to the workers; see `Engine.requeue`."""
+        self._run(self._requeued(retry=retry, reopen=reopen, at=at), wakes=self.store)
+
+    async def arequeue(self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None) -> None:
+        """Await it: the async form of `requeue`."""
+        await self._arun(self._requeued(retry=retry, reopen=reopen, at=at), wakes=self.store)
+
     # -- below ---------------------------------------------------------------------------------------
 
     def _run(self, routine: Routine[T], wakes: Store | None = None) -> T:
@@ -247,6 +256,13 @@ class RunHandle(Generic[R]):
         if self._gate.is_guarded:
             self._gate.ask("cancel", self.run_id, (yield from self._info()).flow)
         return (yield from signals.cancel(self.store, self.run_id, reason))
+
+    def _requeued(
+        self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None
+    ) -> Routine[None]:
+        from milepost.engine.requeue import requeue  # few programs need it
+
+        return requeue(self.store, self.run_id, self._gate, self._bound, new_nonce, retry=retry, reopen=reopen, at=at)
 
     def _chronicle(self, flow: Flow) -> Chronicle:
         if flow.front == "graph":

@@ -26,6 +26,7 @@ from milepost.errors import (
 )
 from milepost.executor.continuation import refused
 from milepost.executor.flow import Flow, GraphWork, MapWork, StepFlow, Unit
+from milepost.executor.journal import Journal
 from milepost.executor.run import Run
 from milepost.model.checkpoint import read_envelope
 from milepost.model.ids import describe_owner
@@ -67,7 +68,7 @@ class Amendment(msgspec.Struct, frozen=True):
     """The values of an update for fields with a reducer, as JSON, if the graph forks; None for a whole state."""
 
 
-def refused_by_status(run: Run, wish: ResumeRequest, row: RunRow) -> MilepostError | None:
+def refused_by_status(run: Run | Journal, wish: ResumeRequest, row: RunRow) -> MilepostError | None:
     """Return the error if the run's status does not let the verb go on; else None."""
     info, options = row.info, run.options
     status = info.status
@@ -218,21 +219,24 @@ def _both(recorded: bytes, given: bytes) -> str:
     return "" if max(map(len, shown)) > MAX_SHOWN else f"recorded {shown[0]}, given {shown[1]}"
 
 
-def locked(run: Run, row: RunRow) -> RunLockedError:
-    """Make the error of a run that another owner has, or another verb of this process."""
+def locked(
+    run: Run | Journal,
+    row: RunRow,
+    hint: str = "wait for it with on_locked='wait', or fence it off with takeover=True",
+) -> RunLockedError:
+    """Make the error of a run that another owner has, or another verb of this process; `hint` says what to do."""
     until = row.info.lease_until
     told = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
     who = "another verb of this process" if row.lease == "ours" else describe_owner(row.info.owner)
     return RunLockedError(
-        f"run {run.run_id!r} is being executed by {who}{told}: wait for it with on_locked='wait', or fence it off with "
-        f"takeover=True",
+        f"run {run.run_id!r} is being executed by {who}{told}: {hint}",
         run_id=run.run_id,
         owner=row.info.owner,
         lease_until=until,
     )
 
 
-def not_resumable(run: Run, status: str, reason: str, hint: str, **facts: Any) -> RunNotResumableError:
+def not_resumable(run: Run | Journal, status: str, reason: str, hint: str, **facts: Any) -> RunNotResumableError:
     """Make the error of a run that the verb does not go on with; `hint` says what to do instead."""
     told = f" ({reason})" if reason else ""
     return RunNotResumableError(

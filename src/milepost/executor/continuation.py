@@ -20,7 +20,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
-from milepost.executor.journal import ask
+from milepost.executor.journal import Journal, ask
 from milepost.executor.run import Run
 from milepost.model.failure import contained, place
 from milepost.options import Options
@@ -64,7 +64,7 @@ def is_known(run: Run) -> Routine[bool]:
     return True
 
 
-def refused(run: Run, row: RunRow) -> RunNotResumableError | None:
+def refused(run: Run | Journal, row: RunRow) -> RunNotResumableError | None:
     """Return the error if no turn can begin, because the turn before or the run itself has not finished; else None."""
     info = row.info
     if info.status == "finished":

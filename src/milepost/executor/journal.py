@@ -103,7 +103,6 @@ class NullJournal:
     __slots__ = (
         "_ahead",
         "_given",
-        "_options",
         "_sequence",
         "beginnings",
         "degraded",
@@ -114,6 +113,7 @@ class NullJournal:
         "is_ending",
         "is_released",
         "missed",
+        "options",
         "owed",
         "run_id",
         "token",
@@ -124,7 +124,7 @@ class NullJournal:
 
     def __init__(self, run_id: str, options: Options) -> None:
         self.run_id = run_id
-        self._options = options
+        self.options = options
         self.token: Token | None = None
         self.epoch = 0
         self._sequence = self._given = -1
@@ -167,7 +167,7 @@ class NullJournal:
         if self.beginnings:
             for step_id in reversed([*around(node_id)]):
                 if draft := self.beginnings.pop(step_id, None):
-                    self._ahead[self.make_at(format_time(self._options.clock.time()), *draft)] = draft
+                    self._ahead[self.make_at(format_time(self.options.clock.time()), *draft)] = draft
         self._given += 1
         return self._given
 
@@ -180,7 +180,7 @@ class NullJournal:
             data = codec.encode(state, root=root)
         except SerializeStateError as exc:
             return exc
-        limit = min(self._options.max_state_size or DECOMPRESSED_LIMIT, DECOMPRESSED_LIMIT)
+        limit = min(self.options.max_state_size or DECOMPRESSED_LIMIT, DECOMPRESSED_LIMIT)
         if len(data) > limit:
             raising = ", or raise max_state_size" if limit < DECOMPRESSED_LIMIT else ""
             return StateTooLargeError(
@@ -190,7 +190,7 @@ class NullJournal:
                 limit=limit,
                 type_name=type(state).__qualname__,
             )
-        if len(data) > self._options.warn_size:
+        if len(data) > self.options.warn_size:
             logger.warning("%s of run %r has %d bytes", root, self.run_id, len(data), extra={"run_id": self.run_id})
         return data
 
@@ -212,7 +212,7 @@ class NullJournal:
         **fields: Any,
     ) -> Record:
         """Make a record with the next number; `timestamp` None: with the time of now."""
-        now = timestamp or format_time(self._options.clock.time())
+        now = timestamp or format_time(self.options.clock.time())
         return self.make_at(now, kind, node_id, visit, fields, state)
 
     def make_at(
@@ -220,7 +220,7 @@ class NullJournal:
     ) -> Record:
         """Make a record as `make` does, with the time `now`. Those of checkpoints keep the mapping `fields` itself."""
         number = self.next_number(node_id)
-        compressing = bool(self._options.compress)
+        compressing = bool(self.options.compress)
         if kind == CHECKPOINT:
             assert state is not None
             return make_step(self.run_id, number, now, node_id, visit, state, fields, self.epoch, compressing)

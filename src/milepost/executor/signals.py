@@ -43,7 +43,7 @@ def signal(
     the schema that the store has of it. Raises `SignalRefusedError` for one that does not fit, and nothing is stored. The
     run decides again, from its own record.
     """
-    yield from _check_key(store, run_id)
+    yield from check_key(store, run_id)
     data = None
     if payload is not None:
         try:
@@ -89,7 +89,7 @@ def cancel(store: Store, run_id: str, reason: str = "") -> Routine[CancelOutcome
     before. A workflow with rollbacks that are due is not ended here: the cancel is requested, and whoever takes the run
     next, a worker or a resume, rolls its steps back and ends it.
     """
-    yield from _check_key(store, run_id)
+    yield from check_key(store, run_id)
     row: RunRow = yield from ask(store, "get_run", run_id)
     upto: int | None = row.info.sequence
     if (yield from _has_rollbacks(store, run_id, row.live)):
@@ -98,7 +98,7 @@ def cancel(store: Store, run_id: str, reason: str = "") -> Routine[CancelOutcome
     return outcome
 
 
-def _check_key(store: Store, run_id: str) -> Routine[None]:
+def check_key(store: Store, run_id: str) -> Routine[None]:
     """Raise an error for a run whose key this store does not have.
 
     The run cannot be read here, and readers with the key would refuse a record that is written without it.

@@ -1,4 +1,4 @@
-"""Reports about a run: the point and reason of a resume, and the result of a run of a graph."""
+"""Reports about runs: the point and reason of a resume, the result of a run of a graph, and of `requeue_all`."""
 
 from __future__ import annotations
 
@@ -138,3 +138,11 @@ class RunResult(Generic[StateT]):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict of plain values."""
         return plain_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """The result of `requeue_all`: the runs that workers go on with, and the others with the reason why not."""
+
+    done: tuple[str, ...] = ()
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -496,14 +496,21 @@ def read(
 def _live_ranges(
     run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]
 ) -> tuple[Ranges | None, str | None]:
+    """Do `ranges_to_go_on`, also for the visit that `resume_from` names."""
+    if wish.verb == "resume_from":
+        return ranges_upto(latest.row.live, _wished(run, wish, latest.row.live, records)), None
+    return ranges_to_go_on(wish, latest, records, reopen=run.options.reopen)
+
+
+def ranges_to_go_on(
+    wish: ResumeRequest, latest: RunSnapshot, records: list[Record], *, reopen: bool
+) -> tuple[Ranges | None, str | None]:
     """Return new live ranges up to the claim if a part of the record no longer counts. None: they stay as they are.
 
     The second value is the step whose failure ended the run after its code had been given it, if that is tried again.
     """
     live = latest.row.live
-    if wish.verb == "resume_from":
-        return ranges_upto(live, _wished(run, wish, live, records)), None
-    standing = read_history(records, live) if _may_cut(run, wish, latest) else None
+    standing = read_history(records, live) if _may_cut(wish, latest, reopen=reopen) else None
     cuts = []
     again: str | None = None
     if standing is not None and (standing.final is None or standing.finish is not None or wish.verb == "retry"):
@@ -531,8 +538,8 @@ def _tried_again(standing: JournalHistory, wish: ResumeRequest) -> tuple[str, in
     return standing.failed_root() if wish.verb == "retry" else None
 
 
-def _may_cut(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> bool:
-    is_reopened = latest.row.cancel is not None and run.options.reopen
+def _may_cut(wish: ResumeRequest, latest: RunSnapshot, *, reopen: bool) -> bool:
+    is_reopened = latest.row.cancel is not None and reopen
     return wish.verb == "retry" or is_reopened or latest.row.info.status in {"failed", "cancelled", "blocked"}
 
 

@@ -1,0 +1,187 @@
+"""Requeue: runs that exist are left to the workers by their ids alone, without the code of their flows.
+
+The owner record of a requeue holds the verb with which the run goes on, and the ranges of the journal that count from
+then on. They are found from the records. The worker that claims the run goes on by these records, and its code decides
+whether it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from milepost.engine.authorize import Gate
+from milepost.errors import MilepostError, StoreClosedError, StoreError
+from milepost.executor.checks import ResumeRequest, locked, not_resumable, refused_by_status
+from milepost.executor.effects import Routine
+from milepost.executor.journal import Journal, ask, take
+from milepost.executor.resume import as_before
+from milepost.executor.signals import check_key
+from milepost.model.info import RunInfo
+from milepost.model.ranges import Ranges, is_live
+from milepost.model.record import OWNER, START, Record
+from milepost.model.reports import Requeued
+from milepost.options import RunFilters, merge_options, start_time
+from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Store, check_number, check_run_id
+from milepost.workflows.replay import ranges_to_go_on
+
+STANDING = ("failed", "interrupted", "blocked")
+"""The statuses of runs that nobody goes on with by himself: `requeue_all` takes these unless it is told others."""
+PAGE = 1000
+"""The number of runs that are listed at once."""
+WAIT_OR_STOP = "wait for its end, or stop it"
+
+
+def requeue(
+    store: Store,
+    run_id: str,
+    gate: Gate,
+    bound: Mapping[str, Any],
+    nonces: Callable[[], str],
+    *,
+    retry: bool | None = None,
+    reopen: bool = False,
+    at: datetime | None = None,
+) -> Routine[None]:
+    """Leave a run to the workers; see `Engine.requeue`."""
+    wake_at = start_time(at)
+    journal = Journal(store, check_run_id(run_id), merge_options(bound, {"reopen": reopen}))
+    latest: RunSnapshot = yield from ask(store, "latest", run_id)
+    gate.ask("requeue", run_id, latest.row.info.flow)
+    yield from check_key(store, run_id)
+    while not (yield from _leave(journal, latest, nonces, retry, wake_at)):
+        latest = yield from ask(store, "latest", run_id)
+
+
+def requeue_each(run_ids: Iterable[str], requeue_one: Callable[[str], Routine[None]]) -> Routine[Requeued]:
+    """Leave runs to the workers, one after the other. One that is refused does not keep the others from it."""
+    done: list[str] = []
+    refused: dict[str, str] = {}
+    for run_id in run_ids:
+        try:
+            yield from requeue_one(run_id)
+        except MilepostError as exc:
+            if _is_of_all_runs(exc):
+                raise
+            refused[run_id] = str(exc)
+        else:
+            done.append(run_id)
+    return Requeued(tuple(done), refused)
+
+
+def matching(
+    store: Store,
+    *,
+    flow: str | None = None,
+    status: str | Iterable[str] | None = None,
+    error_type: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    limit: int | None = None,
+) -> Routine[list[str]]:
+    """Return the ids of the runs that `requeue_all` is for, newest first and each once, `limit` of them at most."""
+    left = None if limit is None else check_number(limit, "limit", least=1)
+    if status is None:
+        status = STANDING if error_type is None else "failed"
+    filters: RunFilters = {"flow": flow, "status": status if isinstance(status, str) else (*status,), "tags": tags}
+    found: list[str] = []
+    after: str | None = None
+    # Pages go by the time of creation, which never changes: a run that begins or moves on meanwhile shifts none of them.
+    while page := (yield from ask(store, "list_runs", **filters, after=after, limit=PAGE)):
+        for info in page:
+            if error_type is None or (yield from _has_failed_with(store, info, error_type)):
+                found.append(info.run_id)
+                if len(found) == left:
+                    return found
+        after = page[-1].run_id
+    return found
+
+
+def _has_failed_with(store: Store, info: RunInfo, error_type: str) -> Routine[bool]:
+    """Return whether a run failed with an error of this type, given with or without its module."""
+    error = info.error
+    if error is None and info.status == "failed":
+        # A page has the error only if it stands near the end of the journal.
+        try:
+            row: RunRow = yield from ask(store, "get_run", info.run_id)
+        except MilepostError as exc:
+            if _is_of_all_runs(exc):
+                raise
+            return False
+        error = row.info.error
+    return error is not None and f".{error.error_type}".endswith(f".{error_type}")
+
+
+def _is_of_all_runs(exc: MilepostError) -> bool:
+    """Return whether the store itself fails or is closed, so that no other run can be reached either."""
+    return isinstance(exc, StoreClosedError) or (isinstance(exc, StoreError) and not exc.is_of_one_run)
+
+
+def _leave(
+    journal: Journal, latest: RunSnapshot, nonces: Callable[[], str], retry: bool | None, wake_at: float
+) -> Routine[bool]:
+    """Leave the run to the workers. Return False if its journal has grown since `latest` was read."""
+    store, row, info, options = journal.store, latest.row, latest.row.info, journal.options
+    if row.lease in {"live", "ours"}:
+        raise locked(journal, row, WAIT_OR_STOP)
+    if _is_taken_anyway(row, store.clock.time(), reopen=options.reopen):
+        return True
+    if info.status == "finished":
+        raise not_resumable(journal, info.status, info.reason, "nothing of it is left to do")
+    is_retry = info.status == "failed" if retry is None else retry
+    wish = ResumeRequest("retry" if is_retry else "resume")
+    refusal = refused_by_status(journal, wish, row)
+    if refusal is not None:
+        raise refusal
+    live, again = yield from _ranges(journal, wish, latest)
+    journal.sequence, journal.epoch = latest.newest, row.epoch + 1
+    is_crash = row.lease == "ended"
+    if live is not None:
+        live = (*live, ("", latest.newest + 1, None))
+    fields: dict[str, Any] = {
+        "verb": wish.verb,
+        "from": latest.newest if latest.point is None else latest.point.sequence,
+        "crashed": is_crash or None,
+        "live": None if live is None else [list(part) for part in live],
+        "again": again,
+        "reopen": options.reopen or None,
+        "reason": "it was left to the workers",
+    }
+    claim = Claim(
+        journal.run_id, latest.newest, journal.epoch, nonces(), journal.make(OWNER, **fields), options.lease,
+        crashed=is_crash, reopen=options.reopen, max_crashes=options.max_crashes, live=live,
+    )  # fmt: skip
+    claimed: Claimed = yield from take(store, "claim", claim, journal.epoch, as_before(info))
+    if claimed.outcome == "locked":
+        raise locked(journal, claimed.row, WAIT_OR_STOP)
+    if claimed.outcome == "blocked":
+        raise not_resumable(journal, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+    if claimed.outcome == "moved":
+        return False
+    journal.token = claimed.token
+    release = Release("ready", wake_at=wake_at or None, degraded=info.degraded, missed=info.missed)
+    yield from journal.let_go(journal.give_up(release))
+    return True
+
+
+def _is_taken_anyway(row: RunRow, now: float, *, reopen: bool) -> bool:
+    """Return whether a worker takes a run without an owner anyway, at once or at its time."""
+    info = row.info
+    if row.cancel is not None:
+        return not reopen
+    is_due = info.status == "waiting" and info.wake_at is not None and info.wake_at.timestamp() <= now
+    return is_due or info.status in {"ready", "running", "dead"}
+
+
+def _ranges(journal: Journal, wish: ResumeRequest, latest: RunSnapshot) -> Routine[tuple[Ranges | None, str | None]]:
+    """Do `ranges_to_go_on` for a run of a workflow. A graph goes on at its newest checkpoint: all of its records count."""
+    store, run_id = journal.store, journal.run_id
+    begun: list[Record] = yield from ask(store, "read", run_id, limit=1, kinds=(START,))
+    if not begun or begun[0].fields().get("front") != "workflow":
+        return None, None
+    records: list[Record] = yield from ask(store, "read", run_id, before=latest.newest + 1)
+    records = [record for record in records if not record.is_foreign]
+    for record in records:
+        if is_live(record.sequence, latest.row.live):
+            store.seals.check(run_id, record)
+    return ranges_to_go_on(wish, latest, records, reopen=journal.options.reopen)
