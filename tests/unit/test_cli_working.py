@@ -60,6 +60,10 @@ WRONG = [
     (3, ["signal", "nobody", "paid", *APP]),
     (3, ["cancel", "nobody", *STORE]),
     (3, ["cancel", "nobody"]),
+    (2, ["requeue", "--yes", *STORE]),
+    (2, ["requeue", "a", "--status", "failed", "--yes", *STORE]),
+    (2, ["requeue", "a", *STORE]),
+    (3, ["requeue", "nobody", "--yes", *STORE]),
     (3, ["watch", "nobody", *STORE]),
     (3, ["watch", "nobody", *APP]),
 ]
@@ -75,6 +79,27 @@ def test_what_is_wrong_is_told_in_one_line(workshop: Workshop) -> None:
             assert 1 == len(told)
             assert told[0].startswith("milepost: ")
             assert not (workshop.folder / ".milepost").exists()
+
+
+# -- requeue -----------------------------------------------------------------------------------------------
+
+
+def test_requeue_leaves_runs_to_the_workers(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        workshop.start(name, "-i", f"id={name}", "-i", "fails=true")
+    workshop.start("fine")
+    workshop.call("worker", "--until-idle", *APP)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    questions: list[str] = []
+    monkeypatch.setattr("click.confirm", lambda question, err: questions.append(question))
+    answer = workshop.call("requeue", "--flow", "orders", "--error", "RuntimeError", *STORE)
+    shown = ["would requeue c", "would requeue b", "would requeue a", "nothing was requeued"]
+    assert (1, shown, ["requeue 3 runs?"]) == (answer.code, answer.err.splitlines(), questions)
+    assert "requeued 1 run\n" == workshop.call("requeue", "a", "--yes", *STORE).out
+    document = workshop.call("requeue", "b", "fine", "--yes", "--json", *STORE).json
+    assert (["b"], "run 'fine' is finished") == (document["done"], document["refused"]["fine"].partition(":")[0])
+    assert ["ready", "ready", "failed", "finished"] == [workshop.status(name) for name in ("a", "b", "c", "fine")]
+    assert "no runs match\n" == workshop.call("requeue", "--error", "TypeError", "--yes", *STORE).out
 
 
 # -- start -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from milepost.cli.live import logging_warnings
 from milepost.cli.looking import diff, history, runs, show, state, watch
 from milepost.cli.places import EXIT_CODES, INTERRUPTED, USAGE, Invocation, code_of, shared_options
 from milepost.cli.running import resume, retry, run
-from milepost.cli.sending import cancel, signal, start
+from milepost.cli.sending import cancel, requeue, signal, start
 from milepost.cli.text import to_json
 from milepost.cli.working import recover, worker
 from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
@@ -63,6 +63,7 @@ for _command in (
     watch,
     signal,
     cancel,
+    requeue,
     worker,
     recover,
     runs,

@@ -142,8 +142,8 @@ def delete(invocation: Invocation, run_id: str, node_id: str | None, force: bool
         if node_id is not None and all(found.node_id != node_id for found in store.history(run_id)):
             raise CheckpointNotFoundError(run_id, node_id, f"there is none in {store.place}")
         if not yes:
-            _check_that_somebody_can_be_asked(f"delete {what}")
-            if not _is_agreed(f"delete {what} ({size}) for good?"):
+            check_that_somebody_can_be_asked(f"delete {what}")
+            if not is_agreed(f"delete {what} ({size}) for good?"):
                 return FAILED
         if node_id is None:
             store.delete_run(run_id, force=force)
@@ -156,18 +156,18 @@ def delete(invocation: Invocation, run_id: str, node_id: str | None, force: bool
     return OK
 
 
-def _check_that_somebody_can_be_asked(deed: str) -> None:
-    """Refuse to delete what nobody has agreed to, and nobody can be asked about."""
+def check_that_somebody_can_be_asked(deed: str) -> None:
+    """Refuse to do what nobody has agreed to, and nobody can be asked about."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(f"pass --yes to {deed} where nobody can be asked")
 
 
-def _is_agreed(question: str) -> bool:
-    """Ask the person at the terminal, and say so where nothing is done."""
-    is_agreed = click.confirm(question, err=True)
-    if not is_agreed:
-        print("nothing was deleted", file=sys.stderr)
-    return is_agreed
+def is_agreed(question: str, otherwise: str = "nothing was deleted") -> bool:
+    """Ask the person at the terminal, and say `otherwise` where nothing is done."""
+    agreed = click.confirm(question, err=True)
+    if not agreed:
+        print(otherwise, file=sys.stderr)
+    return agreed
 
 
 @command(
@@ -201,13 +201,13 @@ def prune(
         if dry_run:
             return _show(invocation, forget(older_than=older_than, dry_run=True), is_dry=True)
         if not yes:
-            _check_that_somebody_can_be_asked("prune")
+            check_that_somebody_can_be_asked("prune")
             began = store.clock.time()
             surplus = forget(older_than=older_than, dry_run=True)
             if surplus == Pruned():
                 return _show(invocation, surplus)
             _list_surplus(surplus, sys.stderr)
-            if not _is_agreed(f"{_deeds(surplus, is_done=False)} for good?"):
+            if not is_agreed(f"{_deeds(surplus, is_done=False)} for good?"):
                 return FAILED
             if older_than is not None:  # no run that has become old while the answer was awaited: it was not shown
                 older_than += store.clock.time() - began

@@ -1,17 +1,25 @@
-"""The commands that leave something to others: start, a run for a worker; signal and cancel, to whoever executes it."""
+"""The commands that leave something to others: start and requeue, to a worker; signal and cancel, to whoever has it."""
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import Any
 
 import click
 
-from milepost.cli.places import OK, Invocation, app_option, command, optional_app_option
+from milepost.cli.keeping import check_that_somebody_can_be_asked, is_agreed
+from milepost.cli.looking import STATUSES
+from milepost.cli.places import FAILED, OK, Invocation, app_option, command, optional_app_option
 from milepost.cli.targets import found_flow, opened_engine, read_input, read_json, read_pairs, split_input
 from milepost.cli.text import to_json
+from milepost.drivers import SyncDriver
+from milepost.engine.requeue import matching, requeue_each
+from milepost.model.ids import SYSTEM
+from milepost.model.reports import Requeued
+from milepost.options import RequeueFilters
 from milepost.verbs import Bound
-from milepost.views.text import clean, iso
+from milepost.views.text import clean, iso, plural
 
 _OUTCOMES = {
     "taken": "the run waits for it",
@@ -106,6 +114,66 @@ def cancel(invocation: Invocation, run_id: str, reason: str) -> int:
     with opened_engine(invocation) as engine:
         outcome = engine.cancel(run_id, reason)
     return _tell(invocation, outcome, f"cancel of run {clean(run_id)!r}", run_id=run_id)
+
+
+@command(
+    "requeue",
+    click.argument("run_ids", metavar="[RUN...]", nargs=-1),
+    click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), metavar="STATUS",
+                 help="All runs of this status. Repeatable. Default: failed, interrupted and blocked."),
+    click.option("--flow", metavar="NAME", help="All runs of this flow."),
+    click.option("--error", "error_type", metavar="TYPE", help="All runs that failed with this error, such as TypeError."),
+    click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="All runs with this tag. Repeatable."),
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them. Default: all."),
+    click.option("--reopen", is_flag=True, help="Also runs that were cancelled, or that crashes blocked."),
+    click.option("--yes", "-y", is_flag=True, help="Do not ask."),
+    optional_app_option,
+)  # fmt: skip
+def requeue(
+    invocation: Invocation,
+    run_ids: tuple[str, ...],
+    statuses: tuple[str, ...],
+    flow: str | None,
+    error_type: str | None,
+    tags: tuple[str, ...],
+    limit: int | None,
+    reopen: bool,
+    yes: bool,
+) -> int:
+    """Leave runs to the workers, by id or all that match.
+
+    A run that failed goes on as by retry, any other as by resume. Shows the runs and asks first. Exit code 1 if one is
+    refused; the others go on all the same.
+    """
+    filters: RequeueFilters = {
+        "flow": flow, "status": statuses or None, "error_type": error_type, "tags": read_pairs(tags, "--tag") or None,
+        "limit": limit,
+    }  # fmt: skip
+    is_filtered = any(filters.values())
+    if bool(run_ids) == is_filtered:
+        raise click.UsageError("name runs to requeue, or say which with --status, --flow, --error or --tag")
+    if not yes:
+        check_that_somebody_can_be_asked("requeue")
+    with opened_engine(invocation) as engine:
+        driver = SyncDriver(SYSTEM)
+        found = [*dict.fromkeys(run_ids)] or driver.run(matching(engine.store, **filters))
+        if found and not yes:
+            for run_id in found:
+                print(f"would requeue {clean(run_id)}", file=sys.stderr)
+            if not is_agreed(f"requeue {plural(len(found), 'run')}?", "nothing was requeued"):
+                return FAILED
+        if len(run_ids) == 1:
+            engine.requeue(*run_ids, reopen=reopen)
+            requeued = Requeued(run_ids)
+        else:
+            requeued = driver.run(requeue_each(found, lambda run_id: engine.handle(run_id)._requeued(reopen=reopen)))
+    if invocation.is_json:
+        print(to_json({"done": list(requeued.done), "refused": dict(requeued.refused)}))
+    else:
+        for run_id, reason in requeued.refused.items():
+            print(f"refused {clean(run_id)}: {clean(reason)}")
+        print(f"requeued {plural(len(requeued.done), 'run')}" if found else "no runs match")
+    return FAILED if requeued.refused else OK
 
 
 def _read_time(text: str) -> datetime:
