@@ -113,24 +113,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one call, complete and checked."""
 
     if_exists: str = "error"
-    """The treatment of a run that exists already: error, resume, retry (the failed node or step), return (wait for its
-    end), or continue: a finished run of a graph begins a new turn with the given state."""
+    """The treatment of a run that exists already. error: raise; resume: resume it; retry: retry the failed node or step;
+    return: wait for its end; continue: begin a new turn of a finished run of a graph, with the given state."""
     compare_inputs: bool = True
-    """True: refuse a run that began with another input. False: go on with the recorded input."""
+    """True: refuse to resume a run that began with another input. False: resume it with the recorded input."""
     checkpoint_failure_fatal: bool = True
     """True: stop a run whose checkpoint cannot be saved. False: go on, and mark the run as degraded."""
     state_override: Callable[[Any], Any] | None = None
     """A function that corrects the recorded state before a resume goes on; the state that it returns is recorded."""
     revalidate: Callable[[Any], Any] | None = None
-    """A check of the state before a resume; it refuses a state by raising, or by returning False, an error or a text."""
+    """A function that checks the state before a resume; it refuses a state if it raises, or returns False, an error or a
+    text."""
     update: Mapping[str, Any] | None = None
-    """A part of the state that amends the recorded one as if the node had returned it; needs `Graph(partial=True)`."""
+    """Some fields of the state, applied to the recorded state as if the node had returned them; needs `Graph(partial=True)`."""
     reroute: bool | None = None
     """True: ask the router again instead of taking the recorded route. False: keep the route. None: ask again if
-    `state_override` or `update` amends the state. The route stays at a simple edge, a fork or a join, and for a run
-    that waits or has finished."""
+    `state_override` or `update` amends the state. A simple edge, a fork and a join have no router to ask; nor is a router
+    asked for a run that waits or has finished."""
     rename: Mapping[str, str] | None = None
-    """A map from recorded node ids to the nodes' present ids; give it as long as the run goes on at a recorded id.
+    """A map from recorded node ids to the nodes' present ids. The run records it for later resumes.
 
     It applies to the node where the run goes on, the node that it goes on after, and `resume_from`. Visits and attempts
     are counted on; idempotency keys and `ctx.random()` are those of the new id.
@@ -146,48 +147,48 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     on_locked: str = "error"
     """The treatment of a run that another owner has. error: raise; wait: poll until the run is free."""
     on_wait: str = "suspend"
-    """The treatment of a run that waits. suspend: it is parked, and the verb raises `RunSuspended`; block: it is
-    parked, and the verb goes on with it once it is due."""
+    """The treatment of a run that waits, which is parked either way. suspend: the verb raises `RunSuspended`; block: the
+    verb waits, and goes on with the run once it is due."""
     stop_before: frozenset[str] = frozenset()
     """Nodes before which the run is interrupted."""
     stop_after: frozenset[str] = frozenset()
     """Nodes after which the run is interrupted."""
     isolate: bool = False
-    """True: give every node a decoded copy of the state, to find code that depends on shared references."""
+    """True: give every node a decoded copy of the state. This finds code that depends on shared references."""
     max_iterations: int | None = 1000
-    """The number of nodes that a run may execute in each turn, over all its processes; 1 to 100 000, None: no limit."""
+    """The number of nodes that a run may execute in each turn, in all processes together; 1 to 100 000, None: no limit."""
     retry: Retry | None = None
     """The retry policy of nodes without their own."""
     timeout: float | None = None
     """Seconds for an attempt of a node without its own timeout."""
     run_timeout: float | None = None
-    """Seconds for this call."""
+    """Seconds that this call may take in all."""
     max_parallel: int | None = None
     """The number of calls of user functions that run at once; None: no limit (threads under sync verbs: 32)."""
     executor: ExecutorLike | None = None
     """The executor of sync functions whose node, step or item has none of its own; None: they run in this process.
 
-    A factory of an executor is called again after its pool broke. Coroutine functions, and functions that decide
-    (routers, predicates, handlers), run in this process in any case.
+    A factory is called again after the pool that it made broke. Coroutine functions always run in this process, and so do
+    functions that decide (routers, predicates, handlers).
     """
     lease: float = 30.0
     """Seconds for which nobody may take the run over; the lease is renewed every third of that time."""
     max_crashes: int | None = 5
-    """The number of owners in a row that may die without progress before the run is blocked; None: any number."""
+    """The number of owners in a row that may die without progress; then the run is blocked. None: any number."""
     compress: bool | None = None
-    """True: compress states from 1 KB on, not only above 1 MB."""
+    """True: compress states of 1 KB or more. Otherwise only states above 1 MB are compressed."""
     warn_size: int = 100 * 1024 * 1024
     """Size of a state in bytes above which a warning is logged."""
     max_state_size: int | None = None
     """Size of a state in bytes above which the state is refused; None: no limit."""
     deps: Any = None
-    """Services for nodes, as `ctx.deps`; never stored."""
+    """Services that nodes use as `ctx.deps`; never stored."""
     logger: logging.Logger | logging.LoggerAdapter[Any] | None = None
     """The parent of `ctx.logger`."""
     hooks: tuple[Hook, ...] = ()
     """Functions that are called with each event."""
     tags: Mapping[str, str] | None = None
-    """Text pairs that the run row has from the start on; a resume adds none, `ctx.tag` does."""
+    """Names and values, both texts, that a new run is tagged with. A resume adds none; `ctx.tag` does."""
     clock: Clock = SYSTEM
     """The source of time."""
     config: Any = None
@@ -237,7 +238,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         if self.compress is not None and type(self.compress) is not bool:
             raise OptionError(f"compress must be True, False or None, not {shown(self.compress)}", option="compress")
         checked_executor(self.executor, "a run")
-        if self.clock is not SYSTEM and not isinstance(self.clock, Clock):  # to ask a protocol takes long
+        if self.clock is not SYSTEM and not isinstance(self.clock, Clock):  # checking a protocol is slow
             raise OptionError(f"clock must be a clock, such as FakeClock(), not {shown(self.clock)}", option="clock")
         if self.rename is not None:
             _check_rename(self.rename)
@@ -252,11 +253,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNAMENDED: Mapping[str, Any] = {"state_override": None, "update": None, "reroute": None}
-"""Values of the amending options that leave a recorded run as it is."""
+"""The values of the amending options with which a recorded run stays as it is."""
 
 
 def without_amendments(options: Options) -> Options:
-    """Return the options without amendments: for a call whose amendment is recorded, or that only reads a run."""
+    """Return the options without amendments, for a call that only reads a run, or whose amendment is recorded already."""
     return replace(options, **UNAMENDED) if options.amends or options.reroute is not None else options
 
 
@@ -293,7 +294,7 @@ def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
 
 
 def nearest(name: str) -> str | None:
-    """Return the keyword of a verb that is meant by a misspelled one; None if none is like it."""
+    """Return the keyword of a verb that a misspelled name stands for; None if no keyword is similar."""
     from difflib import get_close_matches  # 7 ms of import that only a mistake pays for
 
     if name in _OTHERWISE_CALLED:
@@ -303,13 +304,13 @@ def nearest(name: str) -> str | None:
 
 def _advice(name: str) -> str:
     if name in _OF_A_GRAPH:
-        return "it is told to Graph(...), when the flow is built"
+        return "it is an option of Graph(...), where the flow is built"
     near = nearest(name)
     return f"did you mean {near!r}?" if near else "the names of all options are those of milepost.RunOptions"
 
 
 _OTHERWISE_CALLED = {"thread_id": "run_id", "checkpointer": "store", "recursion_limit": "max_iterations"}
-"""Names of options in other libraries, each with ours."""
+"""Names that options have in other libraries, each with our name for it."""
 
 _OF_A_GRAPH = frozenset({"partial", "reducers", "types", "upgrade", "unknown_fields"})
 
@@ -340,7 +341,7 @@ def _check_rename(given: Any) -> None:
     if not isinstance(given, Mapping) or not all(
         isinstance(node_id, str) for pair in given.items() for node_id in pair
     ):
-        raise OptionError(f"rename must map recorded node ids to those of now, not {shown(given)}", option="rename")
+        raise OptionError(f"rename must map recorded node ids to present ones, not {shown(given)}", option="rename")
 
 
 def _one_of(options: Options, name: str, allowed: tuple[str, ...]) -> None:

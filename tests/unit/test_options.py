@@ -119,7 +119,7 @@ def test_none_adds_no_hooks_and_no_tags() -> None:
 def test_an_unknown_option_is_answered_with_what_was_meant() -> None:
     with pytest.raises(OptionError, match="did you mean 'max_iterations'"):
         merge_options({}, {"max_iteration": 5})
-    with pytest.raises(OptionError, match=r"told to Graph\(\.\.\.\)"):
+    with pytest.raises(OptionError, match=r"an option of Graph\(\.\.\.\)"):
         merge_options({}, {"unknown_fields": "drop"})
     with pytest.raises(OptionError, match=r"no option is called 'thread_id': did you mean 'run_id'\?$"):
         merge_options({}, {"thread_id": 5})
