@@ -1,4 +1,4 @@
-"""The common part of both drivers: the publication of events, the call of user code, and quick effects."""
+"""The common part of both drivers: it publishes events, calls user code, and performs effects that never block."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ from milepost.model.ids import Clock
 logger = logging.getLogger("milepost")
 
 MAX_THREADS = 32
-"""The number of threads for calls at once that a `Gather` without its own limit has under the sync driver."""
+"""The number of calls that a `Gather` without its own limit runs at once, each in a thread, under the sync driver."""
 GLANCE = 0.5
 """Seconds between two looks at the lease while a driver sleeps.
 
-They are also the longest time between two chances for Ctrl-C to be seen: a signal that comes just before a wait without
-end does not end that wait.
+No wait is longer than this, so that Ctrl-C is noticed. Python would notice a signal that arrives just before a wait
+without a time limit only after that wait.
 """
-
 
 _LEVELS: dict[type[Event], int] = {
     **dict.fromkeys((AttemptFailed, CheckpointFailed, NodeOverdue, RunBlocked), logging.WARNING),
@@ -63,7 +62,7 @@ class StreamClosed(BaseException):
 
 
 def is_logged() -> bool:
-    """Return whether somebody reads events in the log. Otherwise they need not be made."""
+    """Return whether the log takes events. If it does not, and nobody else listens, no event needs to be made."""
     return logger.isEnabledFor(logging.INFO)
 
 
@@ -93,7 +92,7 @@ class Driver:
         return around
 
     def perform_quick(self, effect: Effect) -> Any:
-        """Return the answer of an effect that only concerns this process."""
+        """Perform an effect that only concerns this process, and return its answer."""
         if isinstance(effect, Emit):
             self.publish(effect.event)
             return None
@@ -107,30 +106,30 @@ class Driver:
         raise TypeError(f"this driver does not perform {type(effect).__name__}")
 
     def bind(self, call: Call) -> Callable[[], Any]:
-        """Return `call` as a function without arguments for a thread: in a copy of this context, inside its hooks."""
+        """Return a function without arguments that makes `call` in a thread, with a copy of this context, inside its hooks."""
         around = self.publish(call.announce) if call.announce is not None else ()
         context = contextvars.copy_context()
         return lambda: context.run(invoke, call, around)
 
     def submit(
-        self, call: Call, then: Callable[[Pending], None] | None = None, kept: PendingSet | None = None
+        self, call: Call, then: Callable[[Pending], None] | None = None, open_calls: PendingSet | None = None
     ) -> Pending:
-        """Have an executor or a thread run a sync call; `then` is called there with its outcome.
+        """Start a sync call in its executor or in a thread. `then` is called there with the outcome.
 
-        A call that an executor gets can be taken back. It is added to `kept` before it begins.
+        The caller can abandon a call to an executor. So it is added to `open_calls` before it begins.
         """
         if call.executor is None:
             return threads.submit(self.bind(call), then)
         from milepost.drivers.executors import ExecutorCall  # most programs never need it
 
-        errand = ExecutorCall(call, self.publish(call.announce) if call.announce is not None else (), then)
-        if kept is not None:
-            kept.add(errand)
-        errand.begin()
-        return errand
+        executor_call = ExecutorCall(call, self.publish(call.announce) if call.announce is not None else (), then)
+        if open_calls is not None:
+            open_calls.add(executor_call)
+        executor_call.begin()
+        return executor_call
 
     def mark_overdue(self, call: Call) -> None:
-        """Signal to the call, and to listeners, that its time is over."""
+        """Tell the call, and whoever listens to events, that its time is over."""
         if call.context is not None:
             call.context._stop = True
             self.publish(
@@ -139,30 +138,30 @@ class Driver:
 
 
 def invoke(call: Call, around: Sequence[Any] = ()) -> Any:
-    """Call user code with its context current. A coroutine function gives the coroutine."""
+    """Call user code with its context as the current one. A coroutine function returns its coroutine."""
     return run_within(call.context, call.fn, call.args, around)
 
 
-def _put(ended: queue.SimpleQueue[tuple[Branch, Pending]], branch: Branch, promise: Pending) -> None:
-    ended.put((branch, promise))
+def _put(ended: queue.SimpleQueue[tuple[Branch, Pending]], branch: Branch, pending: Pending) -> None:
+    ended.put((branch, pending))
 
 
 def is_awake(held: LeaseView | None) -> bool:
-    """Return whether a sleep need not go on, because the run is lost, cancelled or to be given back."""
+    """Return whether a sleep ends early: the run is lost or cancelled, or its owner is about to release it."""
     return held is not None and (held.is_over or (held.is_draining and not held.is_ending))
 
 
 @contextmanager
-def watched(held: LeaseView | None, tell: Callable[[], None]) -> Iterator[None]:
-    """Have `tell` called, in any thread, if the run is lost or cancelled while the block lasts."""
+def watched(held: LeaseView | None, wake: Callable[[], None]) -> Iterator[None]:
+    """Call `wake`, in any thread, if the run is lost or cancelled while the block lasts."""
     if held is None:
         yield
         return
-    held.watch(tell)
+    held.watch(wake)
     try:
         yield
     finally:
-        held.unwatch(tell)
+        held.unwatch(wake)
 
 
 def held_of(call: Call) -> LeaseView | None:
