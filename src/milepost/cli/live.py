@@ -1,6 +1,6 @@
-"""A run while it runs, and the library's log.
+"""The output of commands while they run flows: the events of a run, and the library's log.
 
-Each is a hook. What cannot be printed (the reader has gone) never stops the run; the command notices at its end.
+A line that cannot be printed, because the reader has gone, never stops the run; the command reports that at its end.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from milepost.views.text import clean, error_text, iso
 __all__ = ["OneLine", "logging_runs", "logging_warnings"]
 
 
-# Shows a run while it runs: JSON lines for programs, plain lines, or lines and a spinner in a terminal.
+# The events of a run: JSON lines for programs, plain lines for a pipe, lines and a spinner in a terminal.
 
 
 class Watcher(Protocol):
-    """A hook that shows events."""
+    """A hook that prints events."""
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
 
 
 def prints_aside(is_json: bool) -> contextlib.AbstractContextManager[object]:
-    """Under JSON what nodes print goes to the standard error, for as long as the block lasts."""
+    """Send what nodes print to the standard error while the block lasts, if the standard output has JSON."""
     return contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def watching(codec: Any, *, is_json: bool) -> Iterator[Watcher]:
-    """Give the hook that suits where the output goes. Under JSON what nodes print goes to the standard error."""
+    """Yield the hook that fits the standard output: JSON, a terminal or a pipe."""
     if is_json:
         output = sys.stdout
         with prints_aside(is_json):
@@ -49,13 +49,13 @@ def watching(codec: Any, *, is_json: bool) -> Iterator[Watcher]:
         with Spinner() as spinner:
             yield spinner
     else:
-        # Nodes may print too, and a reader who has gone is no reason for them to fail.
+        # Nodes may print too. They must not fail because the reader of the output has gone.
         with contextlib.redirect_stdout(cast("TextIO", _Unbroken(sys.stdout))):
             yield _quietly(sys.stdout, line_of)
 
 
 class _Unbroken:
-    """A text stream that goes on quietly when nobody reads it any more, or its disk is full."""
+    """A text stream that drops what it cannot write, because its reader has gone or the disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,29 +73,29 @@ class _Unbroken:
         return getattr(self._stream, name)
 
 
-def _quietly(output: TextIO, tell: Callable[[Event], str | None]) -> Watcher:
-    """A hook that prints what `tell` gives, until nobody reads it any more."""
+def _quietly(output: TextIO, to_line: Callable[[Event], str | None]) -> Watcher:
+    """Return a hook that prints the line that `to_line` makes of an event, until the reader has gone."""
     is_read = True
 
     def show(event: Event) -> None:
         nonlocal is_read
-        line = tell(event) if is_read else None
+        line = to_line(event) if is_read else None
         if line is None:
             return
         try:
-            print(f"{line}\n", end="", file=output, flush=True)  # in one piece, whatever nodes print meanwhile
+            print(f"{line}\n", end="", file=output, flush=True)  # in one write, since nodes may print meanwhile
         except OSError:
             is_read = False
 
     return show
 
 
-# The library's log on the command line: warnings in one line each, or the lines of a service that runs flows.
+# The library's log: warnings of a command in one line each, or the log of a service that runs flows.
 
 
 @contextlib.contextmanager
 def logging_warnings(is_debug: bool) -> Iterator[None]:
-    """Send the library's log to the standard error: warnings, or everything."""
+    """Send the library's warnings to the standard error; with `is_debug` its whole log."""
     formatter = logging.Formatter("%(levelname)s: %(message)s") if is_debug else OneLine()
     handler = _Lines(sys.stderr, formatter)
     if not is_debug:
@@ -106,9 +106,9 @@ def logging_warnings(is_debug: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def logging_runs(invocation: Invocation) -> Iterator[None]:
-    """Send a line for each run that is taken and that ends, and all warnings, to the standard error.
+    """Log to the standard error: a line for each run that is taken or ends, and all warnings. `--debug` shows everything.
 
-    As JSON they go to the standard output, and what nodes print to the standard error. `--debug` shows everything.
+    As JSON the log goes to the standard output, and what nodes print goes to the standard error.
     """
     formatter = _Document() if invocation.is_json else _Timed()
     handler = _Lines(sys.stdout if invocation.is_json else sys.stderr, formatter)
@@ -118,7 +118,7 @@ def logging_runs(invocation: Invocation) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled_by(handler: logging.Handler, level: int) -> Iterator[None]:
-    """Have the library's log go to `handler` and to no other of this file, beside those of the user's own code."""
+    """Add `handler` to the library's log in place of other handlers of this file. The user's own handlers stay."""
     logger = logging.getLogger("milepost")
     others, before = [other for other in logger.handlers if isinstance(other, _Lines)], logger.level
     for other in others:
@@ -135,12 +135,12 @@ def _handled_by(handler: logging.Handler, level: int) -> Iterator[None]:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a log record is news: the command shows events itself."""
+    """Return whether a log record is not one of an event, since the command shows events itself."""
     return record.pathname != log_event.__code__.co_filename
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Writes the lines of the log; a reader who has gone, or a full disk, is no reason to complain with each line."""
+    """The handler of the log's lines. It reports no error if the reader has gone or the disk is full."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
         super().__init__(stream)
@@ -155,12 +155,12 @@ class OneLine(logging.Formatter):
     """A log record in one line, with its exception but without the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         return f"{record.levelname}: {_text(record)}"
 
 
 class _Timed(logging.Formatter):
-    """The line of a service: its time in UTC first."""
+    """A log record as a line of a service's log, which begins with the time in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{iso(record.created)} {record.levelname.lower()}: {_line_by_line(_text(record))}"
@@ -170,18 +170,18 @@ class _Document(logging.Formatter):
     """A log record as a line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        fields = {
             "time": iso(record.created),
             "level": record.levelname.lower(),
             "message": _text(record),
             "run_id": getattr(record, "run_id", None),
             "node_id": getattr(record, "node_id", None),
         }
-        return to_json(told, is_line=True)
+        return to_json(fields, is_line=True)
 
 
 def _line_by_line(text: str) -> str:
-    """Text of more than one line, such as one with a traceback."""
+    """Clean a text line by line, so that a traceback keeps its lines."""
     return "\n".join(map(clean, text.split("\n")))
 
 

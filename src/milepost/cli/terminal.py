@@ -1,5 +1,6 @@
-"""A run that is shown in a terminal while it goes on: a line for each thing that ended and a spinner, or its tree, drawn again
-whenever the run moves. Draws with rich.
+"""A run in a terminal while it goes on, drawn with rich.
+
+It is shown as a spinner with a line for each node or step that has ended, or as a tree that is redrawn on each change.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from milepost.views.text import clean
 
 
 class Spinner:
-    """A hook, and a context manager that leaves the terminal as it was."""
+    """A hook that shows events, and a context manager that restores the terminal at its end."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
         self._status = self._console.status("")
         self._lock = threading.Lock()
         self._counted: str | None = None
-        """The map whose progress is shown; that of its items is not shown over it."""
+        """The map whose progress is shown; the start of one of its items does not replace it."""
 
     def __enter__(self) -> Self:
         self._status.start()
@@ -59,7 +60,7 @@ class Spinner:
         self._status.stop()
 
     def __call__(self, event: Event, error: str | None = None) -> None:
-        """Show one event; `error`: what to say of its error."""
+        """Show one event. `error` is the text of its error, if that is not the usual one."""
         with self._lock:
             if isinstance(event, NodeStarted):
                 if event.node_id.rpartition("/")[0] == self._counted:
@@ -95,8 +96,8 @@ def _style(event: Event) -> str:
     return ""
 
 
-def redrawn(pages: Iterable[tuple[list[Record], RunInfo]], look: Callable[[Sequence[Record]], RunView]) -> RunInfo:
-    """Draw a run, by the pages of its records, until it ends; return how it stands then. The drawing is removed again."""
+def redrawn(pages: Iterable[tuple[list[Record], RunInfo]], to_view: Callable[[Sequence[Record]], RunView]) -> RunInfo:
+    """Draw a run after each page of its records until the run ends. Remove the drawing, and return the run's last row."""
     console = Console(highlight=False)
     records: list[Record] = []
     drawn: tuple[int, RunInfo] | None = None
@@ -105,12 +106,12 @@ def redrawn(pages: Iterable[tuple[list[Record], RunInfo]], look: Callable[[Seque
             records += map(_light, page)
             if drawn != (len(records), info):
                 drawn = len(records), info
-                live.update(_picture(look(records), console), refresh=True)
+                live.update(_picture(to_view(records), console), refresh=True)
     return info
 
 
 def _light(record: Record) -> Record:
-    """Return a record without the state of a graph, which may be large, and which the tree does not show."""
+    """Return a record without the state of a graph: it may be large, and the tree does not show it."""
     with contextlib.suppress(DeserializeStateError):
         if record.kind == CHECKPOINT and not record.is_foreign and "step_type" not in record.fields():
             return record._replace(payload=None, packing="")
