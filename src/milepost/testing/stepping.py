@@ -1,8 +1,8 @@
 """A driver that a test moves by hand: one effect at a time, with a fake clock and without threads.
 
-`Stepper(routine)` stops before each effect that the core asks for. The test looks at it, performs it (`step`), lets it
-fail (`fail`), or drops the routine as the death of its process would (`kill`). Coroutines are run to their end where
-they are called, each in an event loop of its own, so the caller must not be inside one.
+`Stepper(routine)` stops before each effect that the core asks for. The test looks at the effect. Then it performs it
+(`step`), lets it fail (`fail`), or drops the routine, as if its process had died (`kill`). Each coroutine runs to its
+end in an event loop of its own, so the test itself must not run in an event loop.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ EffectT = TypeVar("EffectT", bound=Effect)
 
 
 class Lease:
-    """A lease that nobody renews and that never ends, unless the test ends it; see
-    `milepost.executor.effects.LeaseView`."""
+    """A lease that nobody renews and that only the test ends; see `milepost.executor.effects.LeaseView`."""
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -56,7 +55,7 @@ class Lease:
         return self.is_lost or (self.cancel is not None and not self.is_ending)
 
     def watch(self, tell: Callable[[], None]) -> None:
-        """Do nothing: a test that steps by hand looks by itself."""
+        """Do nothing: no thread waits that would have to be woken."""
 
     def unwatch(self, tell: Callable[[], None]) -> None:
         """Do nothing."""
@@ -65,10 +64,10 @@ class Lease:
 class Stepper(Generic[T]):
     """One routine and the effect that it waits for.
 
-    `clock` is the clock in the routine's options: a `Sleep` advances it, and a call times out if the call itself
-    advances the clock too far. `hooks` get the events. Branches are stepped too, one effect of one branch at a time:
-    `choose` is called with the effects that open branches wait for, in the order in which they asked, and returns the
-    index of the one that goes on; None: the first.
+    `clock` is the clock in the routine's options: a `Sleep` advances it, and a call times out if the called function
+    advances it too far. `hooks` get the events. Branches are stepped too, one effect of one branch at a time: `choose`
+    gets the effects that open branches wait for, in the order in which they were asked for, and returns the index of the
+    one to perform next; None: the first.
     """
 
     def __init__(
@@ -86,15 +85,15 @@ class Stepper(Generic[T]):
         """The effects that open branches wait for, without the pending one."""
         self._at: Branch | None = None
         """The branch of the pending effect."""
-        self._hand = _Hand(FakeClock() if clock is None else clock, hooks)
+        self._driver = _StepDriver(FakeClock() if clock is None else clock, hooks)
         self._ended: tuple[T | None, BaseException | None] | None = None
         self.pending: Effect | None = None
         """The effect that the routine waits for; None once it has ended."""
         self.effects: list[Effect] = []
         """The effects that were performed or made to fail, in order."""
-        self.lease = self._hand.lease
+        self.lease = self._driver.lease
         """The core's view of the lease that it holds: the test may mark it as lost or cancelled."""
-        self.tokens = self._hand.tokens
+        self.tokens = self._driver.tokens
         """The tokens that the store gave to this routine."""
         self._advance(lambda: next(routine))
 
@@ -115,7 +114,7 @@ class Stepper(Generic[T]):
 
     @property
     def result(self) -> T:
-        """The value that the routine returned. This raises what it raised, RuntimeError if it goes on or was killed."""
+        """The value that the routine returned. Raises the routine's exception; RuntimeError if it goes on or was killed."""
         if self._ended is None:
             raise RuntimeError(f"the routine has no result: it waits for {self.pending!r}")
         value, error = self._ended
@@ -127,7 +126,7 @@ class Stepper(Generic[T]):
         """Perform the pending effect, let the routine go on to the next one, and return the effect."""
         effect = self._take()
         try:
-            answer = self._hand.perform(effect)
+            answer = self._driver.perform(effect)
         except BaseException as exc:
             self._throw(exc)
         else:
@@ -140,17 +139,17 @@ class Stepper(Generic[T]):
         assert self.pending is not None
         # An error is lost with the process, like an answer.
         with suppress(Exception):
-            self._hand.perform(self.pending)
+            self._driver.perform(self.pending)
         self.kill()
 
     def fail(self, error: BaseException) -> Effect:
-        """Let the pending effect fail with `error` instead of performing it, and return it."""
+        """Let the pending effect fail with `error` instead of performing it, and return the effect."""
         effect = self._take()
         self._throw(error)
         return effect
 
     def run_until(self, kind: type[EffectT]) -> EffectT:
-        """Step until an effect of this kind is pending, and return it. Raise LookupError if the routine ends before."""
+        """Step until an effect of this kind is pending, and return it. Raise LookupError if the routine ends first."""
         while not isinstance(self.pending, kind):
             if self.pending is None:
                 raise LookupError(f"the routine ended without a {kind.__name__}")
@@ -164,7 +163,7 @@ class Stepper(Generic[T]):
         return self.result
 
     def kill(self) -> None:
-        """Drop the routine: nothing more is performed. Raise RuntimeError if it asks for anything all the same."""
+        """Drop the routine; nothing more is performed. Raise RuntimeError if the routine still asks for an effect."""
         self.pending = self._branches = self._at = None
         self._asked.clear()
         self._routine.close()
@@ -184,7 +183,7 @@ class Stepper(Generic[T]):
 
     def _throw(self, error: BaseException) -> None:
         if self._branches is None or self._at is None or not isinstance(error, Exception):
-            # An error that is no Exception ends a gather at once, in every driver.
+            # An error that is not an `Exception` ends a gather at once, in every driver.
             self._branches = self._at = None
             self._asked.clear()
             self._advance(lambda: self._routine.throw(error))
@@ -214,23 +213,22 @@ class Stepper(Generic[T]):
             outcomes, self._branches, self._at = self._branches.outcomes, None, None
             self._advance(lambda: self._routine.send(outcomes))
             return
-        open_ = self._eligible()
-        chosen = 0 if self._choose is None else self._choose([self._asked[place][1] for place in open_])
-        self._at, self.pending = self._asked.pop(open_[chosen])
+        eligible = self._eligible()
+        chosen = 0 if self._choose is None else self._choose([self._asked[index][1] for index in eligible])
+        self._at, self.pending = self._asked.pop(eligible[chosen])
 
     def _eligible(self) -> list[int]:
-        """List the places of the effects that may go first. Records go to the store in the
-        order in which they were made."""
-        writes = [place for place, (_, effect) in enumerate(self._asked) if isinstance(effect, Write)]
+        """List the indexes of the effects that may be next. Records go to the store in the order in which they were made."""
+        writes = [index for index, (_, effect) in enumerate(self._asked) if isinstance(effect, Write)]
         if any(isinstance(effect, Write) and effect.append.statements for _, effect in self._asked):
             return writes[:1]
-        waits = {place for place, (_, effect) in enumerate(self._asked) if isinstance(effect, Alone) and writes}
-        later = {*writes[1:], *waits}
-        return [place for place in range(len(self._asked)) if place not in later]
+        waits = {index for index, (_, effect) in enumerate(self._asked) if isinstance(effect, Alone) and writes}
+        not_yet = {*writes[1:], *waits}
+        return [index for index in range(len(self._asked)) if index not in not_yet]
 
 
-class _Hand(SyncDriver):
-    """A driver that performs effects without threads, waiting or heartbeat."""
+class _StepDriver(SyncDriver):
+    """A driver without threads, real waits or a heartbeat."""
 
     clock: FakeClock
 
@@ -247,7 +245,7 @@ class _Hand(SyncDriver):
             self.tokens.append(answer.token)
         return answer
 
-    def _call(self, call: Call, kept: PendingSet | None = None) -> Any:
+    def _call(self, call: Call, open_calls: PendingSet | None = None) -> Any:
         around = self.publish(call.announce) if call.announce is not None else ()
         began = self.clock.monotonic()
         value = asyncio.run(_await(call, around)) if call.is_async else invoke(call, around)
@@ -285,7 +283,7 @@ class _Hand(SyncDriver):
 async def _await(call: Call, around: Sequence[Any]) -> Any:
     if call.context is None:
         return await call.fn(*call.args)
-    # The loop runs this in a task, whose contextvars end with the task.
+    # `asyncio.run` makes a task of this, so the context variable is reset when the task ends.
     current_context.set(call.context)
     with surround(around, call.context.run_id):
         return await call.fn(*call.args)
