@@ -1,6 +1,7 @@
-"""Retention and pruning: what may go, and how it is taken.
+"""Retention and pruning: the choice of the records that are removed, and their removal.
 
-`retention.py` decides which records of a run go. This module finds the runs, and prunes them one by one.
+The first part decides which records of a run are removed. The second part finds runs, and prunes or deletes them one by
+one.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConfl
 if TYPE_CHECKING:
     from milepost.model.info import Pruned, Retention
 
-# The choice of the records of a run that go when each node keeps its newest visits. It reads and writes
-# nothing.
+# -- The choice of records --------------------------------------------------------------------------
 #
-# A pruned run can go on from its remaining points as before. So more stays than the newest visits: the records by which
-# visits are counted, visits that are under way, and all that a remaining visit needs; see `_Kept._needed_by`. Of all
-# else, the kinds in `DROPPED` go.
-
+# Each node keeps its newest visits. This part decides which records of a run are removed; it reads and writes nothing.
+#
+# A pruned run can go on from its remaining points as before. So more than the newest visits stays: the records by which
+# visits are counted, visits in progress, and everything that a remaining visit needs; see `_RemainingRecords._needed_by`.
+# Of all other records, those of the kinds in `DROPPED` are removed.
 
 DROPPED = frozenset({CHECKPOINT, FAILURE, ROUTE, ITEMS, WAIT, ROLLBACK})
-"""The kinds of records that go with their visit.
+"""The kinds of records that are removed with their visit.
 
-A reply stays, because it says that its signal was used: without it the next wait would be given that signal again.
+A reply stays, because it says that its signal was used. Without it, the next wait would get that signal again.
 """
 CONSIDERED = tuple(sorted({*DROPPED, OWNER, FINISH} - {CHECKPOINT}))
-"""The kinds that the choice needs to see besides checkpoints."""
+"""The kinds of records, besides checkpoints, that the choice depends on."""
 _COUNTING = frozenset({CHECKPOINT, FAILURE, OWNER})
-"""The kinds of records by which visits are counted: a node's newest one has the number of its last visit."""
+"""The kinds of records by which visits are counted: the newest of them has the number of a node's last visit."""
 
 Visit = tuple[str, int]
 
 
 class Trace(NamedTuple):
-    """The facts about a record that the choice needs."""
+    """The facts about a record on which the choice depends."""
 
     sequence: int
     kind: str
@@ -75,7 +76,7 @@ class Trace(NamedTuple):
     needs: int | None = None
     """The number of the checkpoint that the record refers to."""
     is_turn: bool = False
-    """True if the record begins a continuation. Ends before it are no longer the end of the run."""
+    """True if the record begins a continuation. A `finish` record before it is no longer the end of the run."""
 
     @property
     def of(self) -> Visit:
@@ -84,7 +85,7 @@ class Trace(NamedTuple):
 
 
 def trace_of(record: Record) -> Trace:
-    """Build the trace of a record, with or without its payload. If its header is damaged, use only its place."""
+    """Make the trace of a record, which may lack its payload. If its header is damaged, the trace only has its place."""
     header, branch, needs, is_turn = record.header or b"", "", None, False
     if b'"branch"' in header or record.kind in {OWNER, FINISH}:
         try:
@@ -102,14 +103,14 @@ def trace_of(record: Record) -> Trace:
 
 
 def surplus(traces: Sequence[Trace], live: Ranges, keep_last: int) -> list[int]:
-    """Return the numbers of the records that go. `traces` is the whole journal in order; each
-    node keeps `keep_last` visits."""
-    needed = _Kept(traces, live, keep_last)
-    return [trace.sequence for trace in traces if not needed.has(trace)]
+    """Return the numbers of the records to remove. `traces` is the whole journal in order; each node keeps `keep_last`
+    visits."""
+    remaining = _RemainingRecords(traces, live, keep_last)
+    return [trace.sequence for trace in traces if not remaining.has(trace)]
 
 
-class _Kept:
-    """The records of a journal that stay."""
+class _RemainingRecords:
+    """The records of a journal that are not removed."""
 
     def __init__(self, traces: Sequence[Trace], live: Ranges, keep_last: int) -> None:
         self._live = live
@@ -140,7 +141,7 @@ class _Kept:
         """Return whether a record stays."""
         if trace.kind not in DROPPED or not trace.node_id or trace.of in self._visits:
             return True
-        # A visit without a checkpoint may be under way. It goes once it is older than the visits that stay.
+        # A visit without a checkpoint may be in progress. It is removed once it is older than the visits that stay.
         is_open = trace.visit not in self._completed.get(trace.node_id, ())
         return is_open and trace.visit > self._oldest.get(trace.node_id, -1)
 
@@ -148,7 +149,7 @@ class _Kept:
         return is_live(trace.sequence, self._live)
 
     def _close(self, traces: Sequence[Trace]) -> None:
-        """Add the visits that the remaining records need, and those that these need in turn."""
+        """Add the visits that the remaining records need, and those that these visits need in turn."""
         by_visit: dict[Visit, list[Trace]] = {}
         for trace in traces:
             if trace.branch or trace.needs is not None or "/" in trace.node_id:
@@ -162,11 +163,11 @@ class _Kept:
                     pending += by_visit.get(visit, ())
 
     def _needed_by(self, trace: Trace) -> Iterator[Visit]:
-        """Yield the visits without which nobody could go on from a record.
+        """Yield the visits that are needed to go on from a record.
 
-        An override or an end needs the point that it refers to, but an end before the newest continuation does not. To
-        go on inside a fork takes the visit that began it and what its other branches have done. To go on inside a
-        sub-graph takes the state around it.
+        An override or an end needs the point that it refers to; an end before the newest continuation does not. A record
+        inside a fork needs the visit that began the fork, and the visits of its other branches. A record inside a
+        sub-graph needs the state around the sub-graph.
         """
         is_past = trace.kind == FINISH and trace.sequence < self._turn
         if trace.needs in self._point_at and not is_past:
@@ -202,24 +203,24 @@ _logger = logging.getLogger("milepost")
 
 _PAGE = 256
 _MOST = 1 << 40
-"""A limit that no number of runs reaches."""
+"""A limit on the number of runs that is never reached."""
 _ALWAYS_PRUNED = frozenset({"finished", "cancelled"})
 _SWEEP = 60.0
-"""Seconds between two searches for old runs when runs end."""
+"""Least seconds between two searches for old runs that the end of a run starts."""
 _AT_AN_END = 100
-"""Greatest number of old runs that the end of one run deletes, so that it does not take long."""
+"""Greatest number of old runs that are deleted at the end of a run, so that this does not take long."""
 _OVERLAP = 60.0
 """Seconds by which two searches of a worker for ended runs overlap, in case clocks differ."""
 _TRIES = 5
 _SHARE = 20
-"""Divisor of a live run's time: pruning may take one part in this many."""
+"""The share of its time that a live run may spend on pruning, as a divisor: 20 means a twentieth."""
 
 
 class _Pace(msgspec.Struct):
     """The pace at which the owner of a live run prunes it."""
 
     not_before: float = -math.inf
-    """The time on the monotonic clock before which the run is not pruned again, because pruning has had its share."""
+    """The time on the monotonic clock before which the run is not pruned again, so that pruning keeps to its share."""
     visits: dict[str, int] = {}
     """For each node, the visit at which the run was pruned last."""
 
@@ -235,10 +236,10 @@ class _Surplus(msgspec.Struct):
 
 
 class PruneRequest(msgspec.Struct, frozen=True):
-    """A request to delete runs with `statuses` that have not changed after `before` (POSIX
-    seconds), and visits of the others.
+    """A request to prune the runs that have one of the `statuses`.
 
-    In runs that stay, each node keeps its newest `keep_last` visits.
+    Those that have not changed after `before` (POSIX seconds) are deleted. In the others each node keeps its newest
+    `keep_last` visits.
     """
 
     statuses: frozenset[str]
@@ -252,17 +253,17 @@ class PruneRequest(msgspec.Struct, frozen=True):
 
 
 class Pruning(OwnerStore):
-    """A store that deletes old runs and visits, on request or by its retention."""
+    """A store that deletes old runs and old visits, on request or by its retention."""
 
     def __init__(self, **options: Unpack[StoreOptions]) -> None:
         super().__init__(**options)
         self._swept_at: float | None = None
-        """The time on the monotonic clock at which the end of a run last made this object search for old runs."""
+        """The time on the monotonic clock at which this object last searched for old runs at the end of a run."""
         self._thinned_at: float | None = None
-        """The time up to which this object has pruned all runs that have ended."""
+        """This object has pruned all runs that had ended by this time."""
         self._paces: dict[str, _Pace] = {}
         self._surpluses: dict[str, _Surplus] = {}
-        """For each run, the records to remove in the append that is under way."""
+        """For each run, the records that its present append removes."""
 
     def prune(
         self,
@@ -303,7 +304,7 @@ class Pruning(OwnerStore):
                 self._tidy_after(run_id, retention)
         except Exception as exc:  # a run that has ended well must not seem to have failed
             extra = {} if run_id is None else {"run_id": run_id}
-            _logger.warning("the store %s could not forget what its retention says: %s", self.place, exc, extra=extra)
+            _logger.warning("the store %s could not be pruned by its retention: %s", self.place, exc, extra=extra)
 
     def _tidy_after(self, run_id: str, retention: Retention) -> None:
         if retention.keep_last is not None:
@@ -331,7 +332,7 @@ class Pruning(OwnerStore):
         return self.clock.time() - as_seconds(retention.older_than, "older_than")
 
     def _prune(self, request: PruneRequest, *, after: float | None = None, most: int = _MOST) -> Pruned:
-        """Carry out `wish` on runs that changed since `after`. Stop once `most` of them were deleted or pruned."""
+        """Prune runs that have changed after the time `after`. Stop once `most` of them were deleted or pruned."""
         deleted: builtins.list[str] = []
         thinned: builtins.list[str] = []
         records = 0
@@ -354,12 +355,11 @@ class Pruning(OwnerStore):
         return Pruned(tuple(deleted), tuple(thinned), records)
 
     def _candidates(self, request: PruneRequest, changed_after: float | None) -> Iterator[tuple[float, str]]:
-        """Yield runs that may qualify: when each last changed, and its id. For each status the least
-        recently changed come first.
+        """Yield the time of the last change and the id of runs that may be pruned. For each status the oldest change is first.
 
-        Runs are read page by page, and each is checked again before it is pruned. Runs on a page may change or go
-        meanwhile, so the next page begins at a time, not at a run. Runs that end from now on are left to the next call:
-        so this ends even where runs end faster than they are pruned.
+        Runs are read page by page, and each is checked again before it is pruned. Runs of a page may change or be deleted
+        meanwhile, so the next page begins at a time, not at a run. Runs that end from now on are left to the next call.
+        So this comes to an end even if runs end faster than they are pruned.
         """
         newest = self.clock.time() if request.before is None or request.keep_last is not None else request.before
         until = newest + 1.0  # a backend may round times
@@ -376,7 +376,7 @@ class Pruning(OwnerStore):
                 after = page[-1]
 
     def _blocked(self) -> Iterator[tuple[float, str]]:
-        """Yield blocked runs, and runs that can't be read, whatever their status: when each last changed, and its id."""
+        """Yield the time of the last change and the id of runs that are blocked or can't be read."""
         after: int | None = None
         while True:
             with self._reading("prune") as tx:
@@ -395,8 +395,7 @@ class Pruning(OwnerStore):
                 return
 
     def _row_meant(self, tx: Transaction, run_id: str, request: PruneRequest) -> Row | None:
-        """Return the row of a run if its status is in `wish` and no owner may be alive, None
-        otherwise. Raise `DamagedRow`."""
+        """Return the row of a run if the request names its status and no owner can be alive; else None. Raise `DamagedRow`."""
         row = tx.row(run_id)
         if row is None:
             return None
@@ -405,14 +404,14 @@ class Pruning(OwnerStore):
         return row if is_meant else None
 
     def _forget(self, run_id: str, request: PruneRequest) -> bool:
-        """Delete a run if it still qualifies, and return whether it did. A dry run deletes nothing."""
+        """Delete a run if the request still applies to it, and return whether it does. A dry run deletes nothing."""
 
         def body(tx: Transaction) -> bool:
             try:
                 row = self._row_meant(tx, run_id, request)
                 is_meant = row is not None and request.is_old(row.updated_at)
             except DamagedRow:
-                # Nobody can tell whether the owner of a damaged running run lives.
+                # A damaged row does not say whether the run is executed now.
                 is_meant = "blocked" in request.statuses or not request.statuses & {"running", "dead"}
                 if not is_meant:
                     raise
@@ -431,8 +430,8 @@ class Pruning(OwnerStore):
         return was_meant
 
     def _thin(self, run_id: str, request: PruneRequest) -> int:
-        """Prune the visits of a run and return the number of records that went. A dry run only counts them."""
-        # The records are found in a read, so that a long journal keeps nobody from writing.
+        """Prune the visits of a run and return the number of removed records. A dry run only counts them."""
+        # A transaction that only reads finds the records, so that a long journal blocks no writer.
         for _ in range(_TRIES):
             with self._reading("prune") as tx:
                 row = self._row_meant(tx, run_id, request)
@@ -443,7 +442,7 @@ class Pruning(OwnerStore):
             removed = self._change("prune", functools.partial(self._take_out, row, request, newest, numbers))
             if removed is not None:
                 return removed
-        return 0  # another writer keeps changing it: a later call will prune it
+        return 0  # others keep changing the run: a later call will prune it
 
     # -- live runs: by their owner, as it appends ------------------------------------------------------
 
@@ -457,8 +456,8 @@ class Pruning(OwnerStore):
         return sum(self._finds_surplus(append, keep_last) for append in due) > 0
 
     def _is_due(self, append: Append, keep_last: int) -> bool:
-        """Return whether a node had `keep_last` visits since it was last pruned, and the share of
-        time allows another pruning."""
+        """Return whether a node had `keep_last` visits since it was last pruned, and pruning has not used up its share of
+        the time."""
         is_due = False
         for record in append.records:
             if record.kind == CHECKPOINT and record.visit >= 2 * keep_last:
@@ -470,8 +469,8 @@ class Pruning(OwnerStore):
         return is_due
 
     def _finds_surplus(self, append: Append, keep_last: int) -> bool:
-        """Return whether records go when `append` is written. They are found in a read before,
-        which keeps nobody from writing."""
+        """Return whether the write of `append` removes records. A transaction that only reads finds them, so that it blocks
+        no writer."""
         run_id, first = append.token.run_id, append.records[0].sequence
         began = self.clock.monotonic()
         numbers: builtins.list[int] = []
@@ -495,13 +494,14 @@ class Pruning(OwnerStore):
         surplus_numbers = self._surpluses.get(row.run_id)
         if surplus_numbers is None or surplus_numbers.before != records[0].sequence:
             return row
-        # This removes them in the write of new records. The new numbers make an older claim fail, whose point may be gone.
+        # The records are removed in the same write that adds new ones. A claim that was prepared before this fails because
+        # of the new numbers, which is right: its point may be removed.
         surplus_numbers.began = self.clock.monotonic()
         try:
             removed = tx.remove_records(row.run_id, surplus_numbers.numbers)
         except WriteConflict:
             raise
-        except Exception as exc:  # no run fails because of pruning: the write is tried again without it
+        except Exception as exc:  # a run must not fail because of pruning: the write is tried again without it
             self._warn_of_surplus(row.run_id, exc)
             del self._surpluses[row.run_id]
             raise WriteConflict from exc
@@ -510,7 +510,7 @@ class Pruning(OwnerStore):
         return thinned
 
     def _warn_of_surplus(self, run_id: str, exc: Exception) -> None:
-        _logger.warning("run %r is not thinned: %s", run_id, exc, extra={"run_id": run_id})
+        _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
 
     def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
         super()._settle(appends, verdicts)
@@ -528,7 +528,7 @@ class Pruning(OwnerStore):
     # -- which records -------------------------------------------------------------------------------
 
     def _surplus(self, tx: Transaction, row: Row, keep_last: int, coming: Sequence[Record] = ()) -> builtins.list[int]:
-        """Return the numbers of the records that go, as if the `coming` ones were in the journal already."""
+        """Return the numbers of the records to remove, as if the `coming` ones were in the journal already."""
         run_id = row.run_id
         if tx.newest(run_id) + len(coming) <= keep_last:
             return []
@@ -550,6 +550,6 @@ class Pruning(OwnerStore):
         if now is None or now.epoch != row.epoch or tx.newest(row.run_id) != newest:
             return None
         removed = tx.remove_records(row.run_id, numbers)
-        # The new epoch makes a claim that was prepared before fail, because its point may be gone. It is prepared anew.
+        # The epoch is raised, so a claim that was prepared before fails and is prepared again: its point may be removed.
         tx.put_row(replace(now, epoch=now.epoch + 1, pruned=now.pruned + removed))
         return removed

@@ -1,12 +1,13 @@
 """A store in a PostgreSQL database, for any number of machines.
 
-An ordinary append is one statement, one round trip and one commit. Threads that append at the same time share them once
-a few are on their way. All that is unusual goes through a transaction that locks the run's row. Everything happens at
-isolation level READ COMMITTED. Nothing is bound to a session, so a pooler in transaction mode may stand in between.
+An ordinary append is one statement, one round trip and one commit. Once a few appends are in flight, those of other
+threads share the next statement and commit. An unusual append takes a transaction that locks the run's row. The
+isolation level is READ COMMITTED throughout. Nothing is bound to a session, so a pooler in transaction mode may stand in
+between.
 
-If the connection is lost on the way, nobody knows the outcome of an append. It is then looked for in the journal, under
-the row's lock, and written only if it isn't there. The creation of a run is handled alike. Any other verb raises
-StoreError then, and its caller looks.
+If the connection is lost during an append, its outcome is unknown. The store then locks the run's row, looks for the
+record in the journal, and writes it only if it isn't there. The creation of a run is handled in the same way. Any other
+verb raises StoreError, and its caller finds out what happened.
 """
 
 from __future__ import annotations
@@ -40,34 +41,34 @@ T = TypeVar("T")
 _logger = logging.getLogger("milepost")
 
 _LANES = 3
-"""Number of appends that are on their way at once. Later appends of other threads join the next ones, many in a commit."""
+"""Number of commits of appends that are in flight at once. Appends that come later wait, and share the next commit."""
 _CROWD = 4
-"""Number of appends in a commit from which it is the only one on its way: one large batch is less work than three."""
+"""Number of appends in a commit from which on only one commit is in flight: one large commit is less work than three."""
 _LOCKED_SECONDS = 2.0
-"""Seconds that all renewals of a heartbeat together wait for rows, so that a stuck row costs no other run its lease."""
+"""Seconds that one heartbeat waits for locked rows in all, so that a stuck row costs no other run its lease."""
 _PACKED_BYTES = 4096
-"""Payloads above this size in bytes are compressed, which takes less time than to write them whole."""
+"""Size in bytes above which payloads are compressed, which takes less time than to write them whole."""
 
 _WRITTEN = Verdict("written")
 _UNJUDGED = Verdict("refused")
-"""The verdict, recognised by identity, of an append that the statement did not write for whatever reason."""
+"""The verdict of an append that the statement did not write, for whatever reason. It is recognised by identity."""
 
 
 class PostgresStore(PostgresMedium):
     """A store in the schema `schema` of the database that a URL or connection string of libpq names.
     A missing schema is created.
 
-    A `psycopg_pool.ConnectionPool` may take the place of the URL. The store then uses its connections; if there are
-    several, it keeps one to renew leases for as long as the store is open. The pool stays the caller's to close, and
-    after a fork the child needs a store of its own. With a URL the store opens what it needs, at most nine connections.
+    A `psycopg_pool.ConnectionPool` may take the place of the URL. The store then uses the pool's connections; if there
+    are several, it keeps one to renew leases for as long as the store is open. The caller closes the pool, and after a
+    fork the child needs a store of its own. With a URL the store opens what it needs, at most nine connections.
 
-    A server has a third of the shortest lease in use for a statement, 10 seconds as a rule and never less than 1. The
-    store sets `statement_timeout` for transactions everywhere, and for single statements on direct connections that it
-    has opened itself. On a caller's pool and behind a pooler, set it there. A transaction whose process is frozen ends
-    as soon. A server that does not answer at all is given up a little later, on every connection: by TCP and
-    `connect_timeout`, unless the URL says otherwise, and by the store itself where bytes vanish on the way.
+    A statement may take a third of the shortest lease in use: as a rule 10 seconds, and never less than 1. The store sets
+    `statement_timeout` for transactions everywhere, and for single statements on direct connections that it has opened
+    itself. On a caller's pool and behind a pooler, set it there. The transaction of a frozen process ends after the same
+    time. A server that does not answer at all is given up a little later, on every connection: by TCP and
+    `connect_timeout`, unless the URL says otherwise, and by the store itself if packets are lost on the way.
 
-    Leases go by the server's clock, unless `clock` is given, so the machines' own clocks need not agree.
+    Leases are measured by the server's clock, unless `clock` is given, so the machines' own clocks need not agree.
 
     Statements are prepared unless `prepare` is False, or a pooler stands before the server. Raises
     `StoreError` if the database can't be used, `StoreVersionError` for tables of a newer release,
@@ -135,16 +136,15 @@ class PostgresStore(PostgresMedium):
             verdicts = self._append_under_locks(appends, is_in_doubt=is_in_doubt)
         self._settle(appends, verdicts)
         if is_in_doubt and self._bases is not None:
-            for append in appends:  # it is not known either in which form it was written
+            for append in appends:  # nor is it known in which form the state was written
                 self._bases.forget(append.token.run_id)
         return verdicts
 
     def _append_alone(self, append: Append) -> bool | None:
-        """Append one ordinary record while few others write, as nearly all appends do. Return whether it was written.
+        """Append one ordinary record while few others write, which is the usual case. Return whether it was written.
 
-        Return None, with nothing tried, if the append is another one or many others write.
-
-        This does the same as the rest of `append`, without the steps that this case does not need.
+        Return None, and try nothing, if the append is unusual or if many others write. This does what the rest of
+        `append` does, without the steps that this case does not need.
         """
         token, records, release, tags, statements = append
         if release is not None or tags is not None or statements or len(records) != 1 or records[0][5] is None:
@@ -178,29 +178,29 @@ class PostgresStore(PostgresMedium):
                 lane.wake_first()
 
     def _append_at_once(self, appends: builtins.list[Append]) -> builtins.list[Verdict] | None:
-        """Write in one statement. Return None, with nothing written, if not all of it is ordinary."""
-        told: builtins.list[Verdict] = []
+        """Write the appends in one statement. Return None unless it wrote all of them."""
+        verdicts: builtins.list[Verdict] = []
         if len(appends) != 1:
             if len({append.token.run_id for append in appends}) == len(appends):
-                self._commit_together(appends, told, is_whole=True)
+                self._commit_together(appends, verdicts, is_whole=True)
         else:
             lanes = self._lanes_in_use()
             lane = next((lane for lane in lanes if not lane.is_busy), None)
             if lane is None:
-                told = min(lanes, key=len).append(appends)
+                verdicts = min(lanes, key=len).append(appends)
             else:
                 try:
                     with lane.lock:
-                        self._commit_together(appends, told)
+                        self._commit_together(appends, verdicts)
                 finally:
                     lane.wake_first()
-        return None if any(verdict is _UNJUDGED for verdict in told) or len(told) < len(appends) else told
+        return None if any(verdict is _UNJUDGED for verdict in verdicts) or len(verdicts) < len(appends) else verdicts
 
     def _commit_together(
-        self, appends: Sequence[Append], told: builtins.list[Verdict], *, is_whole: bool = False
+        self, appends: Sequence[Append], verdicts: builtins.list[Verdict], *, is_whole: bool = False
     ) -> None:
-        """Write the ordinary ones of `appends` in one commit. Add a verdict for each to `told`
-        if and only if it took place."""
+        """Write the ordinary ones of `appends` in one commit. Add a verdict for each to `verdicts` once the commit
+        has taken place."""
         link = self._take("append", self._connections)
         try:
             written = self._insert(link, appends, is_whole=is_whole)
@@ -213,26 +213,26 @@ class PostgresStore(PostgresMedium):
             raise
         finally:
             self._connections.give(link)
-        told += [_WRITTEN if place in written else _UNJUDGED for place in range(len(appends))]
+        verdicts += [_WRITTEN if index in written else _UNJUDGED for index in range(len(appends))]
 
     def _insert(self, link: Link, appends: Sequence[Append], *, is_whole: bool) -> set[int]:
-        """Write the ordinary ones of `appends`. Return the places of those that were written."""
+        """Write the ordinary ones of `appends`. Return the indexes of those that were written."""
         if len(appends) == 1 and appends[0].release is None and len(appends[0].records) == 1:
             return {0} if self._appends.one(link, appends[0].token, appends[0].records[0]) else set()
         keep = _as_it_is if self._keeper is None else self._keeper.keep_row
         # The second of two appends to one run fits only once the first is written.
         first_of_run: dict[str, int] = {}
-        for place, append in enumerate(appends):
-            first_of_run.setdefault(append.token.run_id, place)
+        for index, append in enumerate(appends):
+            first_of_run.setdefault(append.token.run_id, index)
         first = [*first_of_run.values()]
-        chosen = [appends[place] for place in first]
+        chosen = [appends[index] for index in first]
         written = self._appends.many(link, chosen, self.clock.time(), keep, is_whole=is_whole)
-        return {first[place] for place in written}
+        return {first[index] for index in written}
 
     def _append_under_locks(self, appends: builtins.list[Append], *, is_in_doubt: bool) -> builtins.list[Verdict]:
-        """Judge each append under its row's lock, and write those that are due, in one commit.
+        """Lock the rows, judge each append, and write those that are valid, in one commit.
 
-        `is_in_doubt`: they may have been written already. The journal is searched for the record itself.
+        If `is_in_doubt` is true, the appends may be written already, so each is looked for in the journal first.
         """
         waiting = self._waiting()
         while True:
@@ -248,24 +248,24 @@ class PostgresStore(PostgresMedium):
         self, appends: builtins.list[Append], is_in_doubt: bool, tx: Transaction
     ) -> builtins.list[Verdict]:
         verdicts: dict[int, Verdict] = {}
-        for place in sorted(range(len(appends)), key=lambda place: appends[place].token.run_id):
-            append = appends[place]
-            found = self._written_before(tx, append) if is_in_doubt else None
-            verdicts[place] = found or self._append(tx, append)
-        return [verdicts[place] for place in range(len(appends))]
+        for index in sorted(range(len(appends)), key=lambda index: appends[index].token.run_id):
+            append = appends[index]
+            earlier = self._written_before(tx, append) if is_in_doubt else None
+            verdicts[index] = earlier or self._append(tx, append)
+        return [verdicts[index] for index in range(len(appends))]
 
     def _written_before(self, tx: Transaction, append: Append) -> Verdict | None:
-        """Return the verdict on an append that took place although nobody heard of it; None if it did not take place."""
+        """Return the verdict on an append whose answer was lost; None if it did not take place."""
         token, records, release, _, _ = append
         row = tx.row(token.run_id)
         if row is None:
             return None
         if records:
             record = records[0] if self._keeper is None else self._keeper.opened(token.run_id, records[0])
-            found = tx.records(token.run_id, after=record.sequence - 1, before=record.sequence + 1)
-            is_there = bool(found) and record.header is not None and found[0].header == record.header
+            stored = tx.records(token.run_id, after=record.sequence - 1, before=record.sequence + 1)
+            is_there = bool(stored) and record.header is not None and stored[0].header == record.header
         else:
-            # Anybody else who takes a run from its owner raises the epoch.
+            # The epoch is still this owner's and the nonce is gone: the owner itself has released the run.
             is_there = release is not None and row.epoch == token.epoch and not row.nonce
         return Verdict("written", row.cancel) if is_there else None
 
@@ -309,8 +309,7 @@ class PostgresStore(PostgresMedium):
         return super()._change(op, body)
 
     def _create_at_once(self, body: Callable[[Transaction], T]) -> T:
-        """Run `body`, which creates a run, in one statement, and return its result. Raise
-        `WriteConflict` if the run exists."""
+        """Run `body`, which creates a run in one statement, and return its result. Raise `WriteConflict` if it exists."""
         link = self._take("create", self._connections)
         try:
             return body(self._guard(Creation(link, self._tables, self._preparing, self._appends)))
@@ -338,9 +337,9 @@ class PostgresStore(PostgresMedium):
         now = self.clock.time()
         renewals = self._ask("renew", self._renewing, lambda link: self._appends.renew(link, tokens, now, self._margin))
         end = SYSTEM.monotonic() + _LOCKED_SECONDS
-        for place, (token, renewal) in enumerate(zip(tokens, renewals, strict=True)):
+        for index, (token, renewal) in enumerate(zip(tokens, renewals, strict=True)):
             if renewal.outcome == "unknown" and SYSTEM.monotonic() < end:
-                renewals[place] = self._renew_locked(token)
+                renewals[index] = self._renew_locked(token)
             elif renewal.outcome == "lost":
                 self._drop(token)
         return [
@@ -358,8 +357,8 @@ class PostgresStore(PostgresMedium):
             raise
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
-        found = self._ask("cancels", self._connections, lambda link: self._appends.cancels(link, run_ids))
-        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
+        requests = self._ask("cancels", self._connections, lambda link: self._appends.cancels(link, run_ids))
+        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in requests.items()}
 
 
 def _smaller(record: Record) -> Record:
