@@ -1,9 +1,8 @@
 """The families of record classes: dataclasses, attrs classes, NamedTuples, TypedDicts, pydantic models, msgspec structs.
 
-A family lists the fields of a class, and reads and builds its objects without the class's code: no `__init__`
-of a user, no `__post_init__`, no validator. So a recorded value comes back as it was, even if these would
-change it. Of the libraries only msgspec is imported; classes of the others are recognised by the attributes that the
-libraries add.
+A family lists the fields of a class, and reads and builds its objects without running the class's code: no `__init__`,
+no `__post_init__`, no validator. So a recorded value comes back as it was, even if that code would change it. Of the
+libraries only msgspec is imported. Classes of the others are recognised by the attributes that these libraries add.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ ATTRS_HASH = "_attrs_cached_hash"  # the attribute in which attrs caches a hash;
 
 
 class FieldSpec(msgspec.Struct, frozen=True):
-    """One field: its name, its annotation if the class knows it better than its hints, and its default.
+    """One field of a record class.
 
-    `default` makes the value of a field that a record lacks; None: the field is required. An `optional`
-    field may be missing in the value itself.
+    `annotation` is None if the type hints of the class have it. `default` makes the value if a record lacks the field;
+    None: the field is required. An object may lack a field that is `optional`.
     """
 
     name: str
@@ -42,7 +41,7 @@ class FieldSpec(msgspec.Struct, frozen=True):
 
 
 class OfOthers(msgspec.Struct, frozen=True):
-    """A placeholder for a default that is computed from the other fields, once these are read."""
+    """A placeholder for a default that is computed from the other fields after these are read."""
 
     factory: Callable[[Any], Any]
 
@@ -59,7 +58,7 @@ class Family:
         self.names = tuple(field.name for field in self.fields)
 
     def list_fields(self) -> Iterable[FieldSpec]:
-        known = self.cls.__dict__.get("__pydantic_fields__", {})  # of a pydantic dataclass
+        known = self.cls.__dict__.get("__pydantic_fields__", {})  # this is a pydantic dataclass
         for field in dataclasses.fields(self.cls):
             default: Callable[[], Any] | None = None
             if field.name in known:
@@ -72,7 +71,7 @@ class Family:
 
     @cached_property
     def refusal(self) -> str:
-        """The reason why no object of the class can be carried; "" if they can."""
+        """The reason why objects of the class cannot be recorded; "" if they can."""
         for base in self.cls.__mro__[:-1]:
             if not base.__flags__ & 1 << 9 and base not in _HARMLESS_BASES:  # a class that is written in C
                 return f"it is a {qualified(base)} besides its fields"
@@ -80,7 +79,7 @@ class Family:
 
     @cached_property
     def _is_in_dict(self) -> bool:
-        """True if the object's dict has all fields: none is in a slot or behind a property."""
+        """True if the dict of an object has all fields, so that none is in a slot or behind a property."""
         return bool(self.cls.__dictoffset__) and not any(
             hasattr(vars(base).get(name), "__set__") for base in self.cls.__mro__ for name in self.names
         )
@@ -100,11 +99,11 @@ class Family:
         return tuple(s for s in slots if s not in self.names and s not in _HARMLESS_ATTRIBUTES)
 
     def read(self, value: Any) -> Iterable[Any]:
-        """Give the values of the fields. Raises AttributeError if one has none."""
+        """Return the values of the fields. Raises AttributeError if a field has no value."""
         return [getattr(value, name) for name in self.names]
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
-        """Give one column for each field; None if an object may lack one, or has attributes beyond them."""
+        """Return a list of values for each field; None if an object may lack a field or has attributes that are no fields."""
         if self._slots_beyond or not self.names:
             return None
         if self._is_in_dict:
@@ -114,11 +113,12 @@ class Family:
             return None
         try:
             return [list(map(attrgetter(name), values)) for name in self.names]
-        except Exception:  # a property of a user: reading row by row finds out which
+        except Exception:  # a property raised: reading row by row finds out which
             return None
 
     def attribute_beyond(self, value: Any) -> str | None:
-        """Name an attribute of an object that is no field; caches, which can be computed again, do not count."""
+        """Return the name of an attribute that is not a field; None if there is none. Caches can be computed again: they do not
+        count."""
         attributes = getattr(value, "__dict__", None)
         if attributes and attributes.keys() != self._name_set:
             for name in attributes:
@@ -133,26 +133,26 @@ class Family:
         return None
 
     def finish_default(self, name: str, values: dict[str, Any]) -> Any:
-        """Give the default of a field that a record lacks, as its class makes it; `values` has the values of all fields."""
+        """Return the default of a field that a record lacks, as its class makes it. `values` has the values of all fields."""
         value = values[name]
         return value.factory(_without_open(values)) if type(value) is OfOthers else value
 
     def check_default(self, name: str, values: dict[str, Any]) -> None:
         """Raise the class's own error for a default that its validators refuse."""
 
-    def settle_defaults(self, made: Any, missing: Sequence[str]) -> dict[str, Any]:
-        """Give the values of the fields that a record lacks as validators of the whole object leave them; {}: as they are.
+    def settle_defaults(self, obj: Any, missing: Sequence[str]) -> dict[str, Any]:
+        """Return the values of `missing` fields after the validators of the whole object; {} if there are no validators.
 
-        The object stays as it is: what it has from the record must not change.
+        The object itself stays as it is: what it has from the record must not change.
         """
         validator = _after_validator(self.cls) if hasattr(self.cls, "__pydantic_core_schema__") else None
         if validator is None:
             return {}
-        settled = validator.validate_python(copy.deepcopy(made))
+        settled = validator.validate_python(copy.deepcopy(obj))
         return {name: getattr(settled, name) for name in missing}
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
-        """Make an object that has exactly these values of all its fields."""
+        """Make an object whose fields have exactly these values."""
         obj = object.__new__(self.cls)
         if self._is_in_dict:
             vars(obj).update(values)
@@ -162,20 +162,20 @@ class Family:
         return obj
 
     def sides(self, value: Any) -> dict[str, Any]:
-        """Give the values to record beside the fields, by their keys."""
+        """Return what to record of an object beside its fields, by key."""
         return {}
 
     def side_names(self, key: str) -> Collection[str] | None:
-        """Give the names that may be recorded beside the fields under a key; None: any name."""
+        """Return the names that a record may have under a key of `sides`; None: any name."""
         return ()
 
     def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
-        """Make an object like `value` with these values; `changed` are the fields that were set anew."""
+        """Make an object like `value` with these values. `changed` are the fields that were set anew."""
         return self.build(values)
 
 
 def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]] | None:
-    """Turn dicts into one column for each name; None if a dict lacks one or has another key."""
+    """Turn dicts into one list of values for each name; None if a dict lacks a name or has another key."""
     if {*map(len, rows)} != {len(names)}:
         return None
     try:
@@ -201,7 +201,7 @@ def _without_open(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def pydantic_default(cls: Any, name: str, field: Any) -> Callable[[], Any] | None:
-    """Give the default of a field of pydantic, validated where pydantic validates it; None if it is required."""
+    """Return the default of a pydantic field, validated if pydantic does so; None if the field is required."""
     if field.is_required():
         return None
     config = getattr(cls, "model_config", None) or getattr(cls, "__pydantic_config__", {})
@@ -213,16 +213,16 @@ def pydantic_default(cls: Any, name: str, field: Any) -> Callable[[], Any] | Non
 
 
 def _validated_default(cls: Any, name: str, values: dict[str, Any]) -> Any:
-    """Have pydantic make and validate the default of one field; its validators see the fields before it."""
+    """Let pydantic make and validate the default of one field. Its validators see the fields before it."""
     validator, before = _default_validator(cls, name)
     return validator.validate_python({other: values[other] for other in before})[0][name]
 
 
 @lru_cache(maxsize=256)
 def _default_validator(cls: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """Make a validator of one field that takes the fields before it as they are; return it with their names.
+    """Make a validator of one field that accepts the fields before it as they are; return it with their names.
 
-    The model's own validator cannot do that: it would run the model's validators and those of recorded fields.
+    The model's own validator would also run the model's validators and those of recorded fields.
     """
     schema, config, definitions = cls.__pydantic_core_schema__, None, []
     while schema["type"] not in ("model-fields", "dataclass-args"):
@@ -251,7 +251,7 @@ def _default_validator(cls: Any, name: str) -> tuple[Any, tuple[str, ...]]:
 
 @lru_cache(maxsize=256)
 def _after_validator(cls: Any) -> Any:
-    """Make a validator of the class's own `model_validator(mode="after")` alone, for an object; None if it has none."""
+    """Make a validator that only runs the `model_validator(mode="after")` functions of a class; None if it has none."""
     schema, definitions, functions = cls.__pydantic_core_schema__, [], []
     while schema["type"] not in ("model", "dataclass"):
         definitions += schema.get("definitions", ())
@@ -364,8 +364,8 @@ class StructFamily(Family):
     def _make(self) -> Callable[..., Any]:
         if not hasattr(self.cls, "__post_init__"):
             return self.cls  # type: ignore[no-any-return]
-        # A struct can't be made without `__post_init__`. So one of a subclass whose `__post_init__` does nothing is made,
-        # and then its class is changed.
+        # msgspec always calls `__post_init__`. So an object of a subclass is made, whose `__post_init__` does nothing, and
+        # then its class is changed.
         quiet = type(self.cls)(self.cls.__name__, (self.cls,), {"__post_init__": lambda self: None})
 
         def make(**values: Any) -> Any:
@@ -395,7 +395,7 @@ class TypedDictFamily(Family):
             yield FieldSpec(name, optional=name in self.cls.__optional_keys__)
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
-        # No dict has a key twice, so if the keys of all rows repeat the names, each row has each name once, in order.
+        # A dict has no key twice. So if all keys together are the names again and again, each row has all names in order.
         in_order = [*chain.from_iterable(values)] == [*self.names] * len(values)
         return columns_of(self.names, values) if in_order else None
 
@@ -407,7 +407,7 @@ class TypedDictFamily(Family):
 
 
 class PydanticFamily(Family):
-    """pydantic models. The names of the fields that were set, extra fields and private attributes are recorded too."""
+    """pydantic models. Extra fields, private attributes and the names of the fields that were set are recorded too."""
 
     has_sides = True
     refusal = ""
@@ -427,7 +427,7 @@ class PydanticFamily(Family):
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
         try:
             return None if any(map(self.sides, values)) else super().read_columns(values)
-        except NotCarried:  # writing row by row tells of which object
+        except NotCarried:  # writing row by row reports the object
             return None
 
     def sides(self, value: Any) -> dict[str, Any]:
@@ -445,7 +445,7 @@ class PydanticFamily(Family):
         return sides
 
     def _check_private(self, private: dict[str, Any]) -> None:
-        """Refuse private attributes that would not come back, or would come back although they were deleted."""
+        """Raise NotCarried for private attributes that would not be restored, or that were deleted and would be."""
         for name in private:
             if name not in self.cls.__private_attributes__:
                 raise NotCarried(
@@ -491,7 +491,7 @@ class PydanticFamily(Family):
         return obj
 
     def _whole_private(self, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Give the private attributes; those that a record lacks have their defaults."""
+        """Return all private attributes. Those that a record lacks have their defaults."""
         private: dict[str, Any] = {}
         for name, attribute in self._private_defaults.items():
             factory = attribute.default_factory
@@ -515,7 +515,7 @@ class PydanticFamily(Family):
 
     @cached_property
     def _is_root(self) -> bool:
-        """True if the model is a root model: it has a single value and nothing beside it."""
+        """True if this is a root model, which has a single value and nothing else."""
         return bool(getattr(self.cls, "__pydantic_root_model__", False))
 
     def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
@@ -529,7 +529,7 @@ class PydanticFamily(Family):
 
 
 def family_of(cls: Any) -> Family | None:
-    """Find the family of a record class; None for any other class."""
+    """Return the family of a record class; None for any other class."""
     if not isinstance(cls, type) or get_origin(cls) is not None:
         return None
     if is_typeddict(cls) or type(cls).__name__ == "_TypedDictMeta":
@@ -541,7 +541,7 @@ def family_of(cls: Any) -> Family | None:
     if hasattr(cls, "__pydantic_private__") and hasattr(cls, "__pydantic_fields__"):
         return PydanticFamily(cls)
     if dataclasses.is_dataclass(cls):
-        # An undecorated subclass inherits the marker. Its own annotations are no fields, but its objects are carried.
+        # A subclass without the decorator is one too. Its own annotations are not fields, but its objects can be recorded.
         return Family(cls)
     if "__attrs_attrs__" in cls.__dict__ or hasattr(cls, "__attrs_attrs__"):
         return AttrsFamily(cls)
