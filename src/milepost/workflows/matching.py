@@ -1,4 +1,4 @@
-"""The comparison of a replay: the step that the code asks for now, and the step that is recorded."""
+"""The comparison of a step that the code asks for on a replay with the step that is recorded."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from milepost.codec.plan import MAX_DEPTH
 from milepost.errors import NonDeterminismError, shown
 
 Arguments = dict[str, str]
-"""A step's arguments as records keep them: a text cut to 200 characters, with a digest if it was longer.
+"""A step's arguments as a record has them; {} if they are not compared.
 
-Arguments that are not compared are {}. `unlike` names the type of a value in them that equals no other, because it cannot
-be compared.
+`text` is their JSON, cut to 200 characters; `digest` is its SHA-256 if it was longer. `unlike` is the type of a value that
+cannot be compared, so that these arguments equal no others.
 """
 
 LONGEST = 200
 MAX_EFFORT = 2_000_000
-"""The effort of taking apart what the codec cannot carry: of each part, on every way to it, the square of its depth.
+"""Limit for the effort of comparing objects that the codec cannot record.
 
-A list of a hundred thousand clients stays below it, and so does one chain of objects; a net of objects does not.
+The effort is the sum of the squares of the depths of all parts; a part counts again for each path that leads to it. A list
+of a hundred thousand clients stays below the limit, and so does a chain of objects; a graph of objects does not.
 """
 _PLAIN = frozenset({str, int, bool, type(None)})
 _UNORDERED = (set, frozenset, KeysView, ItemsView)
@@ -41,40 +42,40 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Incomparable(Exception):
-    """A value that can't be compared with any other; the text names its type."""
+    """The error of a value that cannot be compared; its text is the type of the value."""
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], types: Iterable[type] = ()) -> Arguments:
-    """Return a step's arguments in a form to compare: equal for equal values of equal types, in every process.
+    """Return a step's arguments in a form that can be compared: it is the same in every process for equal values.
 
-    If the codec cannot carry an object and the object equals only itself, as a client does, its class alone counts. All
-    values beside it are compared, however it is nested.
+    Of an object that the codec cannot record and that equals only itself, such as a client, only the class counts. All
+    values around it are compared, however deep it is nested.
     """
     plain = None if kwargs else plain_arguments(args)
     if plain is not None:
         return plain
     known: tuple[Any, ...] = tuple(types)
     try:
-        return _told(_together(canonical, args, kwargs, known))
+        return _shortened(_together(canonical, args, kwargs, known))
     except Exception:  # objects of users may raise anything where they are read
         known = (*known, *dict.fromkeys(_classes([*args, *kwargs.values()])))
     try:
-        return _told(_together(_as_far_as_carried, args, kwargs, known))
+        return _shortened(_together(_as_far_as_carried, args, kwargs, known))
     except (_Incomparable, RecursionError) as exc:
         return {"text": "…", "unlike": str(exc)}
 
 
 def plain_arguments(args: tuple[Any, ...]) -> Arguments | None:
-    """Return `arguments_of` texts and whole numbers, the usual case, which needs no types; None for anything else."""
+    """Do `arguments_of` for texts and whole numbers, the usual case, which needs no types; return None for others."""
     if not _PLAIN.issuperset(map(type, args)):
         return None
     try:
-        return _told(_encode(args))  # these can't be mistaken for each other
+        return _shortened(_encode(args))  # no two of these have the same JSON
     except (ValueError, OverflowError, msgspec.MsgspecError):  # a lone surrogate, a number of thousands of digits
         return None
 
 
-def _told(data: bytes) -> Arguments:
+def _shortened(data: bytes) -> Arguments:
     text = data.decode()
     if len(text) <= LONGEST:
         return {"text": text}
@@ -87,7 +88,7 @@ def _together(
     kwargs: Mapping[str, Any],
     known: tuple[Any, ...],
 ) -> bytes:
-    """Write a list and, if there are keywords, an object after it. No mapping as the last argument looks like that."""
+    """Write a list and, if there are keywords, an object after it, which no mapping among the arguments can imitate."""
     data = write([*args], known) if args or not kwargs else b""
     return data + write(dict(kwargs), known) if kwargs else data
 
@@ -100,10 +101,10 @@ def _as_far_as_carried(
     *,
     is_state: bool = False,
 ) -> bytes:
-    """Write a value as `canonical` does, with a mark, which no JSON has, before parts that the codec cannot carry.
+    """Write a value as `canonical` does, and put a mark that is not JSON before parts that the codec cannot record.
 
-    `above` are the objects that contain the value, `left` is the effort that is left. `is_state`: one of them has an
-    equality of its own. Raises _Incomparable for data that can't be read.
+    `above` has the ids of the objects that contain the value, and `left` is the effort that is left. `is_state` is true if
+    one of these objects defines its own equality. Raises _Incomparable for data that can't be read.
     """
     try:
         return canonical(value, known)
@@ -140,7 +141,7 @@ def _as_far_as_carried(
         return _mark(getattr(value, "__qualname__", None) or cls.__qualname__)
     is_state = is_state or not (isinstance(value, (*_SEVERAL, dict)) or family_of(cls) is not None)
     data = _as_far_as_carried(_parts(value), known, above, left, is_state=is_state)
-    # The class alone is shown: an object that is no plain data may hold data that nobody should read.
+    # Only the class is shown, because the object may hold secrets.
     return _mark(f"{cls.__qualname__}:{hashlib.sha256(data).hexdigest()[:32]}")
 
 
@@ -149,10 +150,10 @@ def _mark(text: str) -> bytes:
 
 
 def _is_service(value: Any, *, is_state: bool) -> bool:
-    """Return whether an object stands for something outside, as a client does, so that its class alone counts.
+    """Return whether an object stands for something outside the process, as a client does, so that only its class counts.
 
-    Such an object has no equality of its own. Inside the state of an object that has one, an object that defines how it
-    is copied is data instead.
+    Such an object does not define its own equality. But inside an object that defines one, an object that defines how it
+    is copied counts as data.
     """
     cls = type(value)
     if isinstance(value, (functools.partial, MethodType, BaseException)) or family_of(cls) is not None:
@@ -176,7 +177,7 @@ def _is_secret(cls: type) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Take a value apart as `copy.copy` does; of an error take its arguments only."""
+    """Return the parts of a value that `copy.copy` would copy; for an error only its arguments."""
     if isinstance(value, BaseException):
         return [value.args]
     try:
@@ -191,9 +192,9 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _classes(value: Any) -> Iterator[type]:
-    """Iterate over the classes of the records and enums in a value.
+    """Yield the classes of the records and enums in a value.
 
-    A value that is only compared is never read by a name.
+    The codec may know them all here, since a value that is only compared is never decoded.
     """
     seen: dict[int, Any] = {}
     left = [value]
@@ -221,7 +222,7 @@ def differs(recorded: Mapping[str, Any] | None, now: Arguments) -> bool:
 
 
 def how_to_agree(recorded: Mapping[str, Any] | None, now: Arguments) -> str:
-    """Advise what to do about arguments that differ."""
+    """Return advice on what to do about arguments that differ."""
     unlike = now.get("unlike") or (recorded or {}).get("unlike")
     if unlike:
         return (
@@ -232,9 +233,9 @@ def how_to_agree(recorded: Mapping[str, Any] | None, now: Arguments) -> str:
 
 
 def hash_of(values: Mapping[str, Any], types: Iterable[type] = ()) -> tuple[str, dict[str, str]]:
-    """Return the digest of inputs, 64 hex digits, and one for each.
+    """Return one digest (64 hex digits) of all inputs, and the digest of each input.
 
-    Raises the codec's error for inputs that it cannot carry.
+    Raises the codec's error for inputs that it cannot record.
     """
     known = tuple(types)
     digests = {name: hashlib.sha256(canonical(values[name], known)).hexdigest() for name in sorted(values)}
@@ -243,10 +244,10 @@ def hash_of(values: Mapping[str, Any], types: Iterable[type] = ()) -> tuple[str,
 
 def non_determinism(run_id: str, index: int, recorded: str, found: str, hint: str = "") -> NonDeterminismError:
     """Make the error for code that asks for another step than the recorded one; it names both."""
-    act = hint or (
+    advice = hint or (
         "bring the code back that the run began with, branch on ctx.version, or map a renamed step with rename="
     )
-    text = f"step {index + 1} of run {run_id!r} was recorded as {recorded}, and the code now asks for {found}: {act}"
+    text = f"step {index + 1} of run {run_id!r} was recorded as {recorded}, and the code now asks for {found}: {advice}"
     return NonDeterminismError(
         text,
         run_id=run_id,
@@ -259,11 +260,12 @@ def non_determinism(run_id: str, index: int, recorded: str, found: str, hint: st
 
 def described(step_id: str, kind: str, arguments: Mapping[str, Any] | None = None, *, count: int | None = None) -> str:
     """Describe a step in words: its kind and id and, if known, the number of a map's items and the arguments."""
-    told, text = arguments or {}, (arguments or {}).get("text")
+    arguments = arguments or {}
+    text = arguments.get("text")
     words = f"{kind} step {step_id!r}" + (f" of {count} items" if count is not None else "")
     if text is None:
         return words
-    # Long arguments may begin alike, so the digest tells them apart.
+    # The texts of two long arguments may begin alike; their digests differ.
     return f"{words} with {shown(plain_text(text))[1:-1]}" + (
-        f"… (digest {told['digest'][:8]})" if "digest" in told else ""
+        f"… (digest {arguments['digest'][:8]})" if "digest" in arguments else ""
     )

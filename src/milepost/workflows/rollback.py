@@ -1,7 +1,7 @@
-"""Rollbacks: they undo the steps of a run that is to end failed or cancelled, newest first.
+"""Rollbacks: they undo the steps of a run that is about to end as failed or cancelled, the newest step first.
 
-They are best effort: an error of one stops no other, and all errors are reported. Each outcome is recorded, so that
-after a crash the remaining rollbacks are done, and none that succeeded is done again.
+They are best effort: if one fails, the others still run, and all errors are reported. Each outcome is recorded. So after a
+crash only the remaining rollbacks run.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class Undo(NamedTuple):
 
 
 def register(run: StepRun, step: Step[Any], step_id: str, sequence: int, output: Any, frame: Frame) -> None:
-    """Register the rollback of a step. If the code no longer has one, `roll_back` reports that when it would be due."""
+    """Register the rollback of a step. If the code no longer has the one in the record, `roll_back` reports that."""
     mods = step.modifiers
     if mods.rollback is not None:
         run.undos[step_id] = Undo(sequence, step_id, mods.rollback, mods.rollback_retry, output, frame)
 
 
 def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None]:
-    """Undo the steps that succeeded, in reverse order of the records, or `only` some of them.
+    """Undo the steps that succeeded, in reverse order of their records; if `only` is given, just the steps in it.
 
-    Only the store's error stops it.
+    Only an error of the store stops this.
     """
     due = [undo for undo in run.undos.values() if only is None or undo.step_id in only]
     if only is None:
-        # These rollbacks are registered in a record, but the present code does not have them.
+        # By the record these steps have a rollback, but the present code has none for them.
         for step_id, entry in run.recorded.rollbacks_due.items():
             if step_id not in run.undos and step_id not in run.rolled_back:
                 name, text = entry.record.node_id, "the code has no rollback for this step any more"
@@ -65,12 +65,12 @@ def roll_back(run: StepRun, only: Collection[str] | None = None) -> Routine[None
         run.rollback_errors = (*_known_errors(run), *run.rollback_errors)
     for undo in due:
         refuse_async(run, undo.fn, undo.step_id)
-    # Of the rollbacks that one point brought along the last one is the newest.
+    # Several rollbacks may have the number of one point. Of these the last is the newest, so the order is kept and reversed.
     for undo in sorted(due, key=lambda undo: undo.sequence)[::-1]:
         if not _is_undone(run, undo.step_id):
             with contextlib.suppress(RollbackFailed):
                 yield from perform(RollbackVisit(run, undo))
-        # Removed only now: a rollback that is interrupted, by a cancel say, is still due.
+        # It is removed only now, because a rollback that was interrupted (by a cancel, for example) is still due.
         run.undos.pop(undo.step_id, None)
 
 
@@ -79,7 +79,7 @@ def _is_undone(run: StepRun, step_id: str) -> bool:
 
 
 def _known_errors(run: StepRun) -> list[RollbackError]:
-    """Return the errors of rollbacks in processes before this one."""
+    """Return the errors of rollbacks that failed in earlier processes."""
     failed = [entry for entry in run.recorded.undone.values() if entry.fields.get("message") is not None]
     return [
         RollbackError(entry.record.node_id, str(entry.fields["message"]))
@@ -88,7 +88,7 @@ def _known_errors(run: StepRun) -> list[RollbackError]:
 
 
 class RollbackVisit(UnitVisit):
-    """The rollback of one step. Its failed attempts are not recorded, only how it ended."""
+    """The rollback of one step. Only its end is recorded, not its failed attempts."""
 
     __slots__ = ("source", "takes_output", "undo")
     is_announced = False
@@ -101,10 +101,10 @@ class RollbackVisit(UnitVisit):
         self.source = source_of(run.origins, undo.sequence)
 
     def call(self, context: Context[Any], limit: float | None) -> Call:
-        """Call the rollback on the context of the workflow and, if it takes that, on the step's output."""
+        """Call the rollback with the context of the workflow and, if it takes two arguments, with the step's output."""
         undo, ctx = self.undo, self.undo.frame.context
         own = _UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
-        # A step that a fork has copied was done once, so its rollback has one key in every run.
+        # A fork of a run copies its steps. Such a step was done once, so its rollback has the same key in every run.
         own._source = self.source
         return Call(undo.fn, (ctx, undo.output) if self.takes_output else (ctx,), own, is_async(undo.fn), limit)
 
@@ -121,19 +121,19 @@ class RollbackVisit(UnitVisit):
         return RollbackFailed()
 
     def save_failure(self, outcome: AttemptOutcome, final: Exception | None) -> Routine[None]:
-        """Record that the step could not be undone, after the last attempt."""
+        """Record, after the last attempt, that the step could not be undone."""
         error = outcome.error
         if final is not None and error is not None:
-            told = RollbackError(self.node_id, describe(error))
-            yield from _note(self.run, self.node_id, told, failure_fields(error), error)
+            failure = RollbackError(self.node_id, describe(error))
+            yield from _note(self.run, self.node_id, failure, failure_fields(error), error)
 
 
 class RollbackFailed(Exception):
-    """The end of a rollback that has failed. It is recorded, and stops nothing."""
+    """The error that ends a failed rollback. It is recorded, and it stops nothing else."""
 
 
 class _UndoContext(Context[Any]):
-    """The context of a rollback, which is no attempt of its step."""
+    """The context of a rollback, which is not an attempt of its step."""
 
     __slots__ = ()
 
