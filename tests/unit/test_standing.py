@@ -12,7 +12,7 @@ import pytest
 from milepost import END, BranchError, Engine, Graph, MemoryStore, NodeError, RunSuspended, SQLiteStore
 from milepost.errors import RunStopped
 from milepost.graph.builder import CompiledGraph
-from milepost.graph.status import RunStatus, Visit, standing
+from milepost.graph.status import RunStatus, Visit, read_status
 from milepost.reducers import append
 
 
@@ -55,7 +55,7 @@ def forked(**functions: Any) -> Graph[Trip]:
 
 def stands(store: MemoryStore, status: str | None = None) -> RunStatus:
     latest = store.latest("r")
-    return standing(store.read("r"), latest.row.live, status or latest.row.info.status)
+    return read_status(store.read("r"), latest.row.live, status or latest.row.info.status)
 
 
 def store_signal(store: MemoryStore, run_id: str, name: str, payload: Any) -> None:
@@ -172,10 +172,10 @@ def test_a_map_tells_how_many_items_are_done_and_have_failed() -> None:
 
 def test_items_that_have_not_begun_are_counted() -> None:
     records = ended(mapped(look), Trip(["a", "b"])).read("r")[:3]
-    found = standing(records, (), "interrupted")
+    found = read_status(records, (), "interrupted")
     assert ({"cities": (1, 0, 2)}, "next") == (found.maps, found.statuses["cities"])
     assert ("cities",) == found.next_nodes
-    assert "running" == standing(records, (), "running").statuses["cities"]
+    assert "running" == read_status(records, (), "running").statuses["cities"]
 
 
 def test_the_items_of_a_map_of_a_graph_are_made_of_its_nodes() -> None:
@@ -236,7 +236,7 @@ def test_an_encrypted_journal_is_told_without_its_key(tmp_path: Path) -> None:
         waiting().run(Trip(), store=store, run_id="r")
     with SQLiteStore(tmp_path / "s.db") as store:
         latest = store.latest("r")
-        found = standing(store.read("r"), latest.row.live, latest.row.info.status)
+        found = read_status(store.read("r"), latest.row.live, latest.row.info.status)
     assert {"plan": "done", "hotels": "done", "ask": "waiting"} == found.statuses
     assert ("ask#1", "approval", None) == (
         found.waits["ask"].wait_id,
@@ -271,7 +271,7 @@ def test_what_an_older_visit_of_a_fork_did_does_not_count_in_a_newer_one() -> No
     store = ended(looped(), Trip())
     records = store.read("r")
     second = next(r.sequence for r in records if r.node_id == "plan" and r.visit == 2)
-    found = standing(records[: second + 1], (), "running")
+    found = read_status(records[: second + 1], (), "running")
     expected = dict.fromkeys(("flights", "hotels", "cars"), "running")
     assert {"plan": "done", "join": "done", **expected} == found.statuses
 
@@ -280,7 +280,7 @@ def test_every_beginning_of_a_journal_can_be_told() -> None:
     """Whatever a process had recorded when it died, something stands somewhere."""
     records = ended(looped(), Trip()).read("r")
     for length in range(1, len(records)):
-        found = standing(records[:length], (), "dead")
+        found = read_status(records[:length], (), "dead")
         assert found.next_nodes or length == len(records) - 1
         assert set(found.statuses.values()) <= {"done", "next"}
 
@@ -313,7 +313,7 @@ def test_a_router_that_failed_is_told_of_its_node() -> None:
 def test_a_journal_without_its_start_and_with_pruned_records_is_told_as_far_as_it_goes() -> None:
     records = ended(looped(), Trip()).read("r")
     for leave_out in range(len(records)):
-        found = standing([record for record in records if record.sequence != leave_out], (), "finished")
+        found = read_status([record for record in records if record.sequence != leave_out], (), "finished")
         assert "done" == found.statuses["join"]
 
 
@@ -334,7 +334,7 @@ def test_a_visit_whose_router_is_to_be_asked_again_leads_nowhere_yet() -> None:
     flow.run({}, store=store, run_id="r")
     flow.fork_run(store, "r", "a", new_run_id="f", state_override=keep)
     row = store.get_run("f")
-    found = standing(store.read("f"), row.live, row.info.status)
+    found = read_status(store.read("f"), row.live, row.info.status)
     assert [("a", None, "next")] == [(visit.node_id, visit.next_node, visit.status) for visit in found.visits]
     flow.resume(store, "f")
-    assert [("a", "b"), ("b", END)] == [(v.node_id, v.next_node) for v in standing(store.read("f"), row.live).visits]
+    assert [("a", "b"), ("b", END)] == [(v.node_id, v.next_node) for v in read_status(store.read("f"), row.live).visits]

@@ -18,12 +18,12 @@ from milepost.cli.targets import Runnable, found_flow, is_target, load_target
 from milepost.cli.text import print_table, to_json
 from milepost.graph.builder import CompiledGraph
 from milepost.graph.drawing import recorded_picture, to_dot, to_mermaid
-from milepost.graph.status import RunStatus, standing
+from milepost.graph.status import RunStatus, read_status
 from milepost.graph.topology import Topology
 from milepost.model.info import RunInfo
 from milepost.store import Store
 from milepost.views.journal import is_workflow, records_of
-from milepost.views.tree import notes_of, standing_document
+from milepost.views.tree import notes_of, status_document
 from milepost.workflows.definition import Workflow
 
 FIXED_SQLITE = (3, 51, 3)
@@ -94,7 +94,7 @@ def _run_of(store: Store, run_id: str, graph: CompiledGraph[Any] | None) -> tupl
     row = latest.row
     if is_workflow(store, run_id):
         raise click.UsageError(f"run {run_id!r} is one of a workflow: milepost show {run_id} has its steps")
-    stands = standing(records_of(store, run_id, latest.newest), row.live, row.info.status)
+    stands = read_status(records_of(store, run_id, latest.newest), row.live, row.info.status)
     if graph is not None and row.info.flow != graph.name:
         raise click.UsageError(f"run {run_id!r} is one of flow {row.info.flow!r}, and the target is {graph.name!r}")
     if graph is None and not stands.shape:
@@ -112,7 +112,7 @@ def _recorded(found: tuple[RunInfo, RunStatus] | None) -> dict[str, Any]:
 
 
 def _run_document(info: RunInfo, stands: RunStatus) -> dict[str, Any]:
-    told = standing_document(stands)
+    told = status_document(stands)
     return {
         "run": {"run_id": info.run_id, "status": info.status},
         **{name: told[name] for name in ("statuses", "next_nodes", "maps")},

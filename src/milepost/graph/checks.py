@@ -1,7 +1,7 @@
-"""Examination of the point where a run of a graph goes on, with all records after it, forks and maps included.
+"""The examination of the point where a run of a graph goes on, and of all records after it, forks and maps included.
 
-These are pure functions of what was read: they write nothing, and the only user code that they run is that which
-decodes a state.
+These functions are pure: they only use the records that were read, and they write nothing. The only user code that they
+run is the code that decodes a state.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ if TYPE_CHECKING:
 
 
 class ResumePoint(NamedTuple):
-    """The point of a run's own graph from which a verb goes on, and the records after it that count."""
+    """The record of a run's own graph (not of an inner one) from which a verb goes on, with the valid records after it."""
 
     point: Record | None
     tail: tuple[Record, ...]
     since: JournalHistory | None = None
     """The records since the point, by node; None: not read yet."""
     live: Ranges | None = None
-    """The live ranges up to the claim; None if they are just those up to the point."""
+    """The live ranges up to the claim; None if they are those up to the point."""
     at: Record | None = None
     """The checkpoint inside a branch after which the verb goes on; None if it goes on after `point`."""
 
 
 class ExaminedRun(msgspec.Struct):
-    """The examined point where a run goes on: all that is known before user code runs, without use of the store."""
+    """The result of `examine`: everything that is known of the point where a run goes on before user code runs."""
 
     row: RunRow
     newest: int
@@ -76,32 +76,32 @@ class ExaminedRun(msgspec.Struct):
     state: Any
     data: bytes
     next_node: str | None
-    """None: the router of the point's node is asked first."""
+    """The node where the run goes on; None if the router of the point's node is asked first."""
     spent: AttemptBudget
     live: Ranges | None
-    """The new live ranges, up to the claim; None: they stay as they were."""
+    """The new live ranges, up to the claim; None if they stay as they were."""
     info: ResumeInfo
     iteration: int
     since: JournalHistory
     """The records since the point, by node."""
     decoded: dict[int, Any]
-    """The values of records since the point that were decoded already, by the number of their record."""
+    """The states after the point that were decoded already, by the number of their record."""
     named: tuple[str, ...] = ()
-    """The next node, by its recorded id."""
+    """The recorded id of the next node, before any rename; () if there is none."""
     is_split: bool = False
     """True if the point is a fork whose branches are open."""
     at: Record | None = None
     """The checkpoint inside a branch after which the verb goes on, and to which an override applies; else None."""
     way: str | None = None
-    """The next node by the records, even if the router is asked again."""
+    """The next node according to the records, even if the router is asked again."""
     reroute: bool | None = None
-    """True or False: the router is, or is not, asked again from now on; None: as it was."""
+    """True or False: the run shall, or shall not, ask the router again from now on; None: no change."""
     is_turn: bool = False
-    """True if a turn begins here, or has begun and has no checkpoint yet."""
+    """True if a turn of the run begins here, or has begun without a checkpoint so far."""
 
     @property
     def data_seen(self) -> bytes:
-        """The encoded state to which an override applies, and about which `revalidate` is asked."""
+        """The encoded state to which an override applies, and which `revalidate` checks."""
         return self.data if self.at is None else self.since.state_of(self.since.entry_at(self.at.sequence))
 
     @property
@@ -117,44 +117,44 @@ class ExaminedRun(msgspec.Struct):
         return f"goes on at node {self.next_node!r}, attempt {attempt}"
 
 
-def refusal_of(run: NodeRun, wish: ResumeRequest, found: ExaminedRun) -> MilepostError | None:
-    """Return the error if the verb cannot go on at the point `found`; else None."""
-    info, options = found.row.info, run.options
+def refusal_of(run: NodeRun, request: ResumeRequest, examined: ExaminedRun) -> MilepostError | None:
+    """Return the error if the verb cannot go on at the examined point; else None."""
+    info, options = examined.row.info, run.options
     status = info.status
-    target = found.way if options.reroute is None else found.next_node
-    if wish.verb == "resume" and status == "failed" and target is not None and target in run.flow.units:
+    target = examined.way if options.reroute is None else examined.next_node
+    if request.verb == "resume" and status == "failed" and target is not None and target in run.flow.units:
         policy = run.flow.units[target].retry or options.retry
-        if policy is not None and found.spent.failures >= policy.max_attempts:
+        if policy is not None and examined.spent.failures >= policy.max_attempts:
             return not_resumable(
                 run,
                 status,
                 info.reason,
                 f"node {target!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
                 node_id=target,
-                state=found.state,
+                state=examined.state,
             )
-        for node_id, most in _used_up(run, found.since):
+        for node_id, most in _used_up(run, examined.since):
             hint = f"node {node_id!r} has used up its {most} attempts; mend the cause and use retry"
-            return not_resumable(run, status, info.reason, hint, node_id=node_id, state=found.state)
-    if options.strict and found.info.differences:
+            return not_resumable(run, status, info.reason, hint, node_id=node_id, state=examined.state)
+    if options.strict and examined.info.differences:
         return FlowChangedError(
-            f"the flow of run {run.run_id!r} has changed ({'; '.join(found.info.differences)}): resume without strict "
+            f"the flow of run {run.run_id!r} has changed ({'; '.join(examined.info.differences)}): resume without strict "
             f"to go on",
             run_id=run.run_id,
-            state=found.state,
-            differences=found.info.differences,
+            state=examined.state,
+            differences=examined.info.differences,
         )
-    if found.next_node not in {None, END}:
+    if examined.next_node not in {None, END}:
         try:
-            run.walker.check_limit(str(found.next_node), found.iteration, found.point.node_id)
+            run.walker.check_limit(str(examined.next_node), examined.iteration, examined.point.node_id)
         except MaxIterationsError as exc:
-            exc.state = found.state
+            exc.state = examined.state
             return exc
     return None
 
 
 def _used_up(run: NodeRun, since: JournalHistory) -> Iterator[tuple[str, int]]:
-    """Yield the nodes inside forks, maps and graphs that failed and have no attempts left, with their limits."""
+    """Yield the nodes inside forks, maps and inner graphs that have used up their attempts, with their limits."""
     for node_id in since.failures:
         known = find_node(run.flow, node_id)
         if known is None or since.given_up(node_id) is None:
@@ -170,17 +170,17 @@ def examine(
     run: NodeRun,
     latest: RunSnapshot,
     spot: ResumePoint,
-    wish: ResumeRequest,
+    request: ResumeRequest,
     begun: Record | None,
     remarks: tuple[str, ...] = (),
     nodes: tuple[str, ...] = (),
     *,
     is_cut: bool = False,
 ) -> ExaminedRun:
-    """Verify and decode a point, and find where it leads in the flow as it is now.
+    """Verify and decode a point, and find where it leads in the present flow.
 
-    `begun` is the start record, which is verified already; `remarks` are notes about damage found before, and `nodes`
-    the ids of recorded nodes. `is_cut`: damaged records were passed over, and count no more.
+    `begun` is the start record, which is verified already. `remarks` are notes about damage that was found before. `nodes`
+    are the ids of recorded nodes. `is_cut` is true if damaged records were passed over; these no longer count.
     """
     point, tail = spot.point, spot.tail
     if point is None or spot.since is None:
@@ -205,30 +205,30 @@ def examine(
         next_node = run.renames.now(next_node, position.told_at)
     node_id = run.renames.now(point.node_id, point.sequence)
     differences = (*remarks, *_differences(run, point if point.kind == START else begun))
-    is_alone = wish.rerun and spot.live is None
-    at_next = wish.node_id if is_alone else next_node
+    is_alone = request.rerun and spot.live is None
+    at_next = request.node_id if is_alone else next_node
     is_split = turn is None and check_fork(run, point, fields, node_id, at_next, differences)
     if is_split:
         next_node = run.flow.splits[node_id].join
     if is_alone:
-        next_node, is_split = wish.node_id, False
+        next_node, is_split = request.node_id, False
     way, reroute = next_node, None
     if spot.at is not None:
-        reroute = _reroute_in_branch(run, wish, spot)
+        reroute = _reroute_in_branch(run, request, spot)
         if reroute is not None:
-            # So the claim, the next record, will say it.
+            # The claim, which is the next record, will say so.
             after = latest.newest + 1 if reroute else None
             since = since.rerouted(spot.at.sequence, after)
             spot = spot._replace(since=since)
     elif not is_alone and not is_split and turn is None and point.kind == CHECKPOINT:
         unit = run.flow.units.get(node_id)
-        is_still = latest.row.info.status == "finished" and wish.verb == "resume"
-        is_still = is_still or any(record.kind == WAIT and record.node_id == way for record in tail)
+        keeps_route = latest.row.info.status == "finished" and request.verb == "resume"
+        keeps_route = keeps_route or any(record.kind == WAIT and record.node_id == way for record in tail)
         reroute = _reroute(run, position.is_rerouted, has_router=unit is not None and unit.router is not None)
-        reroute = None if is_still else reroute
-        if reroute or (position.is_rerouted and reroute is None and not is_still):
+        reroute = None if keeps_route else reroute
+        if reroute or (position.is_rerouted and reroute is None and not keeps_route):
             next_node = None
-    if is_split and run.options.amends and wish.verb != "resume_from":
+    if is_split and run.options.amends and request.verb != "resume_from":
         raise OptionError(
             f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
             f"is for: use resume_from with a node of that branch, or with node {node_id!r}, which all of them follow",
@@ -238,7 +238,7 @@ def examine(
         )
     if (
         run.options.amends
-        and wish.verb != "resume_from"
+        and request.verb != "resume_from"
         and _has_begun(run, spot, way if run.options.reroute is None else next_node)
     ):
         raise OptionError(
@@ -249,31 +249,30 @@ def examine(
             node_id=next_node,
         )
     _check_nodes(run, node_id, next_node, differences, state)
-    kept: dict[int, Any] = {}
-    check_inside(run, spot, kept, differences)
+    states: dict[int, Any] = {}
+    check_inside(run, spot, states, differences)
     unit = run.flow.units.get(node_id)
     leads_to = unit.next_node if next_node is None and unit is not None else next_node
-    if wish.verb == "resume_from" and leads_to == END and not wish.rerun:
+    if request.verb == "resume_from" and leads_to == END and not request.rerun:
         raise ResumeNodeCompletedError(
-            f"nothing is left to run after node {wish.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again, or "
+            f"nothing is left to run after node {request.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again, or "
             f"resume the run, which amends its result where a state_override or an update is given",
             run_id=run.run_id,
-            node_id=wish.node_id,
+            node_id=request.node_id,
             state=state,
         )
-    is_continued = wish.verb != "resume_from" and not is_cut and _is_newest(latest, point)
+    is_continued = request.verb != "resume_from" and not is_cut and _is_newest(latest, point)
     is_late = fields.get("next_node") is None
     spent = spent_at(way, tail if is_continued else (), run.renames, run.options.clock.time(), is_late=is_late)
-    missed = tuple(m for m in latest.row.info.missed if m not in fields.get("missed", ()))
-    amended = [record.sequence for record in tail if record.kind in {ROUTE, OWNER}]
-    inside = [record.sequence for record in tail if is_cut]
-    cut = max((point.sequence, *amended, *inside))
+    missed = tuple(node for node in latest.row.info.missed if node not in fields.get("missed", ()))
+    valid = [record.sequence for record in tail if is_cut or record.kind in {ROUTE, OWNER}]
+    last_valid = max((point.sequence, *valid))
     # If the result itself is damaged, there is none to return: the run goes on from the records that are whole.
-    finished = latest.row.info.status == "finished" and wish.verb in {"resume", CONTINUE} and not is_cut
+    finished = latest.row.info.status == "finished" and request.verb in {"resume", CONTINUE} and not is_cut
     if finished:
         _check_result(run, point, tail)
     source: Any = "finished" if finished else "start" if point.kind == START else "latest"
-    if wish.verb == "resume_from":
+    if request.verb == "resume_from":
         source = "node"
     known = set(nodes)
     at = spot.at or point
@@ -294,18 +293,18 @@ def examine(
         already_completed=finished,
     )
     live = spot.live
-    if live is None and (wish.verb == "resume_from" or is_cut):
-        live = ranges_upto(latest.row.live, cut)
+    if live is None and (request.verb == "resume_from" or is_cut):
+        live = ranges_upto(latest.row.live, last_valid)
     return ExaminedRun(
         latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, since,
-        kept, named, is_split, spot.at, way, reroute, turn is not None,
+        states, named, is_split, spot.at, way, reroute, turn is not None,
     )  # fmt: skip
 
 
 def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | None:
-    """Return whether to ask the router of a checkpoint again from now on; None: as it was.
+    """Return whether the run shall ask the router of a checkpoint again from now on; None: no change.
 
-    `is_rerouted`: an earlier call wanted it to be asked, and it has not answered since.
+    `is_rerouted` is true if an earlier call asked for that, and the router has not answered since.
     """
     wanted = run.options.reroute
     if wanted is None:
@@ -313,13 +312,13 @@ def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | Non
     return True if wanted else False if is_rerouted else None
 
 
-def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint) -> bool | None:
-    """Do `_reroute` for the checkpoint inside a branch after which a verb goes on."""
+def _reroute_in_branch(run: NodeRun, request: ResumeRequest, spot: ResumePoint) -> bool | None:
+    """Answer `_reroute` for the checkpoint inside a branch after which a verb goes on."""
     assert spot.since is not None
     assert spot.at is not None
     node_id = spot.since.renamed(spot.at.node_id, spot.at.sequence)
     unit = run.flow.units.get(node_id)
-    if unit is None or unit.router is None or wish.rerun:
+    if unit is None or unit.router is None or request.rerun:
         return None
     return _reroute(run, spot.since.is_rerouted(spot.at.sequence), has_router=True)
 
@@ -327,7 +326,7 @@ def _reroute_in_branch(run: NodeRun, wish: ResumeRequest, spot: ResumePoint) -> 
 def decoded(run: NodeRun, record: Record, data: bytes) -> Any:
     """Decode the state in a record.
 
-    Raises a `DeserializeStateError` that says what to do if the flow cannot read it now.
+    Raises a `DeserializeStateError` that says what to do if the present flow cannot read it.
     """
     try:
         return run.flow.codec.decode(data)
@@ -349,20 +348,20 @@ def check_fork(
     next_node: str | None,
     differences: tuple[str, ...],
 ) -> bool:
-    """Return whether the point is a fork with open branches. Raises `FlowChangedError` if that fork has changed since.
+    """Return whether the point is a fork with open branches. Raises `FlowChangedError` if the fork has changed since.
 
-    Raises `CheckpointMigrationError` for a checkpoint from outside that is in no place of the run's own graph.
+    Raises `CheckpointMigrationError` for a checkpoint saved from outside at a node that is inside a branch or another node.
     """
     recorded = fields.get("fork")
     fork = run.flow.splits.get(node_id) if point.kind == CHECKPOINT else None
     if recorded is None:
         if point.is_foreign:
             _check_saved_outside(run, node_id)
-        around = [other for other in run.flow.splits.values() if next_node in other.nodes]
-        if around and point.kind == CHECKPOINT:
-            told = differences or (f"node {next_node!r} is inside the fork after {around[0].node_id!r} now",)
-            raise _changed(run, f"would go on at node {next_node!r}, which is inside a fork now", next_node, told)
-        # No branch has run if the checkpoint was saved from outside, or if a router has been replaced by this fork since.
+        forks_around = [other for other in run.flow.splits.values() if next_node in other.nodes]
+        if forks_around and point.kind == CHECKPOINT:
+            changes = differences or (f"node {next_node!r} is inside the fork after {forks_around[0].node_id!r} now",)
+            raise _changed(run, f"would go on at node {next_node!r}, which is inside a fork now", next_node, changes)
+        # Either the checkpoint was saved from outside, or this fork has replaced a router. In both cases no branch has run.
         return fork is not None and (next_node is None or (point.is_foreign and next_node == fork.join))
     names = [run.renames.now(name, point.sequence) for name in recorded]
     _check_same_fork(run, fork, node_id, next_node, names, differences)
@@ -370,7 +369,7 @@ def check_fork(
 
 
 def _check_saved_outside(run: NodeRun, node_id: str) -> None:
-    """Raise `CheckpointMigrationError` for a checkpoint saved from outside at a node inside a branch or another node."""
+    """Raise `CheckpointMigrationError` for a checkpoint saved from outside at a node in a branch or inside another node."""
     around = next((fork for fork in run.flow.splits.values() if node_id in fork.nodes), None)
     if around is not None:
         where = (
@@ -398,17 +397,19 @@ def _check_same_fork(
     names: list[str],
     differences: tuple[str, ...],
 ) -> None:
-    """Raise `FlowChangedError` unless an open fork still has the same join, and at least the same branches."""
+    """Raise `FlowChangedError` unless an open fork still has its join and all branches that were recorded."""
     if fork is None or next_node != fork.join:
-        told = differences or (f"the fork after {node_id!r} is gone, or joins elsewhere",)
-        raise _changed(run, f"is inside the fork after node {node_id!r}, which meets at {next_node!r}", node_id, told)
+        changes = differences or (f"the fork after {node_id!r} is gone, or joins elsewhere",)
+        raise _changed(
+            run, f"is inside the fork after node {node_id!r}, which meets at {next_node!r}", node_id, changes
+        )
     gone = [name for name in names if name not in fork.branches]
     if gone:
-        told = differences or tuple(f"branch {name!r} of the fork after {node_id!r} is gone" for name in gone)
-        raise _changed(run, f"has branch {gone[0]!r} of the fork after node {node_id!r}", gone[0], told)
+        changes = differences or tuple(f"branch {name!r} of the fork after {node_id!r} is gone" for name in gone)
+        raise _changed(run, f"has branch {gone[0]!r} of the fork after node {node_id!r}", gone[0], changes)
 
 
-def _check_standing(
+def _check_position(
     run: NodeRun,
     spot: ResumePoint,
     entry: StepRecord,
@@ -417,10 +418,10 @@ def _check_standing(
     leads_to: str | None,
     differences: tuple[str, ...],
 ) -> None:
-    """Check the last position in a branch or an inner graph.
+    """Check the newest node of a branch or an inner graph.
 
-    Its fork must be as it was, and its next node must be in the same branch or the join; else raises
-    `FlowChangedError`.
+    A fork after it must still be the same, and its next node must be the join or in the same branch. Raises
+    `FlowChangedError` otherwise.
     """
     assert spot.since is not None
     assert spot.point is not None
@@ -441,25 +442,25 @@ def _check_standing(
     fork_id, branch = around
     fork = flow.splits.get(fork_id[len(prefix) :])
     if fork is not None and leads_to != fork.join and leads_to not in fork.inside.get(branch, ()):
-        told = differences or (f"node {leads_to!r} is not in branch {branch!r} any more",)
+        changes = differences or (f"node {leads_to!r} is not in branch {branch!r} any more",)
         what = f"would go on at node {leads_to!r} after {node_id!r}, outside its branch of the fork after {fork_id!r}"
-        raise _changed(run, what, leads_to, told)
+        raise _changed(run, what, leads_to, changes)
 
 
-def _changed(run: NodeRun, what: str, node_id: str | None, told: tuple[str, ...]) -> FlowChangedError:
+def _changed(run: NodeRun, what: str, node_id: str | None, changes: tuple[str, ...]) -> FlowChangedError:
     return FlowChangedError(
-        f"run {run.run_id!r} {what}, and flow {run.flow.name!r} has changed there ({'; '.join(told)}): if a node was renamed, "
-        f"pass rename={{old: new}}; else resume_from a node before it",
+        f"run {run.run_id!r} {what}, and flow {run.flow.name!r} has changed there ({'; '.join(changes)}): if a node was "
+        f"renamed, pass rename={{old: new}}; else resume_from a node before it",
         run_id=run.run_id,
         node_id=node_id,
-        differences=told,
+        differences=changes,
     )
 
 
-def check_inside(run: NodeRun, spot: ResumePoint, kept: dict[int, Any], differences: tuple[str, ...]) -> None:
+def check_inside(run: NodeRun, spot: ResumePoint, states: dict[int, Any], differences: tuple[str, ...]) -> None:
     """Check the records since the point against the flow, and decode their states.
 
-    `kept` takes the states from which branches and inner graphs will go on, by the number of their record.
+    The states from which branches and inner graphs will go on are added to `states`, by the number of their record.
     """
     assert spot.since is not None
     assert spot.point is not None
@@ -469,16 +470,16 @@ def check_inside(run: NodeRun, spot: ResumePoint, kept: dict[int, Any], differen
         record = entry.record
         known = find_node(run.flow, node_id)
         if known is None:
-            told = differences or (f"node {node_id!r} is gone",)
-            raise _changed(run, f"has a checkpoint of node {node_id!r} in what it was in", node_id, told)
+            changes = differences or (f"node {node_id!r} is gone",)
+            raise _changed(run, f"has a checkpoint of node {node_id!r} in what it was in", node_id, changes)
         flow, _, is_item = known
         if is_item:
             continue
         data, leads_to = spot.since.content(entry)
         if leads_to is not None and leads_to != END and leads_to not in flow.units:
-            told = differences or (f"node {leads_to!r} is gone",)
-            raise _changed(run, f"would go on at node {leads_to!r} after {node_id!r}", leads_to, told)
-        _check_standing(run, spot, entry, node_id, flow, leads_to, differences)
+            changes = differences or (f"node {leads_to!r} is gone",)
+            raise _changed(run, f"would go on at node {leads_to!r} after {node_id!r}", leads_to, changes)
+        _check_position(run, spot, entry, node_id, flow, leads_to, differences)
         try:
             state = flow.codec.decode(data)
         except DeserializeStateError as exc:
@@ -491,23 +492,24 @@ def check_inside(run: NodeRun, spot: ResumePoint, kept: dict[int, Any], differen
             raise
         prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
         if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
-            kept[record.sequence] = state
+            states[record.sequence] = state
 
 
 def _has_begun(run: NodeRun, spot: ResumePoint, node_id: str | None) -> bool:
-    """Return whether parts of a node are recorded: the items of a map, or nodes of a graph inside."""
+    """Return whether the run has begun a node that is a map or a graph: its items or its inner nodes are recorded."""
     assert spot.since is not None
     unit = run.flow.units.get(str(node_id))
     if unit is None or not isinstance(unit.work, (MapWork, GraphWork)):
         return False
-    found = ((record.kind, spot.since.renamed(record.node_id, record.sequence)) for record in spot.tail)
+    recorded = ((record.kind, spot.since.renamed(record.node_id, record.sequence)) for record in spot.tail)
     return any(
-        (kind == ITEMS and at == node_id) or (kind == CHECKPOINT and at.startswith(f"{node_id}/")) for kind, at in found
+        (kind == ITEMS and at == node_id) or (kind == CHECKPOINT and at.startswith(f"{node_id}/"))
+        for kind, at in recorded
     )
 
 
 def _is_newest(latest: RunSnapshot, point: Record) -> bool:
-    """Return whether the point is the newest of the run's own graph, even if there are later ones inside other nodes."""
+    """Return whether the point is the newest checkpoint of the run's own graph. Later ones inside other nodes do not count."""
     newest = latest.point
     if newest is point or newest is None or newest.is_foreign:
         return newest is point
@@ -518,7 +520,7 @@ def _is_newest(latest: RunSnapshot, point: Record) -> bool:
 def _repeated(
     run: NodeRun, since: JournalHistory, point: Record, node_id: str, next_node: str | None, is_split: bool
 ) -> tuple[str, ...]:
-    """Return the nodes that a resume runs first: the next one or, in an open fork, that of each branch before its join."""
+    """Return the nodes that a resume runs first: the next node or, in an open fork, the next node of each open branch."""
     if not is_split:
         return (next_node,) if next_node is not None and next_node != END else ()
     fork = run.flow.splits[node_id]
@@ -526,23 +528,23 @@ def _repeated(
 
 
 def _next_in(flow: GraphFlow, since: JournalHistory, fork: Fork, way: str, label: str, after: int) -> tuple[str, ...]:
-    """Return the next node of each branch of an open fork; () if all have come to its join."""
-    found: list[str] = []
+    """Return the next node of each branch of an open fork; () if all branches have reached the join."""
+    next_nodes: list[str] = []
     for branch in fork.branches:
         inside = f"{label}/{way}/{branch}".lstrip("/")
         entry = since.newest_in("", inside, after)
         if entry is None:
-            found += [branch] if branch != fork.join else []
+            next_nodes += [branch] if branch != fork.join else []
             continue
         leads_to, node_id = since.content(entry)[1], since.renamed(entry.record.node_id, entry.sequence)
         inner = flow.splits.get(node_id)
         if inner is not None and leads_to == inner.join:
-            way_on = f"{node_id}#{entry.record.visit}"
-            open_ = _next_in(flow, since, inner, way_on, inside, entry.sequence)
-            found += open_ or ([inner.join] if inner.join != fork.join else [])
+            inner_way = f"{node_id}#{entry.record.visit}"
+            inner_nodes = _next_in(flow, since, inner, inner_way, inside, entry.sequence)
+            next_nodes += inner_nodes or ([inner.join] if inner.join != fork.join else [])
         elif leads_to != fork.join:
-            found.append(leads_to or node_id)
-    return tuple(dict.fromkeys(found))
+            next_nodes.append(leads_to or node_id)
+    return tuple(dict.fromkeys(next_nodes))
 
 
 def _check_result(run: Run, point: Record, tail: tuple[Record, ...]) -> None:
@@ -560,7 +562,7 @@ def _check_result(run: Run, point: Record, tail: tuple[Record, ...]) -> None:
 
 
 def _recorded_route(run: NodeRun, point: Record, fields: Mapping[str, Any]) -> tuple[str | None, int]:
-    """Return the next node by a record (None: ask the router), and the number of nodes that had run by then."""
+    """Return the next node that a record names (None: ask the router), and the number of nodes that had run by then."""
     if point.kind == START:
         return str(fields.get("entry") or run.flow.entry), 0
     next_node = fields.get("next_node")
@@ -570,9 +572,9 @@ def _recorded_route(run: NodeRun, point: Record, fields: Mapping[str, Any]) -> t
 
 
 def _successor(run: NodeRun, point: Record) -> str | None:
-    """Return the next node of an old record without `next_node`: along the only edge; None: ask the router.
+    """Return the next node after an old record that does not name it: the only edge leads there. None: ask the router.
 
-    Raises `CheckpointMigrationError` for a node with a router unless `reroute` is set.
+    Raises `CheckpointMigrationError` if the node has a router, unless `reroute` is set.
     """
     unit = run.flow.units.get(run.renames.now(point.node_id, point.sequence))
     if unit is None or unit.next_node is not None:
@@ -600,12 +602,12 @@ def _check_nodes(run: NodeRun, node_id: str, next_node: str | None, differences:
     gone = node_id if next_node is None else next_node
     if gone == END or gone in run.flow.units:
         return
-    told = differences or (f"node {gone!r} is gone",)
+    changes = differences or (f"node {gone!r} is gone",)
     raise FlowChangedError(
         f"run {run.run_id!r} would go on at node {gone!r}, which flow {run.flow.name!r} does not have "
-        f"({'; '.join(told)}): if it was renamed, pass rename={{{gone!r}: new name}}; else resume_from a node before it",
+        f"({'; '.join(changes)}): if it was renamed, pass rename={{{gone!r}: new name}}; else resume_from a node before it",
         run_id=run.run_id,
         node_id=gone,
         state=state,
-        differences=told,
+        differences=changes,
     )

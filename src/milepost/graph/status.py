@@ -1,13 +1,13 @@
-"""The status of a run of a graph, node by node, by its records alone: the user's code is not needed.
+"""The status of a run of a graph, node by node. Its records are enough; the user's code is not needed.
 
-`StatusBuilder` arranges the records as visits. The visits of a branch stand below that of its fork, items below their
-map, and the nodes of a graph inside another one below the node that walks it. A record's id, and its `branch`, the path
-to it, say where it belongs. Records may be missing, because they were deleted or cannot be read; then visits are made
-up for them if others stand below.
+`StatusBuilder` arranges the records as a tree of visits. A fork contains the visits of its branches, a map contains its
+items, and a node that is a graph contains the visits of that graph's nodes. A record's node id and its `branch` (the path
+to it) say where it belongs. Records may be missing, because they were deleted or cannot be read. The builder then makes
+up the visits that others belong to.
 
-Each path through the graph is then followed to the end of its visits, which is where the run goes on. A node leaves no
-record before it ends, so the node at the end of a path is `running` if somebody executes the run, and `next` if nobody
-does. The code is pure; a picture, a tree and a console can be made of the status.
+`_Settler` then follows each path through the graph to its last visit, which is where the run goes on. A node leaves no
+record before it ends. So the node at the end of a path is `running` if somebody executes the run, and `next` if nobody
+does. The code is pure. The status can be shown as a picture, as a tree or in a console.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from milepost.store import ENDED
 class Visit:
     """One visit of a node, an item of a map, or a branch of a fork, with the visits inside it.
 
-    `status` is done, failed, waiting, running, next, or unfinished (begun, and the run went another way). `kind` is
-    node, fork, map, subgraph, wait, timer, item or branch. `visit` is None for a branch, and while no record has its
+    `status` is done, failed, waiting, running, next, or unfinished (it began, and the run left it before its end). `kind`
+    is node, fork, map, subgraph, wait, timer, item or branch. `visit` is None for a branch, and while no record says its
     number.
     """
 
     node_id: str
-    """The whole id; for a branch that of its first node."""
+    """The whole id; for a branch the whole id of its first node."""
     kind: str = "node"
     status: str = "running"
     visit: int | None = None
@@ -64,22 +64,22 @@ class Visit:
     sequence: int | None = None
     """The number of its newest record."""
     next_node: str | None = None
-    """The recorded id of the next node, without the prefix of whole ids."""
+    """The recorded id of the next node, without the ids of the nodes around it."""
     error: str = ""
-    """The error of its newest attempt, if it has not succeeded since; else ""."""
+    """The error of its newest attempt; "" if it has succeeded since."""
     retry_at: datetime | None = None
     wait: Wait | None = None
     reason: str = ""
-    """The reason for which the newest reply to its wait was refused; "" for none."""
+    """The reason why the newest reply to its wait was refused; "" if none was."""
     total: int | None = None
     """For a map: the number of its items; else None."""
     steps: list[Visit] = field(default_factory=list)
     is_done: bool = False
-    """True if its checkpoint is recorded; for a branch, if it has come to its join."""
+    """True if its checkpoint is recorded; for a branch, if it has reached its join."""
     failed_at: int = -1
     """The number of the record of its final failure; -1 if there is none."""
     fork: tuple[str, ...] = ()
-    """The branches after it, by their first nodes."""
+    """The first nodes of the branches after it."""
 
     @property
     def name(self) -> str:
@@ -100,23 +100,23 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The status of a run's nodes, by its records."""
+    """The status of a run's nodes according to its records."""
 
     visits: tuple[Visit, ...]
     """The visits of the run's own graph, in order. Each contains the visits inside it."""
     superseded: tuple[Record, ...]
-    """The checkpoints that do not count any more."""
+    """The checkpoints that are superseded."""
     damaged: tuple[int, ...]
     """The numbers of records that cannot be read."""
     shape: Mapping[str, Any]
-    """The shape of the graph at the time when the run began; {} if it is not recorded."""
+    """The shape that the graph had when the run began; {} if it is not recorded."""
 
     @property
     def statuses(self) -> dict[str, str]:
-        """The status of each node that the run came to, by whole id: done, running, failed, next or waiting.
+        """The status of each node that the run has reached, by whole id: done, running, failed, next or waiting.
 
-        The newest visit of a node counts. Inside a fork, a map or a graph only the nodes count that its newest visit
-        came to.
+        It is the status of the node's newest visit. Of the nodes inside a fork, a map or a graph only those are here that
+        its newest visit has reached.
         """
         return dict(_statuses(self.visits))
 
@@ -133,25 +133,25 @@ class RunStatus:
     @property
     def next_nodes(self) -> tuple[str, ...]:
         """The whole ids of the nodes where the run goes on: one, or one in each open branch."""
-        found = (visit for visit in each(self.visits) if visit.status in _OPEN and _is_leaf(visit))
-        return tuple(dict.fromkeys(visit.node_id for visit in found))
+        leaves = (visit for visit in each(self.visits) if visit.status in _OPEN and _is_leaf(visit))
+        return tuple(dict.fromkeys(visit.node_id for visit in leaves))
 
 
 _OPEN = frozenset({"running", "failed", "next", "waiting"})
 
 
-def standing(records: Iterable[Record], live: Ranges = (), status: str = "running") -> RunStatus:
+def read_status(records: Iterable[Record], live: Ranges = (), status: str = "running") -> RunStatus:
     """Make the status of a run of a graph.
 
-    `records` are all records of the run in order, `status` is that of its row.
+    `records` are all records of the run in order. `live` and `status` are those of its row.
     """
-    reader = StatusBuilder()
+    builder = StatusBuilder()
     for record in records:
-        reader.add(record, is_standing=is_live(record.sequence, live))
-    is_over = status in ENDED - {"failed", "blocked"} or (reader.finish or {}).get("status") == "finished"
-    settler = _Settler(reader, "running" if status == "running" else "next", is_over=is_over)
-    settler.lane(reader.root, END)
-    return RunStatus(tuple(reader.root.rows), tuple(reader.superseded), tuple(reader.damaged), reader.root.shape)
+        builder.add(record, is_current=is_live(record.sequence, live))
+    is_over = status in ENDED - {"failed", "blocked"} or (builder.finish or {}).get("status") == "finished"
+    settler = _Settler(builder, "running" if status == "running" else "next", is_over=is_over)
+    settler.settle(builder.root, END)
+    return RunStatus(tuple(builder.root.rows), tuple(builder.superseded), tuple(builder.damaged), builder.root.shape)
 
 
 def each(visits: Sequence[Visit]) -> Iterator[Visit]:
@@ -166,25 +166,25 @@ def _is_leaf(visit: Visit) -> bool:
 
 
 def _statuses(visits: Sequence[Visit]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    statuses: dict[str, str] = {}
     inside: dict[str, list[str]] = {}
 
-    def tell(visit: Visit) -> None:
+    def add(visit: Visit) -> None:
         if visit.kind != "branch" and visit.status != "unfinished":
-            found[visit.node_id] = visit.status
+            statuses[visit.node_id] = visit.status
         if not visit.steps:
             return
         if visit.kind != "branch":
-            # The parts of an older visit say nothing about this one.
+            # The parts of an older visit do not belong to this one.
             for node_id in inside.pop(visit.node_id, ()):
-                found.pop(node_id, None)
+                statuses.pop(node_id, None)
             inside[visit.node_id] = [inner.node_id for inner in each(visit.steps)]
         for inner in visit.steps:
-            tell(inner)
+            add(inner)
 
     for visit in visits:
-        tell(visit)
-    return found
+        add(visit)
+    return statuses
 
 
 # -- records as visits -------------------------------------------------------------------------------------
@@ -192,11 +192,11 @@ def _statuses(visits: Sequence[Visit]) -> Mapping[str, str]:
 
 @dataclass(slots=True)
 class GraphPath:
-    """The visits on one path through one graph, in order; `shape` is the graph's, as far as it is known."""
+    """The visits on one path through one graph, in order. `shape` is that of the graph; {} if it is not known."""
 
     shape: Mapping[str, Any]
     prefix: str
-    """The prefix of its nodes in whole ids, with the slash."""
+    """The part of whole ids before the names of its nodes, with the slash; "" for the run's own graph."""
     rows: list[Visit]
     label: str = ""
     entry: str = ""
@@ -207,20 +207,20 @@ class StatusBuilder:
 
     def __init__(self) -> None:
         self.root = GraphPath({}, "", [])
-        self.lanes: dict[tuple[str, str], GraphPath] = {("", ""): self.root}
+        self.paths: dict[tuple[str, str], GraphPath] = {("", ""): self.root}
         self.inner: dict[int, GraphPath] = {}
-        """The path inside each visit or branch, by the `id()` of the visit."""
+        """The path inside each visit, item or branch, by the `id()` of its `Visit`."""
         self.visits: dict[tuple[str, int], Visit] = {}
         self.superseded: list[Record] = []
         self.damaged: list[int] = []
         self.finish: Mapping[str, Any] | None = None
         self.renewed = -1
-        """The number of the newest claim that made the failures before it void; -1 if there is none."""
+        """The number of the newest claim after which earlier failures no longer count; -1 if there is none."""
 
-    def add(self, record: Record, *, is_standing: bool) -> None:
-        """Take in the next record."""
+    def add(self, record: Record, *, is_current: bool) -> None:
+        """Add the next record."""
         kind = record.kind
-        if not is_standing and kind != START:
+        if not is_current and kind != START:
             if kind == CHECKPOINT:
                 self.superseded.append(record)
             return
@@ -240,8 +240,8 @@ class StatusBuilder:
                 self.renewed, self.finish = record.sequence, None
         elif kind == FINISH:
             self.finish = fields
-        elif record.node_id and kind in _TAKERS:
-            _TAKERS[kind](self, record, fields)
+        elif record.node_id and kind in _HANDLERS:
+            _HANDLERS[kind](self, record, fields)
 
     def _begin(self, fields: Mapping[str, Any]) -> None:
         shape = fields.get("shape")
@@ -249,27 +249,27 @@ class StatusBuilder:
         self.root.entry = str(fields.get("entry") or self.root.shape.get("entry") or "")
 
     def _reroute(self, sequence: Any) -> None:
-        """Remove the next node of the visit with this record number: its router is asked again."""
+        """Remove the next node of the visit whose checkpoint has this number: its router is asked again."""
         for visit in self.visits.values():
             if visit.is_done and visit.sequence == sequence:
                 visit.next_node = None
 
     # -- where a record belongs ----------------------------------------------------------------------
 
-    def lane(self, label: str, prefix: str) -> GraphPath:
-        """Return the path of the nodes right below `prefix` in the branch `label`."""
-        found = self.lanes.get((label, prefix))
-        if found is None:
-            found = self.lanes[label, prefix] = self._new_lane(label, prefix)
-        return found
+    def path(self, label: str, prefix: str) -> GraphPath:
+        """Return the path of the nodes directly inside the node `prefix` ("" for none) in the branch `label`."""
+        path = self.paths.get((label, prefix))
+        if path is None:
+            path = self.paths[label, prefix] = self._new_path(label, prefix)
+        return path
 
-    def _new_lane(self, label: str, prefix: str) -> GraphPath:
-        turning = _last_turning(label)
-        if turning is not None:
-            holder_id, number, branch, outer = turning
+    def _new_path(self, label: str, prefix: str) -> GraphPath:
+        segment = _last_segment(label)
+        if segment is not None:
+            holder_id, number, branch, outer = segment
             if f"{prefix}/".startswith(f"{holder_id}/"):
                 if prefix == holder_id:
-                    # An item that a function does has no path of its own: it is one of the steps of its map.
+                    # An item of a function has no path of its own: it is one of the steps of its map.
                     return GraphPath({}, f"{prefix}/", self._map(outer, holder_id, number).steps, label)
                 if prefix == f"{holder_id}/{branch}":
                     return self._inside(self._item(outer, holder_id, number, branch), outer, label)
@@ -278,23 +278,23 @@ class StatusBuilder:
         return self._inside(self._open(label, prefix, None), label, label)
 
     def _inside(self, visit: Visit, around: str, label: str) -> GraphPath:
-        """Return the path through the graph inside a node, or inside an item of a map."""
+        """Return the path through the graph inside a node or an item of a map."""
         known = self.inner.get(id(visit))
         if known is not None:
             return known
         holder = parent_of(visit.node_id) if visit.kind == "item" else visit.node_id
-        outer = self.lane(around, parent_of(holder))
-        told = kind_in(outer.shape, holder).get("shape")
-        shape: Mapping[str, Any] = told if isinstance(told, dict) else {}
+        outer = self.path(around, parent_of(holder))
+        recorded = kind_in(outer.shape, holder).get("shape")
+        shape: Mapping[str, Any] = recorded if isinstance(recorded, dict) else {}
         if visit.kind == "node":
             visit.kind = "subgraph"
-        made = GraphPath(shape, f"{visit.node_id}/", visit.steps, label, str(shape.get("entry") or ""))
-        self.inner[id(visit)] = made
-        return made
+        path = GraphPath(shape, f"{visit.node_id}/", visit.steps, label, str(shape.get("entry") or ""))
+        self.inner[id(visit)] = path
+        return path
 
     def _branch(self, fork: Visit, branch: str, around: str, label: str) -> GraphPath:
         """Return the path of one branch of a fork."""
-        outer = self.lane(around, parent_of(fork.node_id))
+        outer = self.path(around, parent_of(fork.node_id))
         row = next((row for row in fork.steps if row.name == branch), None)
         if row is None:
             fork.kind = "fork" if fork.kind == "node" else fork.kind
@@ -310,52 +310,49 @@ class StatusBuilder:
     def _item(self, label: str, map_id: str, number: int, index: str) -> Visit:
         holder = self._map(label, map_id, number)
         item_id = f"{map_id}/{index}"
-        found = self.visits.get((item_id, number))
-        if found is None:
-            found = self.visits[item_id, number] = Visit(item_id, "item", visit=number)
-            holder.steps.append(found)
-        return found
+        item = self.visits.get((item_id, number))
+        if item is None:
+            item = self.visits[item_id, number] = Visit(item_id, "item", visit=number)
+            holder.steps.append(item)
+        return item
 
     def _map(self, label: str, node_id: str, number: int) -> Visit:
-        found = self._visit(label, node_id, number)
-        found.kind, found.total = "map", found.total or 0
-        return found
+        visit = self._visit(label, node_id, number)
+        visit.kind, visit.total = "map", visit.total or 0
+        return visit
 
     def _visit(self, label: str, node_id: str, number: int) -> Visit:
-        """Return the visit that other records refer to; make it up if its own record was deleted."""
-        found = self.visits.get((node_id, number))
-        return self._open(label, node_id, number) if found is None else found
+        """Return the visit that another record refers to. Make it up if its own record was deleted."""
+        visit = self.visits.get((node_id, number))
+        return self._open(label, node_id, number) if visit is None else visit
 
     def _open(self, label: str, node_id: str, number: int | None) -> Visit:
-        """Return the open visit of a node, or begin one.
-
-        A visit with this number, if there is one, is returned instead.
-        """
+        """Return the visit with this number if it is known, else the open visit of the node, else a new one."""
         if number is not None:
-            found = self.visits.get((node_id, number))
-            if found is not None:
-                return found
-        lane = self.lane(label, parent_of(node_id))
-        turning = _last_turning(label)
-        is_item = turning is not None and lane.prefix == f"{turning.fork}/"
-        newest = lane.rows[-1] if lane.rows and not is_item else None
+            known = self.visits.get((node_id, number))
+            if known is not None:
+                return known
+        path = self.path(label, parent_of(node_id))
+        segment = _last_segment(label)
+        is_item = segment is not None and path.prefix == f"{segment.fork}/"
+        newest = path.rows[-1] if path.rows and not is_item else None
         is_same = newest is not None and newest.node_id == node_id and not newest.is_done
         if newest is not None and is_same and (None in {newest.visit, number} or newest.visit == number):
             newest.visit = number if newest.visit is None else newest.visit
             self._note(newest)
             return newest
-        kind = "item" if is_item else str(kind_in(lane.shape, node_id).get("kind", "node"))
-        made = Visit(node_id, kind, visit=number)
-        self._note(made)
-        lane.rows.append(made)
-        return made
+        kind = "item" if is_item else str(kind_in(path.shape, node_id).get("kind", "node"))
+        visit = Visit(node_id, kind, visit=number)
+        self._note(visit)
+        path.rows.append(visit)
+        return visit
 
     def _note(self, visit: Visit) -> None:
         if visit.visit is not None:
             self.visits[visit.node_id, visit.visit] = visit
 
     def _at(self, record: Record, fields: Mapping[str, Any]) -> Visit:
-        """Return the visit of a record, with its newest record and time set."""
+        """Return the visit of a record, and note that this is its newest record."""
         visit = self._open(str(fields.get("branch") or ""), record.node_id, record.visit)
         visit.sequence, visit.last_at = record.sequence, _time(fields.get("timestamp"))
         return visit
@@ -376,7 +373,7 @@ class StatusBuilder:
             label = str(fields.get("branch") or "")
             for branch in visit.fork:
                 self._branch(visit, branch, label, way_to(label, record.node_id, record.visit, branch))
-        self.lanes.pop((str(fields.get("branch") or ""), record.node_id), None)
+        self.paths.pop((str(fields.get("branch") or ""), record.node_id), None)
 
     def _failed(self, record: Record, fields: Mapping[str, Any]) -> None:
         visit = self._at(record, fields)
@@ -397,8 +394,8 @@ class StatusBuilder:
 
     def _waits(self, record: Record, fields: Mapping[str, Any]) -> None:
         visit = self._at(record, fields)
-        shape = self.lane(str(fields.get("branch") or ""), parent_of(record.node_id)).shape
-        # Without the key of an encrypted record, only the shape has its signal.
+        shape = self.path(str(fields.get("branch") or ""), parent_of(record.node_id)).shape
+        # If the record is encrypted and the key is missing, only the shape has the signal.
         signal = fields.get("signal") or kind_in(shape, record.node_id).get("signal")
         wait_id = fields.get("wait_id") or f"{record.node_id}#{record.visit}"
         visit.kind = "timer" if signal is None else "wait"
@@ -412,7 +409,7 @@ class StatusBuilder:
             visit.wait, visit.reason = None, ""
 
 
-_TAKERS = {
+_HANDLERS = {
     CHECKPOINT: StatusBuilder._done,
     FAILURE: StatusBuilder._failed,
     ROUTE: StatusBuilder._routed,
@@ -423,22 +420,22 @@ _TAKERS = {
 
 
 def put_in_order(visit: Visit) -> None:
-    """Sort the items of a map by index: they are recorded in the order in which they end."""
+    """Sort the items of a map by index. They were recorded in the order in which they ended."""
     if visit.is_counted:
         visit.steps.sort(key=lambda item: int(item.name) if item.name.isdecimal() else 0)
 
 
 def kind_in(shape: Mapping[str, Any], node_id: str) -> Mapping[str, Any]:
-    """Return the description that a recorded shape has of a map, graph, wait or timer; {} for other nodes."""
+    """Return what a recorded shape says about a map, graph, wait or timer; {} for other nodes."""
     kinds = shape.get("kinds")
-    found = kinds.get(node_id.rpartition("/")[2]) if isinstance(kinds, dict) else None
-    return found if isinstance(found, dict) else {}
+    description = kinds.get(node_id.rpartition("/")[2]) if isinstance(kinds, dict) else None
+    return description if isinstance(description, dict) else {}
 
 
-def _last_turning(label: str) -> Segment | None:
+def _last_segment(label: str) -> Segment | None:
     """Return the last segment of a branch's path; None for an empty path."""
-    found = turnings(label)
-    return found[-1] if found else None
+    segments = turnings(label)
+    return segments[-1] if segments else None
 
 
 def _time(text: Any) -> datetime | None:
@@ -455,28 +452,28 @@ def _json(record: Record) -> Any:
         return None
 
 
-# -- where each way ends ---------------------------------------------------------------------------------------
+# -- the end of each path ----------------------------------------------------------------------------------------
 
 
 class _Settler:
-    """A pass that sets the status of open visits and adds visits for the next nodes, with the status `open_as`."""
+    """A pass that sets the status of open visits, and adds visits for the next nodes; both get the status `open_as`."""
 
-    def __init__(self, reader: StatusBuilder, open_as: str, *, is_over: bool) -> None:
-        self.reader = reader
+    def __init__(self, builder: StatusBuilder, open_as: str, *, is_over: bool) -> None:
+        self.builder = builder
         self.open_as = "unfinished" if is_over else open_as
         self.is_over = is_over
 
-    def lane(self, lane: GraphPath, until: str) -> str:
-        """Follow one path up to `until`, and return its status: done if it has come there."""
-        for row in lane.rows[:-1]:
+    def settle(self, path: GraphPath, until: str) -> str:
+        """Follow a path up to the node `until`, and return its status: done if the path has reached that node."""
+        for row in path.rows[:-1]:
             self._older(row)
-        if not lane.rows:
-            return self._begins(lane, lane.entry)
-        last = lane.rows[-1]
+        if not path.rows:
+            return self._begins(path, path.entry)
+        last = path.rows[-1]
         if not last.is_done:
             return self._visit(last)
         if last.next_node is None:
-            # Its work is done, and its router has not answered yet.
+            # The node's work is done, but its router has not answered yet.
             last.status = self._of_failure(last) or self.open_as
             return last.status
         if last.fork:
@@ -484,14 +481,14 @@ class _Settler:
             if status != "done":
                 return status
         self._older(last)
-        return "done" if last.next_node == until else self._begins(lane, last.next_node)
+        return "done" if last.next_node == until else self._begins(path, last.next_node)
 
-    def _begins(self, lane: GraphPath, node: str) -> str:
+    def _begins(self, path: GraphPath, node: str) -> str:
         if not node or node == END or self.is_over:
             return self.open_as
-        node_id = lane.prefix + node
-        kind = str(kind_in(lane.shape, node_id).get("kind", "node"))
-        lane.rows.append(Visit(node_id, kind, self.open_as))
+        node_id = path.prefix + node
+        kind = str(kind_in(path.shape, node_id).get("kind", "node"))
+        path.rows.append(Visit(node_id, kind, self.open_as))
         return self.open_as
 
     def _older(self, row: Visit) -> None:
@@ -500,20 +497,20 @@ class _Settler:
         for inner in row.steps:
             self._older(inner)
         if row.kind in {"branch", "item"}:
-            # A branch has no checkpoint of its own, nor has an item, unless a function does the item.
+            # Neither a branch nor an item that is a graph has a checkpoint of its own.
             row.is_done = row.is_done or bool(row.steps and row.steps[-1].is_done)
-        # A fork with branches was done: if it has no record, the record was deleted.
+        # A fork that has branches is done. If it has no checkpoint, that was deleted.
         row.status = "done" if row.is_done or row.kind == "fork" else "unfinished"
         put_in_order(row)
 
     def _branches(self, fork: Visit) -> str:
-        found = []
+        statuses = []
         for branch in fork.fork:
             row = next(row for row in fork.steps if row.name == branch)
-            row.status = self.lane(self.reader.inner[id(row)], str(fork.next_node))
+            row.status = self.settle(self.builder.inner[id(row)], str(fork.next_node))
             row.is_done = row.status == "done"
-            found.append(row.status)
-        return self._together(found)
+            statuses.append(row.status)
+        return self._together(statuses)
 
     def _visit(self, visit: Visit) -> str:
         """Set and return the status of a visit that has not ended."""
@@ -525,11 +522,11 @@ class _Settler:
             put_in_order(visit)
             if len(visit.steps) < int(visit.total or 0):
                 inside.append(self.open_as)
-        elif id(visit) in self.reader.inner:
-            inside.append(self.lane(self.reader.inner[id(visit)], END))
+        elif id(visit) in self.builder.inner:
+            inside.append(self.settle(self.builder.inner[id(visit)], END))
         visit.status = self._together(inside)
         if visit.status == "done":
-            # Its parts are done, and its own function has not returned yet.
+            # Its parts are done, but the node itself has not ended yet.
             visit.status = self._of_failure(visit) or self.open_as
         if visit.wait is not None:
             visit.status = "unfinished" if self.is_over else "waiting"
@@ -537,18 +534,18 @@ class _Settler:
         return visit.status
 
     def _item(self, item: Visit) -> None:
-        lane = self.reader.inner.get(id(item))
-        if lane is not None:
-            item.status = self.lane(lane, END)
+        path = self.builder.inner.get(id(item))
+        if path is not None:
+            item.status = self.settle(path, END)
             item.is_done = item.status == "done"
         elif not item.is_done:
             item.status = self._of_failure(item) or self.open_as
 
     def _of_failure(self, visit: Visit) -> str:
         """Return "failed" if the visit has a final failure that counts; else ""."""
-        return "failed" if visit.failed_at > self.reader.renewed else ""
+        return "failed" if visit.failed_at > self.builder.renewed else ""
 
-    def _together(self, found: Sequence[str]) -> str:
-        """Return the status of a visit whose parts have these statuses."""
+    def _together(self, statuses: Sequence[str]) -> str:
+        """Return the status of a visit from those of its parts."""
         order = ("running", "failed", "waiting", "next", "unfinished")
-        return next((status for status in order if status in found), "done")
+        return next((status for status in order if status in statuses), "done")
