@@ -1,4 +1,4 @@
-"""Events as lines for people and as documents for programs: those of a run that goes on, and those of a recorded one."""
+"""Events as lines for people and as documents for programs, from a run in progress or from the records of one."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ _WIDTH = 20
 def line_of(event: Event, error: str | None = None) -> str | None:
     """Return one line for an event; None for an event that a log of lines does not need.
 
-    `error` is the text of its error, if that is not the usual one."""
+    `error` is the text of its error, if that is not the usual one.
+    """
     match event:
         case RunStarted() | WorkflowStarted():
             return _began(event)
         case NodeCompleted():
             on = "end" if event.next_node == END else event.next_node or "?"
-            # What is inside a node, such as an item of a map, leads nowhere: the node does.
+            # An item of a map, for example, has no next node; only the map has one.
             leads = "" if event.next_node == END and "/" in event.node_id else f"  -> {clean(on)}"
             return f"  done    {visit_of(event)}  {duration(event.duration_ms)}{leads}"
         case StepCompleted():
-            # Its last attempt has told of a failure; one without is that of the run.
+            # The event of its last attempt, or that of the run, already shows the failure.
             return None if event.outcome == "failed" else _step_line(event, error)
         case AttemptFailed():
             again = "" if event.retry_in is None else f"; again in {duration(event.retry_in * 1000)}"
@@ -67,7 +68,7 @@ def line_of(event: Event, error: str | None = None) -> str | None:
             return (
                 f"  {clean(event.node_id)}: {clean(event.name)} {short(event.data if event.data is not None else '')}"
             )
-        case Progress() if _is_told(event):
+        case Progress() if _is_worth_a_line(event):
             return f"  {clean(event.node_id)}: {progress_text(event)}"
         case RunWaiting():
             refused = f"; {short(event.reason, 160)}" if event.reason else ""
@@ -87,12 +88,12 @@ def line_of(event: Event, error: str | None = None) -> str | None:
 
 
 def visit_of(event: NodeStarted | NodeCompleted | AttemptFailed) -> str:
-    """Return `node#visit`, padded so that lines stand in columns."""
+    """Return `node#visit`, padded so that the lines form columns."""
     return _padded(f"{event.node_id}#{event.visit}")
 
 
 def step_of(event: StepStarted) -> str:
-    """Return the step of an attempt, and the number of the attempt unless it is the first."""
+    """Return the name of a step that begins, and the number of its attempt unless that is 1."""
     return clean(event.step_name) + (f" attempt {event.attempt}" if event.attempt > 1 else "")
 
 
@@ -117,31 +118,31 @@ def progress_text(event: Progress) -> str:
     return f"{event.done:g}{of} {clean(event.message)}".rstrip()
 
 
-def _is_told(event: Progress) -> bool:
-    """Return whether a progress is worth a line: a tenth of all is done, or everything."""
+def _is_worth_a_line(event: Progress) -> bool:
+    """Return whether a progress is worth a line: another tenth is done, or everything."""
     done, total = event.done, event.total or 0
     return done == total > 0 or (total >= 10 and done * 10 // total > (done - 1) * 10 // total)
 
 
 def _began(event: RunStarted | WorkflowStarted) -> str:
     flow = event.flow if isinstance(event, RunStarted) else event.workflow_name
-    told = f"run {clean(event.run_id)!r} of flow {clean(flow)!r}"
+    run = f"run {clean(event.run_id)!r} of flow {clean(flow)!r}"
     if event.resumed is None:
-        return f"{told} starts"
+        return f"{run} starts"
     if _is_old(event.resumed):
-        return f"{told} has finished before: nothing runs, its result stands"
+        return f"{run} has finished before: nothing runs, its result stands"
     onwards = _goes_on(event.resumed, is_workflow=isinstance(event, WorkflowStarted))
-    return "\n".join((f"{told} {onwards}", *(f"  note: {clean(d)}" for d in event.resumed.differences)))
+    return "\n".join((f"{run} {onwards}", *(f"  note: {clean(d)}" for d in event.resumed.differences)))
 
 
 def _is_old(info: ResumeInfo | None) -> bool:
-    """Return whether the run had finished before this command."""
+    """Return whether the run had already finished when this command began."""
     return info is not None and info.already_completed
 
 
 def _goes_on(info: ResumeInfo, *, is_workflow: bool) -> str:
     if info.source == "latest" and info.from_node is None:
-        return f"goes on after record {info.sequence}"  # all that a journal tells of it
+        return f"goes on after record {info.sequence}"  # a journal says no more
     where = "at its end" if info.next_node == END else f"at {clean(info.next_node)!r}"
     if info.next_node is None:
         where = "with its code, to its end" if is_workflow else "by asking the router again"
@@ -161,9 +162,9 @@ def event_document(event: Event, codec: Any) -> dict[str, Any]:
     if isinstance(event, RunStarted):
         document["input"] = recorded(codec, event.input)
     elif isinstance(event, WorkflowStarted):
-        # Of a run that had finished nothing is read but its end.
-        is_told = event.resumed is None or not event.resumed.already_completed
-        document["inputs"] = recorded(codec, event.inputs) if is_told and event.inputs else {}
+        # Of a run that had already finished only the end was read.
+        has_inputs = event.inputs and not _is_old(event.resumed)
+        document["inputs"] = recorded(codec, event.inputs) if has_inputs else {}
     elif isinstance(event, StepCompleted) and event.outcome in {"failed", "skipped"}:
         result = event.result
         document["error"] = None if result.error is None else f"{result.error_type}: {result.error}"
@@ -174,18 +175,18 @@ def event_document(event: Event, codec: Any) -> dict[str, Any]:
 
 
 def recorded(codec: Any, state: Any) -> Any:
-    """Return a state as the JSON that is recorded of it."""
+    """Return a state as the JSON with which it is recorded."""
     return json.loads(codec.encode(state))
 
 
 def _events_of(chronicle: Chronicle, record: Record) -> Iterator[Event]:
-    # A record whose state cannot be read here, for want of a key say, has no event: nothing shows it.
+    # A record whose state cannot be read (if a key is missing, for example) has no event, and is not shown.
     with suppress(DeserializeStateError):
         yield from chronicle.tell(record)
 
 
 def _error_of(record: Record) -> str | None:
-    """Return the error of a record in one line, with the same text as in the process that ran into it."""
+    """Return the error in a record in one line, as the process in which it happened shows it."""
     if record.kind == ROLLBACK:
         return record.fields().get("message")
     if record.kind not in {FAILURE, FINISH} or "error_type" not in record.fields():
@@ -195,24 +196,24 @@ def _error_of(record: Record) -> str | None:
 
 
 def _result_of(record: Record) -> Any:
-    """Return the result in a step's record, its output as JSON; for a node of a graph that is a step, the state."""
+    """Return the result in a step's record, with its output as JSON. For a node of a graph that is a step, return the state."""
     if "step_type" not in record.fields():
         return _Undecoded.decode(record.state() or b"null")
-    kept = StepRecord(record.sequence, record.fields(), record).kept()
-    output = _Undecoded.decode(bytes(kept.output))
-    if kept.outcome == "skipped":
+    outcome = StepRecord(record.sequence, record.fields(), record).kept()
+    output = _Undecoded.decode(bytes(outcome.output))
+    if outcome.outcome == "skipped":
         output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")
-    return kept.result(output)
+    return outcome.result(output)
 
 
 class MapProgress:
-    """A count of the items of maps, from the records of a run in order: no record says how far a map is."""
+    """A counter of the items of maps that are done. It gets the records of a run in order, since no record has the count."""
 
     def __init__(self) -> None:
         self._maps: dict[str, tuple[int, set[str]]] = {}
 
     def tell(self, record: Record, event: Event | None) -> Progress | None:
-        """Return the progress of a map if a record is the result of one of its items."""
+        """Return the progress of a map if the record is the result of one of its items."""
         map_id, _, item = record.node_id.rpartition("/")
         if record.kind == ITEMS and event is None:
             with contextlib.suppress(DeserializeStateError):
@@ -226,7 +227,7 @@ class MapProgress:
 
 
 class _Undecoded:
-    """A stand-in for a flow and its codec: states and outputs stay the JSON that is recorded."""
+    """A stand-in for a flow and its codec, which leaves states and outputs as the recorded JSON."""
 
     problems: tuple[tuple[str, str], ...] = ()
 

@@ -1,4 +1,4 @@
-"""A run's journal as rows to show. Reads the store only; a damaged record becomes a row that says so."""
+"""A run's journal as lines to show. The store is only read. A damaged record becomes a line that says so."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PAGE = 256
 
 @dataclass(frozen=True, slots=True)
 class JournalLine:
-    """One record as people look at it. `note` describes a record that is no checkpoint."""
+    """One record as people are shown it. `note` describes a record that is not a checkpoint."""
 
     sequence: int
     kind: str
@@ -49,10 +49,10 @@ class JournalLine:
     superseded: bool
     epoch: int | None
     branch: str | None
-    """The path to its branch or item, as `fork#visit/branch`, the outermost first."""
+    """The path to its branch or item, as `fork#visit/branch`, the outermost fork first."""
     note: str
     error: dict[str, Any] | None = None
-    """Type, message and traceback of a failure, as in its record, if the seal proves that."""
+    """Type, message and traceback of a failure, as in its record; None if the seal does not prove them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON."""
@@ -85,7 +85,7 @@ class NodeSummary:
 
 
 def is_workflow(store: Store, run_id: str) -> bool:
-    """Return whether a run is one of a workflow. A run without a start record is taken for one of a graph."""
+    """Return whether a run is that of a workflow. A run without a start record counts as that of a graph."""
     for record in store.read(run_id, limit=1, kinds=(START,)):
         with contextlib.suppress(DeserializeStateError):
             return record.fields().get("front") == "workflow"
@@ -106,8 +106,8 @@ def read_entries(store: Store, run_id: str) -> Iterator[JournalLine]:
 def _error(store: Store, run_id: str, record: Record) -> dict[str, Any] | None:
     with contextlib.suppress(DeserializeStateError):
         store.seals.check(run_id, record)
-        told = record.fields()
-        return {name: told.get(name) for name in ("error_type", "message", "traceback")}
+        fields = record.fields()
+        return {name: fields.get(name) for name in ("error_type", "message", "traceback")}
     return None
 
 
@@ -147,12 +147,12 @@ def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> Jour
 
 
 def _note(kind: str, fields: dict[str, Any]) -> str:
-    """Describe a record in the words that its other columns lack."""
+    """Return what the other columns do not say about a record."""
     if kind == START:
         entry = fields.get("entry")
         nearest = next(iter(origins_of(fields)), None)
-        told = "" if nearest is None else f", forked from run {nearest.run_id!r} at record {nearest.sequence}"
-        return f"flow {fields.get('flow')!r} begins" + (f" at {entry!r}" if entry else "") + told
+        origin = "" if nearest is None else f", forked from run {nearest.run_id!r} at record {nearest.sequence}"
+        return f"flow {fields.get('flow')!r} begins" + (f" at {entry!r}" if entry else "") + origin
     if kind == CHECKPOINT:
         outcome = fields.get("outcome", "succeeded")
         return "" if outcome == "succeeded" else str(outcome)
@@ -179,7 +179,7 @@ def _note(kind: str, fields: dict[str, Any]) -> str:
 
 
 def failure_text(fields: Mapping[str, Any]) -> str:
-    """Return type and message of a recorded error; only the type if the message is encrypted."""
+    """Return the type and message of a recorded error; only the type if the message is encrypted."""
     message = fields.get("message")
     return f"{fields.get('error_type')}" + ("" if message is None else f": {message}")
 
@@ -194,7 +194,7 @@ def _wait_note(kind: str, fields: dict[str, Any]) -> str:
 
 
 def steps_of(entries: Iterator[JournalLine]) -> list[NodeSummary]:
-    """Sum up each node, in the order of first visits; superseded visits do not count."""
+    """Sum up the visits of each node, in the order of their first visits. Superseded visits do not count."""
     steps: dict[str, NodeSummary] = {}
     for entry in entries:
         if entry.kind not in {CHECKPOINT, FAILURE} or entry.superseded:

@@ -1,4 +1,4 @@
-"""Recorded states, and the differences between two of them, as JSON. No code of the user's is needed."""
+"""Recorded states, and the differences between two of them, as JSON. The user's code is not needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milepost.views.text import clean, short
 
 
 class StateMissingError(LookupError):
-    """The error of a record that is not there or has no state."""
+    """The error for a record that does not exist or has no state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class RecordedState:
 
 
 def find_state(store: Store, run_id: str, text: str) -> RecordedState:
-    """Find the state that a text names: a node, a node and its visit as id#visit, or the number of a record."""
+    """Find the state that a text names. The text is a node's id, a node and its visit as id#visit, or a record's number."""
     if text.isdecimal():
         return _numbered(store, run_id, int(text))
     return named_state(store, run_id, text, None)
 
 
 def named_state(store: Store, run_id: str, text: str, visit: int | None) -> RecordedState:
-    """Find the state after a node, which is written as its id or, if `visit` is None, as id#visit too.
+    """Find the state after a node. The text is the node's id; if `visit` is None, it may also be id#visit.
 
     Raises `CheckpointNotFoundError`.
     """
@@ -60,15 +60,15 @@ def named_state(store: Store, run_id: str, text: str, visit: int | None) -> Reco
 
 
 def _numbered(store: Store, run_id: str, sequence: int) -> RecordedState:
-    found = store.read(run_id, after=sequence - 1, before=sequence + 1)
-    if not found:
+    records = store.read(run_id, after=sequence - 1, before=sequence + 1)
+    if not records:
         raise StateMissingError(f"run {run_id!r} has no record {sequence}: see milepost history {run_id}")
-    return _state_in(found[0])
+    return _state_in(records[0])
 
 
 def _after_node(store: Store, run_id: str, node_id: str, visit: int | None) -> RecordedState:
-    live = [info for info in store.history(run_id) if info.node_id == node_id]
-    matching = [i for i in live if (i.visit == visit if visit is not None else not i.superseded)]
+    points = [info for info in store.history(run_id) if info.node_id == node_id]
+    matching = [info for info in points if (info.visit == visit if visit is not None else not info.superseded)]
     if not matching:
         what = "there is none" if visit is None else f"there is no visit {visit}"
         raise CheckpointNotFoundError(run_id, node_id, f"{what}: see milepost history {run_id}")
@@ -76,7 +76,7 @@ def _after_node(store: Store, run_id: str, node_id: str, visit: int | None) -> R
 
 
 def newest_state(store: Store, run_id: str) -> RecordedState:
-    """Find the state that a resume would go on from: the newest checkpoint or the input, as the last override left it.
+    """Find the state from which a resume would go on: the newest checkpoint or the input, after the newest override.
 
     Raises `StateMissingError`.
     """
@@ -99,7 +99,7 @@ def _state_in(record: Record) -> RecordedState:
 
 
 def patch_between(before: RecordedState, after: RecordedState) -> list[dict[str, Any]]:
-    """Return the JSON Patch (RFC 6902) that makes the second state of the first."""
+    """Return the JSON Patch (RFC 6902) that turns the first state into the second."""
     import jsonpatch
 
     patch: list[dict[str, Any]] = jsonpatch.make_patch(before.state, after.state).patch
@@ -107,7 +107,7 @@ def patch_between(before: RecordedState, after: RecordedState) -> list[dict[str,
 
 
 def changes(before: Any, patch: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield a sign (+, - or ~) and a text for each operation of a patch of `before`, with the value that it replaces."""
+    """Yield a sign (+, - or ~) and a text for each operation of a patch of `before`. The text has the old value too."""
     import jsonpatch
     import jsonpointer
 
@@ -132,7 +132,7 @@ def _short_json(value: Any) -> str:
 
 
 def _json_state(record: Record) -> Any:
-    """Return the state of a record as plain JSON. Raises `DeserializeStateError` if it has none that can be read."""
+    """Return the state of a record as plain JSON. Raises `DeserializeStateError` if it has no readable state."""
     try:
         return Checkpoint.decode(record.envelope()).state
     except DeserializeStateError as exc:

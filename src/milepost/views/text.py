@@ -1,6 +1,6 @@
 """Values as text for people. Nothing here prints.
 
-All text is cleaned: it may come from a store or from user code, and a terminal must not take it for a command.
+Text from a store or from user code is cleaned, so that a terminal does not take it for commands.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from milepost.codec.plain import plain_text
 from milepost.model.info import Wait
 
 _ENCRYPTED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):[A-Za-z0-9+/]{38,}=*")
-"""A text of a run's row as a store without its key gives it."""
+"""An encrypted text of a run's row, as a store without the key returns it."""
 
 
 def clean(text: object) -> str:
-    """Return text from a store or from user code with escapes for all that a terminal would take for a command."""
+    """Return text from a store or from user code, with everything escaped that a terminal could take for a command."""
     readable = _ENCRYPTED.sub(r"encrypted with key '\1'", str(text))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in readable)
 
@@ -37,7 +37,7 @@ def json_text(value: object) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return type and message of an error in one line."""
+    """Return the type and message of an error in one line."""
     return short(f"{type(error).__name__}: {error}", 160)
 
 
@@ -51,17 +51,17 @@ def iso(moment: datetime | float | None) -> str | None:
 
 
 def ago(moment: datetime) -> str:
-    """Return a time for people, in their own zone."""
+    """Return a time for people, in the local time zone."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def utc(moment: datetime) -> str:
-    """Return a time for people of several zones, as the reasons of runs have it."""
+    """Return a time for people in different time zones, in the form that the reasons of runs have."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def duration(milliseconds: float | None) -> str:
-    """Return a duration in the unit that people would choose."""
+    """Return a duration for people, in a fitting unit."""
     if milliseconds is None:
         return "-"
     if milliseconds < 1000:
@@ -74,7 +74,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def elapsed(since: datetime) -> str:
-    """Return the time that has passed since a moment, in the unit that people would choose."""
+    """Return the time that has passed since a moment, in a fitting unit."""
     return duration(max((datetime.now(UTC) - since).total_seconds(), 0.0) * 1000)
 
 
@@ -109,27 +109,27 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"\bnew_run_id\b", "--as ID"),
     (r"\brun_id\b", "run id"),
 )
-"""The advice in errors of the library, and its spelling on the command line."""
+"""Patterns of the advice in the library's errors, and how to write that advice on the command line."""
 
 
 def in_options(text: str) -> str:
-    """Spell the keyword arguments in a text of the library as options of the command line."""
+    """Replace the keyword arguments in a text of the library by options of the command line."""
     for pattern, spelling in _SPELLINGS:
         text = re.sub(pattern, spelling, text)
     return text
 
 
 def wait_text(wait: Wait) -> str:
-    """Describe a wait: the signal or time, and the prompt for the person who sends it."""
+    """Describe a wait: its signal or time, and the prompt for the person who sends the signal."""
     until = "" if wait.wake_at is None else f" until {utc(wait.wake_at)}"
     if wait.signal is None:
         return f"its time{until}"
-    asked = wait.prompt if isinstance(wait.prompt, str) else json_text(wait.prompt)
-    return f"signal {clean(wait.signal)!r}{until}" + (f": {short(asked, 200)}" if wait.prompt else "")
+    prompt = wait.prompt if isinstance(wait.prompt, str) else json_text(wait.prompt)
+    return f"signal {clean(wait.signal)!r}{until}" + (f": {short(prompt, 200)}" if wait.prompt else "")
 
 
 def signal_command(run_id: str, wait: Wait, waits: Sequence[Wait], store: Sequence[str] = ()) -> str:
-    """Return the command that sends the signal of a wait, as it can be typed; `waits` are all open waits of the run."""
+    """Return the command that sends the signal of a wait, ready to type. `waits` are all open waits of the run."""
     is_one_of_many = sum(other.signal == wait.signal for other in waits) > 1
     to = ["--to", wait.wait_id] if is_one_of_many else []
     words = shlex.join(["signal", run_id, str(wait.signal)]), "[JSON]", shlex.join([*to, *store])
