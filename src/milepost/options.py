@@ -316,32 +316,32 @@ _OF_A_GRAPH = frozenset({"partial", "reducers", "types", "upgrade", "unknown_fie
 
 
 def _hooks(options: Mapping[str, Any]) -> tuple[Hook, ...]:
-    given = options.get("hooks") or ()
-    if not isinstance(given, Sequence) or not all(callable(hook) for hook in given):
-        raise OptionError(f"hooks must be a list of functions of one event, not {shown(given)}", option="hooks")
-    return tuple(given)
+    hooks = options.get("hooks") or ()
+    if not isinstance(hooks, Sequence) or not all(callable(hook) for hook in hooks):
+        raise OptionError(f"hooks must be a list of functions of one event, not {shown(hooks)}", option="hooks")
+    return tuple(hooks)
 
 
 def _tags(options: Mapping[str, Any]) -> Mapping[str, str]:
-    given = options.get("tags") or {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"tags are a mapping of str to str, not {shown(given)}")
-    return given
+    tags = options.get("tags") or {}
+    if not isinstance(tags, Mapping):
+        raise TypeError(f"tags are a mapping of str to str, not {shown(tags)}")
+    return tags
 
 
-def _ids(given: Any, name: str) -> frozenset[str]:
-    """Return node ids as a set, whether one is given or several."""
-    ids = (given,) if isinstance(given, str) else given
+def _ids(value: Any, name: str) -> frozenset[str]:
+    """Return one node id, or a collection of them, as a set."""
+    ids = (value,) if isinstance(value, str) else value
     if not isinstance(ids, Collection) or not all(isinstance(node_id, str) for node_id in ids):
-        raise OptionError(f"{name} must be a node id or several, not {shown(given)}", option=name)
+        raise OptionError(f"{name} must be a node id or several, not {shown(value)}", option=name)
     return frozenset(ids)
 
 
-def _check_rename(given: Any) -> None:
-    if not isinstance(given, Mapping) or not all(
-        isinstance(node_id, str) for pair in given.items() for node_id in pair
+def _check_rename(rename: Any) -> None:
+    if not isinstance(rename, Mapping) or not all(
+        isinstance(node_id, str) for pair in rename.items() for node_id in pair
     ):
-        raise OptionError(f"rename must map recorded node ids to present ones, not {shown(given)}", option="rename")
+        raise OptionError(f"rename must map recorded node ids to present ones, not {shown(rename)}", option="rename")
 
 
 def _one_of(options: Options, name: str, allowed: tuple[str, ...]) -> None:

@@ -148,8 +148,8 @@ class Family:
         validator = _after_validator(self.cls) if hasattr(self.cls, "__pydantic_core_schema__") else None
         if validator is None:
             return {}
-        settled = validator.validate_python(copy.deepcopy(obj))
-        return {name: getattr(settled, name) for name in missing}
+        validated = validator.validate_python(copy.deepcopy(obj))
+        return {name: getattr(validated, name) for name in missing}
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         """Make an object whose fields have exactly these values."""
@@ -490,20 +490,20 @@ class PydanticFamily(Family):
             _set(obj, "__pydantic_private__", private)
         return obj
 
-    def _whole_private(self, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def _whole_private(self, values: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
         """Return all private attributes. Those that a record lacks have their defaults."""
         private: dict[str, Any] = {}
         for name, attribute in self._private_defaults.items():
             factory = attribute.default_factory
-            if name in given:
-                private[name] = given[name]
+            if name in recorded:
+                private[name] = recorded[name]
             elif factory is None:
                 private[name] = copy.deepcopy(attribute.default)
             elif getattr(attribute, "default_factory_takes_validated_data", False):
                 private[name] = factory({**values, **private})
             else:
                 private[name] = factory()
-        return private | given
+        return private | recorded
 
     @cached_property
     def _has_private(self) -> bool:

@@ -171,7 +171,7 @@ def examine(
     latest: RunSnapshot,
     spot: ResumePoint,
     request: ResumeRequest,
-    begun: Record | None,
+    start: Record | None,
     remarks: tuple[str, ...] = (),
     nodes: tuple[str, ...] = (),
     *,
@@ -179,7 +179,7 @@ def examine(
 ) -> ExaminedRun:
     """Verify and decode a point, and find where it leads in the present flow.
 
-    `begun` is the start record, which is verified already. `remarks` are notes about damage that was found before. `nodes`
+    `start` is the start record, which is verified already. `remarks` are notes about damage that was found before. `nodes`
     are the ids of recorded nodes. `is_cut` is true if damaged records were passed over; these no longer count.
     """
     point, tail = spot.point, spot.tail
@@ -204,7 +204,7 @@ def examine(
         named = (run.renames.before(next_node, position.told_at),)
         next_node = run.renames.now(next_node, position.told_at)
     node_id = run.renames.now(point.node_id, point.sequence)
-    differences = (*remarks, *_differences(run, point if point.kind == START else begun))
+    differences = (*remarks, *_differences(run, point if point.kind == START else start))
     is_alone = request.rerun and spot.live is None
     at_next = request.node_id if is_alone else next_node
     is_split = turn is None and check_fork(run, point, fields, node_id, at_next, differences)
@@ -590,8 +590,8 @@ def _successor(run: NodeRun, point: Record) -> str | None:
     )
 
 
-def _differences(run: Run, begun: Record | None) -> tuple[str, ...]:
-    fields = begun.fields() if begun is not None else {}
+def _differences(run: Run, start: Record | None) -> tuple[str, ...]:
+    fields = start.fields() if start is not None else {}
     if not fields or fields.get("fingerprint") == run.flow.fingerprint:
         return ()
     return run.flow.differences(fields.get("shape") or {})

@@ -193,14 +193,14 @@ def _tree_document(tree: Tree) -> dict[str, Any]:
     }
 
 
-def _row(step: TreeStep | Visit | None, name: str, told: str, *, has_marks: bool) -> tuple[object, ...]:
+def _row(step: TreeStep | Visit | None, name: str, remark: str, *, has_marks: bool) -> tuple[object, ...]:
     if step is None:
         return (name, *[""] * (5 + has_marks))
     kind = step.step_type if isinstance(step, TreeStep) else "" if step.kind == "node" else step.kind
     took = "" if step.duration_ms is None else duration(step.duration_ms)
     is_marked = isinstance(step, TreeStep) and step.is_marked
     mark = [("marked" if is_marked else "")] if has_marks else []
-    return (name, kind, step.status, step.attempts or "", took, *mark, told)
+    return (name, kind, step.status, step.attempts or "", took, *mark, remark)
 
 
 _FRAME = re.compile(r'^[ |]*File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)

@@ -166,8 +166,10 @@ def _fill_open(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> No
     step.status = "unfinished" if is_over else "in flight"
     wait = recorded.waits.get(step_id)
     failures = recorded.failures.get(step_id, ())
-    begun = [entries[step_id] for entries in (recorded.choices, recorded.items, recorded.waits) if step_id in entries]
-    newest = max([*failures, *begun], key=lambda entry: entry.sequence, default=None)
+    in_flight = [
+        entries[step_id] for entries in (recorded.choices, recorded.items, recorded.waits) if step_id in entries
+    ]
+    newest = max([*failures, *in_flight], key=lambda entry: entry.sequence, default=None)
     if newest is not None:
         _place(step, newest)
     if step_id in recorded.items:

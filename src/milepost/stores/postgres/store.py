@@ -294,10 +294,10 @@ class PostgresStore(PostgresMedium):
     def _is_begun(self, new: NewRun) -> bool:
         with self._reading("create") as tx:
             row = tx.row(new.run_id)
-            begun = tx.records(new.run_id, before=1)
+            records = tx.records(new.run_id, before=1)
         if new.status == "running":
             return row is not None and row.nonce == new.nonce
-        header = None if not begun else begun[0].header
+        header = None if not records else records[0].header
         return header is not None and header.startswith(new.record.header or b"\0")
 
     def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
