@@ -23,6 +23,7 @@ class EngineOptions(TypedDict, total=False):
     """The options that an engine may bind. `Options` explains each of them."""
 
     if_exists: Literal["error", "resume", "retry", "return", "continue"]
+    unfinished: Literal["finish", "drop", "refuse"]
     compare_inputs: bool
     checkpoint_failure_fatal: bool
     state_override: Callable[[Any], Any] | None
@@ -61,6 +62,7 @@ class RunOptions(EngineOptions, total=False):
     42
     """
 
+    turn_id: str | None
     deps: Any
     logger: logging.Logger | logging.LoggerAdapter[Any] | None
     hooks: Sequence[Hook]
@@ -114,7 +116,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     if_exists: str = "error"
     """The treatment of a run that exists already. error: raise; resume: resume it; retry: retry the failed node or step;
-    return: wait for its end; continue: begin a new turn of a finished run of a graph, with the given state."""
+    return: wait for its end; continue: begin a new turn of a run of a graph, with the given state, after the turn before
+    has ended."""
+    unfinished: str = "finish"
+    """The treatment of a turn that has not finished, by `if_exists="continue"`. finish: it is finished first, and one
+    that fails is superseded; drop: it is superseded, even while it waits or is blocked; refuse: no new turn begins."""
+    turn_id: str | None = None
+    """An id of the turn for `if_exists="continue"`: a turn that is recorded under it is not begun again. It is finished
+    if it has not, and its state is returned; one that failed is superseded."""
     compare_inputs: bool = True
     """True: refuse to resume a run that began with another input. False: resume it with the recorded input."""
     checkpoint_failure_fatal: bool = True
@@ -201,9 +210,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _one_of(self, "if_exists", ("error", "resume", "retry", "return", "continue"))
+        _one_of(self, "unfinished", ("finish", "drop", "refuse"))
         _one_of(self, "on_corrupt", ("error", "previous"))
         _one_of(self, "on_locked", ("error", "wait"))
         _one_of(self, "on_wait", ("suspend", "block"))
+        if self.turn_id is not None and (not isinstance(self.turn_id, str) or not 0 < len(self.turn_id) <= 200):
+            raise OptionError(f"turn_id must be 1 to 200 characters, not {shown(self.turn_id)}", option="turn_id")
         for name in ("timeout", "run_timeout", "lease"):
             value = getattr(self, name)
             if value is not None:

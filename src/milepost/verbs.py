@@ -18,7 +18,7 @@ from milepost.drivers.threads import wake
 from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming, no_attribute
 from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest, check_recordable
-from milepost.executor.continuation import check_options
+from milepost.executor.continuation import check_options, refuse_turn_options
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow, GraphFlow, find_node
 from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
@@ -135,6 +135,8 @@ class Job:
             raise OptionError("if_exists needs a store: give store=", option="if_exists")
         if request is None and self.options.if_exists == CONTINUE:
             check_options(self.options, has_state=flow.front == "graph")
+        else:
+            refuse_turn_options(given)
         if flow.front == "graph":
             # The steps of a workflow are known only once its code asks for them.
             self._check_breakpoints(cast("GraphFlow", flow))
@@ -180,9 +182,7 @@ class Job:
                     raise
             before, self.options = self.run, without_amendments(self.options)
             yield from await_due(before)
-            self.run = self._run(before.scope.store, before.run_id, before.is_listening)
-            self.run.started_at, self.run.scope.publish = before.started_at, before.scope.publish
-            self.run.is_draining, self.run.is_awaited = before.is_draining, before.is_awaited
+            self.run = before.renewed(self.options)
             routine = resume(self.run, ResumeRequest(), new_nonce)
 
     def _until_parked(self, routine: Routine[Any]) -> Routine[Any]:

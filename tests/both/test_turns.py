@@ -19,6 +19,7 @@ from milepost.errors import (
     OptionError,
     ResumeNodeCompletedError,
     RunStopped,
+    RunSuspended,
     StateTypeError,
     StateValidationError,
     WrongFlowError,
@@ -213,7 +214,7 @@ def test_a_turn_that_failed_is_retried_with_its_own_attempts(verbs, store, line)
         verbs.run(graph, Count(10), store=store, run_id="r1", **TURN)
     assert (2, 2, Count(10)) == (caught.value.visit, caught.value.attempt, caught.value.state)
     with pytest.raises(RunNotResumableError, match="is failed"):
-        verbs.run(graph, Count(20), store=store, run_id="r1", **TURN)
+        verbs.run(graph, Count(20), store=store, run_id="r1", unfinished="refuse", **TURN)
     is_broken[0] = False
     assert Count(11) == verbs.retry(graph, store, "r1")
     assert Count(21) == verbs.run(graph, Count(20), store=store, run_id="r1", **TURN)
@@ -225,13 +226,14 @@ def test_a_run_that_has_not_finished_is_refused_with_its_status(verbs, store, li
         verbs.run(graph, Count(), store=store, run_id="r1", stop_after="a")
     before, ran = untouched(store), list(log)
     with pytest.raises(RunNotResumableError, match="run 'r1' is interrupted") as caught:
-        verbs.run(graph, Count(), store=store, run_id="r1", **TURN)
+        verbs.run(graph, Count(), store=store, run_id="r1", unfinished="refuse", **TURN)
     assert ("r1", "interrupted") == (caught.value.run_id, caught.value.status)
     assert (before, ran) == (untouched(store), log)
     verbs.call(graph, "cancel", store, "r1", "enough")
-    with pytest.raises(RunNotResumableError, match="cancelled") as caught:
-        verbs.run(graph, Count(), store=store, run_id="r1", **TURN)
-    assert ("cancelled", "enough") == (caught.value.status, caught.value.reason)
+    for unfinished in ("finish", "drop", "refuse"):
+        with pytest.raises(RunNotResumableError, match="cancelled") as caught:
+            verbs.run(graph, Count(), store=store, run_id="r1", unfinished=unfinished, **TURN)
+        assert ("cancelled", "enough") == (caught.value.status, caught.value.reason)
 
 
 def test_a_run_that_waits_is_refused_with_what_it_waits_for(verbs, store, line):
@@ -243,6 +245,8 @@ def test_a_run_that_waits_is_refused_with_what_it_waits_for(verbs, store, line):
     with pytest.raises(RunNotResumableError, match=r"run 'r1' waits for ask#1, nap#1") as caught:
         verbs.run(graph, Count(), store=store, run_id="r1", **TURN)
     assert "waiting" == caught.value.status
+    assert Count(13) == verbs.run(graph, Count(10), store=store, run_id="r1", unfinished="drop", **TURN)
+    assert ("finished", ()) == (store.get_run("r1").info.status, store.get_run("r1").info.waiting_for)
 
 
 def test_old_turns_are_thinned_like_other_visits(verbs, store, line):
@@ -431,6 +435,282 @@ def test_a_turn_whose_result_is_gone_has_not_that_of_the_turn_before(verbs, line
     assert Count(11) == verbs.resume(graph, store, "r1", on_corrupt="previous")
 
 
+# -- a turn that has not finished -----------------------------------------------------------------------------------
+
+
+def talk(verbs, store, chat, text: str, **options: Any):
+    """Say something in the chat, by the one call that there is for all messages."""
+    given = {"messages": [text], "turns": 0}
+    return verbs.run(chat, given, store=store, run_id="r1", full=True, **options, **TURN)
+
+
+@pytest.fixture
+def mood():
+    """What the next answers do: `die` or `fail`."""
+    return set()
+
+
+@pytest.fixture
+def moody(verbs, mood):
+    """A chat of two nodes; the second one does what the mood is."""
+
+    def reply(chat: Chat) -> dict[str, Any]:
+        if "die" in mood:
+            raise verbs.Killed
+        if "fail" in mood:
+            raise OSError("no")
+        return answer(chat)
+
+    graph = Graph(Chat, partial=True).add_node("think", verbs.node(lambda chat: {}))
+    graph.add_node("answer", verbs.node(reply)).add_edge("think", "answer").add_edge("answer", END)
+    return graph.set_entry("think").compile("chat")
+
+
+def said(*texts: str) -> list[str]:
+    return [line for text in texts for line in (text, f"re: {text}")]
+
+
+def visits_of(store) -> list[tuple[str, int]]:
+    """The visits that count."""
+    return [(info.node_id, info.visit) for info in store.history("r1") if not info.superseded]
+
+
+@pytest.mark.every_store
+def test_a_turn_whose_process_died_is_finished_by_the_call_of_the_next_message(verbs, timed, moody, mood):
+    talk(verbs, timed, moody, "one")
+    mood.add("die")
+    verbs.crash(moody, timed, "r1", {"messages": ["two"], "turns": 0}, **TURN)
+    mood.clear()
+    result = talk(verbs, timed, moody, "three")
+    assert (said("one", "two", "three"), "") == (result.state["messages"], result.resumed.superseded)
+    assert [(name, visit) for visit in (1, 2, 3) for name in ("think", "answer")] == visits_of(timed)
+    assert timed.verify("r1").ok
+
+
+def test_an_interrupted_first_turn_and_one_that_a_worker_was_left_are_finished_first(verbs, store, moody):
+    with pytest.raises(RunStopped):
+        verbs.run(moody, {"messages": ["one"], "turns": 0}, store=store, run_id="r1", stop_after="think", **TURN)
+    verbs.call(Engine(store), "start", moody, {"messages": ["one"], "turns": 0}, run_id="r2", **TURN)
+    assert said("one", "two") == talk(verbs, store, moody, "two").state["messages"]
+    told = verbs.run(moody, {"messages": ["two"], "turns": 0}, store=store, run_id="r2", **TURN)
+    assert said("one", "two") == told["messages"]
+
+
+def test_a_breakpoint_in_the_turn_that_is_finished_first_stops_the_call(verbs, store, moody):
+    talk(verbs, store, moody, "one", stop_before="think")
+    result = talk(verbs, store, moody, "two", stop_before="answer")
+    assert ("interrupted", ["one"]) == (result.status, result.state["messages"])
+    assert said("one", "two") == talk(verbs, store, moody, "two").state["messages"]
+
+
+@pytest.mark.every_store
+def test_a_failed_turn_is_superseded_with_its_message_and_told(verbs, store, moody, mood):
+    mood.add("fail")
+    with pytest.raises(NodeError):
+        talk(verbs, store, moody, "zero")
+    mood.clear()
+    first = talk(verbs, store, moody, "one")
+    assert ("start", said("one")) == (first.resumed.source, first.state["messages"])
+    assert "OSError: no" in first.resumed.superseded
+    mood.add("fail")
+    with pytest.raises(NodeError):
+        talk(verbs, store, moody, "two")
+    mood.clear()
+    third = talk(verbs, store, moody, "three")
+    assert ("latest", said("one", "three")) == (third.resumed.source, third.state["messages"])
+    assert "OSError: no" in third.resumed.superseded
+    # A superseded visit's number, and so its key, is never used for another message.
+    assert [("think", 2), ("answer", 2), ("think", 4), ("answer", 4)] == visits_of(store)
+    assert "OSError: no" in [event for event in verbs.events(Engine(store, flows=[moody]).handle("r1"), "events", after=-1)
+                             if isinstance(event, RunStarted)][-1].resumed.superseded  # fmt: skip
+    assert said("one", "three") == verbs.resume(moody, store, "r1")["messages"]
+    assert store.verify("r1").ok
+
+
+def test_a_turn_that_fails_while_it_is_finished_is_superseded(verbs, timed, moody, mood):
+    talk(verbs, timed, moody, "one")
+    mood.add("die")
+    verbs.crash(moody, timed, "r1", {"messages": ["two"], "turns": 0}, **TURN)
+    mood.clear()
+    mood.add("fail")
+    with pytest.raises(NodeError):
+        talk(verbs, timed, moody, "three")
+    mood.clear()
+    assert said("one", "four") == talk(verbs, timed, moody, "four").state["messages"]
+
+
+def test_a_turn_after_a_failed_one_goes_on_after_a_crash_of_its_own(verbs, timed, moody, mood):
+    mood.add("fail")
+    with pytest.raises(NodeError):
+        talk(verbs, timed, moody, "one")
+    mood.clear()
+    mood.add("die")
+    verbs.crash(moody, timed, "r1", {"messages": ["two"], "turns": 0}, **TURN)
+    mood.clear()
+    assert said("two") == verbs.resume(moody, timed, "r1")["messages"]
+    assert said("two", "three") == talk(verbs, timed, moody, "three").state["messages"]
+
+
+def test_what_begins_a_first_turn_anew_must_be_a_whole_state(verbs, store, line):
+    graph = line(Count, "a", {"a": lambda state: plus(state) if state.n else 1 / 0}, partial=True)
+    with pytest.raises(NodeError):
+        verbs.run(graph, Count(), store=store, run_id="r1", **TURN)
+    before = untouched(store)
+    with pytest.raises(StateTypeError, match="run 'r1' is to be continued with") as caught:
+        verbs.run(graph, {"n": 1}, store=store, run_id="r1", **TURN)
+    assert (None, before) == (caught.value.state, untouched(store))
+    assert Count(2) == verbs.run(graph, Count(1), store=store, run_id="r1", **TURN)
+
+
+def test_a_dropped_turn_is_superseded_and_its_crashes_do_not_count(verbs, timed, moody, mood):
+    talk(verbs, timed, moody, "one")
+    mood.add("die")
+    verbs.crash(moody, timed, "r1", {"messages": ["two"], "turns": 0}, **TURN)
+    mood.clear()
+    result = talk(verbs, timed, moody, "three", unfinished="drop", max_crashes=1)
+    assert said("one", "three") == result.state["messages"]
+    assert result.resumed.superseded.startswith("the turn before is ")
+    assert [("think", 1), ("answer", 1), ("think", 3), ("answer", 3)] == visits_of(timed)
+
+
+def test_a_turn_blocked_by_crashes_is_refused_with_the_reason_or_dropped(verbs, store, moody):
+    talk(verbs, store, moody, "one")
+    talk(verbs, store, moody, "two", stop_after="think")
+    write(store, take(store, "r1").token, release=Release("blocked", "it crashed", blocked_by="crashes"))
+    with pytest.raises(RunNotResumableError, match="is blocked") as caught:
+        talk(verbs, store, moody, "three")
+    assert ("blocked", "it crashed") == (caught.value.status, caught.value.reason)
+    assert said("one", "three") == talk(verbs, store, moody, "three", unfinished="drop").state["messages"]
+
+
+def test_a_turn_blocked_by_a_value_is_finished_first(verbs, store, moody):
+    talk(verbs, store, moody, "one", stop_after="think")
+    write(store, take(store, "r1").token, release=Release("blocked", "no value", blocked_by="value"))
+    assert said("one", "two") == talk(verbs, store, moody, "two").state["messages"]
+
+
+def test_a_turn_that_waits_while_it_is_finished_refuses_the_next_one_with_the_wait(verbs, store):
+    graph = Graph(Count).add_node("a", verbs.node(plus)).add_wait("ask", "go", apply=lambda state, reply: plus(state))
+    graph = graph.add_edge("a", "ask").add_edge("ask", END).set_entry("a").compile("asking")
+    with pytest.raises(RunStopped):
+        verbs.run(graph, Count(), store=store, run_id="r1", stop_before="ask", **TURN)
+    with pytest.raises(RunNotResumableError, match="waits for ask#1") as caught:
+        verbs.run(graph, Count(10), store=store, run_id="r1", **TURN)
+    assert "waiting" == caught.value.status
+    store.put_signal("r1", "go", b"null")
+    with pytest.raises(RunSuspended, match="ask#2"):
+        verbs.run(graph, Count(10), store=store, run_id="r1", **TURN)
+
+
+def test_an_open_cancel_of_the_turn_before_is_carried_out_first(verbs, timed, moody, mood):
+    mood.add("die")
+    verbs.crash(moody, timed, "r1", {"messages": ["one"], "turns": 0}, **TURN)
+    mood.clear()
+    timed.request_cancel("r1", "enough")
+    with pytest.raises(RunNotResumableError, match="is cancelled"):
+        talk(verbs, timed, moody, "two", unfinished="drop")
+
+
+def test_a_start_supersedes_a_failed_turn_and_leaves_an_unfinished_one(verbs, store, moody, mood):
+    engine = Engine(store, flows=[moody])
+    talk(verbs, store, moody, "one")
+    mood.add("fail")
+    with pytest.raises(NodeError):
+        talk(verbs, store, moody, "two")
+    mood.clear()
+    verbs.call(engine, "start", moody, {"messages": ["three"], "turns": 0}, run_id="r1", **TURN)
+    with pytest.raises(RunNotResumableError, match="is ready"):
+        verbs.call(engine, "start", moody, {"messages": ["four"], "turns": 0}, run_id="r1", **TURN)
+    verbs.call(engine, "start", moody, {"messages": ["five"], "turns": 0}, run_id="r1", unfinished="drop", **TURN)
+    engine.worker().run(until_idle=True)
+    assert said("one", "five") == verbs.call(engine.handle("r1"), "result", timeout=20)["messages"]
+
+
+def test_the_state_before_a_failed_turn_is_not_pruned(verbs, store):
+    def lap(state: Count) -> Count:
+        if state.n == 13:
+            raise OSError("no")
+        return plus(state)
+
+    graph = Graph(Count).add_node("a", verbs.node(lap)).add_conditional_edge("a", lambda s: END if s.n == 3 else "a")
+    graph = graph.set_entry("a").compile("laps")
+    verbs.run(graph, Count(), store=store, run_id="r1", **TURN)
+    with pytest.raises(NodeError):
+        verbs.run(graph, Count(10), store=store, run_id="r1", **TURN)
+    store.prune(keep_last=1)
+    assert Count(3) == verbs.run(graph, Count(1), store=store, run_id="r1", **TURN)
+
+
+# -- ids of turns ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.every_store
+def test_a_turn_recorded_under_its_id_is_not_begun_again(verbs, store, moody, mood):
+    for text in ("one", "two", "three"):
+        for _ in range(2):
+            result = talk(verbs, store, moody, text, turn_id=text)
+    assert said("one", "two", "three") == result.state["messages"]
+    before = untouched(store)
+    for text, count in (("one", 2), ("two", 4), ("three", 6)):
+        again = talk(verbs, store, moody, "something else", turn_id=text)
+        assert (count, "finished", True) == (
+            len(again.state["messages"]),
+            again.status,
+            again.resumed.already_completed,
+        )
+    assert before == untouched(store)
+
+
+def test_a_turn_recorded_under_its_id_is_finished_whatever_is_done_with_unfinished_ones(verbs, timed, moody, mood):
+    for number, unfinished in enumerate(("finish", "drop", "refuse")):
+        mood.add("die")
+        given = {"messages": [unfinished], "turns": 0}
+        verbs.crash(moody, timed, "r1", given, turn_id=unfinished, **TURN)
+        mood.clear()
+        result = talk(verbs, timed, moody, unfinished, turn_id=unfinished, unfinished=unfinished)
+        assert 2 * (number + 1) == len(result.state["messages"])
+
+
+def test_a_failed_turn_is_begun_again_under_its_id(verbs, store, moody, mood):
+    mood.add("fail")
+    with pytest.raises(NodeError):
+        talk(verbs, store, moody, "one", turn_id="t1")
+    mood.clear()
+    result = talk(verbs, store, moody, "one", turn_id="t1")
+    assert said("one") == result.state["messages"]
+    assert "OSError: no" in result.resumed.superseded
+
+
+def test_a_turn_started_again_under_its_id_is_left_to_the_worker(verbs, store, moody):
+    engine = Engine(store, flows=[moody])
+    for _ in range(2):
+        verbs.call(engine, "start", moody, {"messages": ["one"], "turns": 0}, run_id="r1", turn_id="t1", **TURN)
+    engine.worker().run(until_idle=True)
+    handle = verbs.call(engine, "start", moody, {"messages": ["one"], "turns": 0}, run_id="r1", turn_id="t1", **TURN)
+    assert said("one") == verbs.call(handle, "result", timeout=20)["messages"]
+
+
+def test_of_equal_calls_at_once_one_begins_the_turn(verbs, medium, moody):
+    store, barrier = medium.open(), threading.Barrier(4)
+    talk(verbs, store, moody, "one")
+
+    def begin(_: int):
+        barrier.wait(20)
+        return talk(verbs, store, moody, "two", turn_id="t2", on_locked="wait").state["messages"]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [said("one", "two")] * 4 == list(pool.map(begin, range(4)))
+
+
+@pytest.mark.parametrize("wrong", [{"unfinished": "drop"}, {"turn_id": "t1"}])
+def test_options_of_turns_are_refused_where_no_turn_begins(verbs, store, chat, wrong):
+    (name,) = wrong
+    with pytest.raises(OptionError, match=f"{name} needs if_exists='continue'"):
+        verbs.run(chat, {"messages": [], "turns": 0}, store=store, run_id="r1", **wrong)
+    with pytest.raises(OptionError, match=f"{name} needs if_exists='continue'"):
+        verbs.resume(chat, store, "r1", **wrong)
+
+
 # -- engines and workers ---------------------------------------------------------------------------------------
 
 
@@ -444,8 +724,6 @@ def test_an_engine_begins_turns_and_leaves_them_to_workers(verbs, store, line):
     assert ("ready", Count(20)) == (store.get_run("r1").info.status, verbs.call(handle, "state"))
     with pytest.raises(RunNotResumableError, match="is ready"):
         verbs.call(engine, "start", graph, Count(30), run_id="r1", **TURN)
-    with pytest.raises(RunNotResumableError, match="is ready"):
-        verbs.run(engine, graph, Count(30), run_id="r1", **TURN)
     worker.run(until_idle=True)
     assert Count(23) == verbs.call(handle, "result", timeout=20)
     verbs.call(engine, "start", graph, Count(40), run_id="r2", **TURN)

@@ -408,8 +408,8 @@ class Engine:
         """Record a run for a worker to claim, at once or from `at` (aware) on, and return its handle.
 
         Nothing runs here. `if_exists` decides about a run that exists. error: it is refused. resume, retry: it is made
-        ready if those verbs would go on with it. continue: a finished run is made ready for a new turn. return: its
-        handle is returned.
+        ready if those verbs would go on with it. continue: a run that has ended is made ready for a new turn.
+        return: its handle is returned.
 
         >>> engine = Engine(store, flows=[doubling])
         >>> handle = engine.start(doubling, 21, run_id="r-1")

@@ -30,7 +30,19 @@ from milepost.model.failure import (
     recorded_step_error,
 )
 from milepost.model.info import Wait
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, OWNER, REPLY, ROLLBACK, START, WAIT, Record, parse_time
+from milepost.model.record import (
+    CHECKPOINT,
+    CONTINUE,
+    FAILURE,
+    FINISH,
+    OWNER,
+    REPLY,
+    ROLLBACK,
+    START,
+    WAIT,
+    Record,
+    parse_time,
+)
 from milepost.model.reports import ResumeInfo
 from milepost.model.results import RollbackError, StepResult, StepType, WorkflowResult
 
@@ -105,7 +117,7 @@ class Chronicle:
         since = fields.get("from", -1)
         self._unended = {step: failed for step, failed in self._unended.items() if failed[0] <= since}
         self._is_workflow = self._is_workflow or fields.get("front") == "workflow"
-        is_turn = fields.get("verb") == "continue"
+        is_turn = fields.get("verb") == CONTINUE
         if is_turn:
             self._began = told["timestamp"]
         given = self._flow.codec.decode(record.state() or b"null") if is_first or is_turn else None
@@ -261,6 +273,7 @@ class Chronicle:
             sequence=fields.get("from", -1),
             visit=0,
             next_node=None,
+            superseded=str(fields.get("reason", "")) if fields.get("verb") == CONTINUE else "",
         )
 
     def _pause(self, fields: dict[str, Any], failed_at: float) -> float | None:

@@ -1,13 +1,16 @@
-"""Turns: a graph's run that has finished goes on with a new state, at its entry, in the same journal.
+"""Turns: a graph's run goes on with a new state, at its entry, in the same journal.
 
-A finished run can be continued with a new state. The continuation is recorded as an owner record with the verb
-"continue", which holds the state that the turn begins with, and the entry. Until the turn has a checkpoint of its own,
-it goes on from that record, as a new run does from its start record. Of the records before it only the numbers of
-visits matter to the turn.
+A turn is recorded as an owner record with the verb "continue", which holds the state that the turn begins with, and the
+entry. Until the turn has a checkpoint of its own, it goes on from that record, as a new run does from its start record.
+Of the records before it only the numbers of visits matter to the turn.
+
+A turn follows the newest one that finished, or the start record if none did. What was recorded since then, by a turn
+that failed or was dropped, is superseded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,8 +26,10 @@ from milepost.executor.flow import GraphFlow
 from milepost.executor.journal import Journal, ask
 from milepost.executor.run import Run
 from milepost.model.failure import contained, place
+from milepost.model.ranges import is_live
+from milepost.model.record import CONTINUE, OWNER, START, Record
 from milepost.options import Options
-from milepost.store import RunRow
+from milepost.store import GOES_ON, RunRow, RunSnapshot
 
 _MEANINGLESS = {
     "state_override": "the state that is given is the one that the turn begins with",
@@ -33,9 +38,11 @@ _MEANINGLESS = {
     "reopen": "a turn follows a run that has finished; reopen one that was cancelled or blocked with resume",
     "takeover": "a run that somebody executes has not finished; on_locked='wait' waits for its end",
 }
+_PAGE = 16
+"""The number of records that are read at once to find a turn."""
 _HINTS = {
     "waiting": "send what it waits for, or resume it when its time has come",
-    "failed": "retry or resume it first",
+    "failed": "retry or resume it first, or leave out unfinished='refuse'",
     "ready": "a worker takes it up, or resume it first",
     "cancelled": "go on with it by resume and reopen=True, or begin another run",
     "blocked": "go on with it by resume and reopen=True, or begin another run",
@@ -55,6 +62,13 @@ def check_options(options: Options, *, has_state: bool) -> None:
         raise OptionError(text, option="on_corrupt")
 
 
+def refuse_turn_options(given: Mapping[str, Any]) -> None:
+    """Raise `OptionError` for an option of turns in a call that begins none."""
+    for name in ("unfinished", "turn_id"):
+        if name in given:
+            raise OptionError(f"{name} needs if_exists='continue': only that begins a turn", option=name)
+
+
 def is_known(run: Run) -> Routine[bool]:
     """Return whether the store has the run."""
     try:
@@ -66,19 +80,57 @@ def is_known(run: Run) -> Routine[bool]:
 
 def refused(run: Run | Journal, row: RunRow) -> RunNotResumableError | None:
     """Return the error if no turn can begin, because the turn before or the run itself has not finished; else None."""
-    info = row.info
-    if info.status == "finished":
+    info, mode = row.info, run.options.unfinished
+    if info.status == "finished" or (info.status == "failed" and mode != "refuse"):
         return None
-    waits = ", ".join(wait.wait_id for wait in info.waiting_for)
-    what = f"waits for {waits or 'its time'}" if info.status == "waiting" else f"is {info.status}"
-    told = f" ({info.reason})" if info.reason else ""
+    if mode == "drop" and info.status != "cancelled":
+        return None
     hint = _HINTS.get(info.status, "resume it first")
     return RunNotResumableError(
-        f"run {run.run_id!r} {what}{told}, and a new turn begins only when it has finished: {hint}",
+        f"run {run.run_id!r} {_standing(row)}, and a new turn begins only when it has finished: {hint}",
         run_id=run.run_id,
         status=info.status,
         reason=info.reason,
     )
+
+
+def _standing(row: RunRow) -> str:
+    """Describe how a run stands, with its reason or with what it waits for."""
+    info = row.info
+    waits = ", ".join(wait.wait_id for wait in info.waiting_for)
+    what = f"waits for {waits or 'its time'}" if info.status == "waiting" else f"is {info.status}"
+    return what + (f" ({info.reason})" if info.reason else "")
+
+
+def is_to_be_finished(run: Run, row: RunRow) -> bool:
+    """Return whether the turn before has to be finished, or its open cancel carried out, before a new one begins."""
+    info, mode = row.info, run.options.unfinished
+    is_open = info.status not in {"finished", "failed", "cancelled", "blocked"} or info.blocked_by in GOES_ON
+    return is_open and (mode == "finish" or (mode == "drop" and row.cancel is not None))
+
+
+def end_of_turn(run: Run, latest: RunSnapshot) -> Routine[int | None]:
+    """Find the turn that is recorded under the call's `turn_id`, and return the number that all its records are below.
+
+    That is the number of the record that began the next turn, or the next number. None: there is no such turn that
+    counts, or the call gives no id.
+    """
+    before = end = latest.newest + 1
+    while run.options.turn_id is not None:
+        found: list[Record] = yield from ask(
+            run.store, "read", run.run_id, kinds=(START, OWNER), before=before, newest=True, limit=_PAGE
+        )
+        for record in found:
+            fields = record.fields()
+            if is_live(record.sequence, latest.row.live) and (record.kind == START or fields.get("verb") == CONTINUE):
+                run.store.seals.check(run.run_id, record)
+                if fields.get("turn") == run.options.turn_id:
+                    return end
+                end = record.sequence
+        if not found:
+            break
+        before = found[-1].sequence
+    return None
 
 
 def open_turn(run: Run, found: Any, given: Any) -> tuple[Any, bytes]:
@@ -88,18 +140,27 @@ def open_turn(run: Run, found: Any, given: Any) -> tuple[Any, bytes]:
     if `given` is neither a state nor a part of one. Errors of a reducer pass through.
     """
     flow, entry = cast("GraphFlow", run.flow), run.flow.entry
+    is_first = found.point.kind == START
     try:
-        state = contained(flow.taken_up, found.state, given)
+        state = given if is_first else contained(flow.taken_up, found.state, given)
         data = run.journal.encode(state, flow.codec)
         if isinstance(data, SerializeStateError):
             raise data
     except (StateTypeError, SerializeStateError) as exc:
-        exc.run_id, exc.state = run.run_id, flow.codec.decode(found.data)
+        exc.run_id, exc.state = run.run_id, None if is_first else flow.codec.decode(found.data)
         act = "continue it with a state of the declared type or, in a partial graph, a mapping of some of its fields"
         place(exc, f"what run {run.run_id!r} is to be continued with cannot be recorded", act)
         raise
     found.next_node, found.iteration, found.is_turn = entry, 0, True
     found.spent.visit = found.spent.failures = found.spent.attempts = 0
     found.spent.pause = 0.0
-    found.info = replace(found.info, source="latest", next_node=entry, skipped=(), repeated=(), already_completed=False)
+    found.info = replace(
+        found.info,
+        source="start" if is_first else "latest",
+        next_node=entry,
+        skipped=(),
+        repeated=(),
+        already_completed=False,
+        superseded="" if found.live is None else f"the turn before {_standing(found.row)}",
+    )
     return state, data

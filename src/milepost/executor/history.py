@@ -25,7 +25,7 @@ An owner record may say more, about records before it:
     retry       (verb) attempts that failed before it are free again, and what a settled failure rolled back is forgotten
     payload     the state of the checkpoint `overrides`, or else of the point, is another one
     reroute     the router of that checkpoint is asked again; its answers so far do not count
-    continue    (verb) a finished run begins again at its entry, with the payload as its state
+    continue    (verb) the run begins again at its entry, with the payload as its state
     renames     units have other names in the code from now on; all ids here are those of now
 
 Of a superseded record two things are left: the number of its visit is not used again, and its signal stays used. A visit

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,7 @@ from milepost.executor.checks import (
     refused_by_status,
 )
 from milepost.executor.context import current_context
-from milepost.executor.continuation import open_turn
+from milepost.executor.continuation import end_of_turn, is_to_be_finished, open_turn, refused
 from milepost.executor.effects import Call, Hold, Routine, Sleep
 from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
 from milepost.executor.history import JournalHistory, StepRecord
@@ -75,7 +76,7 @@ def take(
     `RunNotResumableError` if too many owners died.
     """
     row, options = found.row, run.options
-    crashed = row.lease == "ended"
+    crashed, is_turn = row.lease == "ended", wish.verb == CONTINUE
     epoch, sequence = row.epoch + 1, found.newest + 1
     live = (*found.live, ("", sequence, None)) if found.live is not None else None
     entered = yield from _entered(run) if found.live is not None else _nothing()
@@ -95,14 +96,15 @@ def take(
         fields={
             "verb": wish.verb,
             "from": found.point.sequence,
-            "entry": run.flow.entry if wish.verb == CONTINUE else None,
+            "entry": run.flow.entry if is_turn else None,
+            "turn": options.turn_id if is_turn else None,
             "overrides": inside.sequence if inside is not None and (amendment or reroute is not None) else None,
             "updates": updates,
             "reroute": reroute,
             "epoch": epoch,
-            "crashed": crashed or None,
+            "crashed": (crashed and not is_turn) or None,
             "live": None if live is None else [list(r) for r in live],
-            "reason": "the owner before it was gone" if crashed else None,
+            "reason": found.info.superseded or ("the owner before it was gone" if crashed else None),
             "renames": run.renames.told(sequence),
             "again": getattr(found, "again", None),
         },
@@ -121,8 +123,9 @@ def take(
         options.lease,
         crashed=crashed,
         takeover=options.takeover,
-        reopen=options.reopen,
-        max_crashes=options.max_crashes,
+        # A turn does not count the crashes of the turn that it supersedes.
+        reopen=options.reopen or (is_turn and row.info.status == "blocked"),
+        max_crashes=None if is_turn else options.max_crashes,
         live=live,
         finish=finish,
     )
@@ -139,7 +142,7 @@ def take(
     run.journal.epoch, run.journal.sequence = epoch, sequence
     if run.renames:
         run.renamed_at = sequence
-    if wish.verb == CONTINUE:
+    if is_turn:
         # The first visit of the turn follows this record, now and after a crash.
         found.fields = {**found.fields, "timestamp": now}
     if crashed and live is None:
@@ -307,11 +310,17 @@ POLL = 0.25
 """The seconds between two looks at a run that another owner has."""
 
 
-def resume(run: Run, wish: ResumeRequest, nonces: Callable[[], str]) -> Routine[Any]:
-    """Go on with a run that exists, as `wish` says."""
+def resume(run: Run, request: ResumeRequest, nonces: Callable[[], str]) -> Routine[Any]:
+    """Go on with a run that exists, as `request` says."""
+    has_tried = False
     while True:
         latest = yield from _look(run)
         if latest is None:
+            continue
+        wish, latest = yield from _turn_wish(run, request, latest)
+        if wish.verb == CONTINUE and not has_tried and is_to_be_finished(run, latest.row):
+            has_tried = True
+            yield from _finish_turn(run, nonces)
             continue
         if latest.row.lease in {"live", "ours"}:
             token = yield from take_over(run, wish, latest, nonces)
@@ -335,6 +344,42 @@ def resume(run: Run, wish: ResumeRequest, nonces: Callable[[], str]) -> Routine[
             raise waiting
         if (yield from take(run, wish, found, amendment, nonces)):
             return (yield from _go(run, wish, found, amendment, is_ending=is_ending))
+
+
+def _turn_wish(run: Run, request: ResumeRequest, latest: RunSnapshot) -> Routine[tuple[ResumeRequest, RunSnapshot]]:
+    """Return what a request comes to, and where the run stands for it.
+
+    A turn that is recorded already is resumed instead, unless it failed. If others followed it, the run stands at its end.
+    """
+    upto = (yield from end_of_turn(run, latest)) if request.verb == CONTINUE else None
+    row = latest.row
+    if upto is None or (upto > latest.newest and row.info.status == "failed"):
+        return request, latest
+    if upto > latest.newest:
+        return ResumeRequest(), latest
+    ended: RunSnapshot = yield from ask(run.store, "latest", run.run_id, before=upto, with_nodes=True)
+    info = replace(row.info, status="finished", reason="", waiting_for=())
+    return ResumeRequest(), ended._replace(row=msgspec.structs.replace(ended.row, info=info, cancel=None))
+
+
+def _finish_turn(run: Run, nonces: Callable[[], str]) -> Routine[None]:
+    """Finish the turn before the one that begins. If it fails now, return all the same: the new turn supersedes it.
+
+    Raises `RunNotResumableError` if it waits, or if it was cancelled or blocked.
+    """
+    options = msgspec.structs.replace(run.options, if_exists="error", turn_id=None, revalidate=None)
+    earlier = run.renewed(options)
+    try:
+        yield from resume(earlier, ResumeRequest(), nonces)
+    except Exception as exc:
+        run.status = earlier.status
+        row: RunRow = yield from ask(run.store, "get_run", run.run_id)
+        refusal = refused(run, row) if row.info.status in {"waiting", "cancelled", "blocked"} else None
+        if refusal is not None:
+            raise refusal from exc
+        if row.info.status != "failed":
+            raise
+        run.status = "running"
 
 
 def resume_claimed(run: Run, token: Token) -> Routine[Any]:
@@ -422,8 +467,8 @@ def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[Non
     yield from run.journal.give_up(release._replace(reason=reason))
 
 
-def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
-    """Make a run that exists ready for a worker, which goes on with it as `wish` says.
+def make_ready(run: Run, request: ResumeRequest, nonces: Callable[[], str], at: float = 0.0) -> Routine[None]:
+    """Make a run that exists ready for a worker, which goes on with it as `request` says.
 
     Raises the refusals of `resume`.
     """
@@ -431,8 +476,10 @@ def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: flo
         latest = yield from _look(run)
         if latest is None:
             continue
+        wish, latest = yield from _turn_wish(run, request, latest)
         row = latest.row
-        if row.info.status == "ready" and wish.verb != CONTINUE and not run.options.amends:
+        is_parked = row.info.status == "waiting" and wish is not request
+        if (row.info.status == "ready" and wish.verb != CONTINUE and not run.options.amends) or is_parked:
             return
         waiting = refused_by_status(run, wish, row)
         if waiting is not None and not (isinstance(waiting, RunSuspended) and _asks_of_state(run)):
@@ -450,7 +497,7 @@ def make_ready(run: Run, wish: ResumeRequest, nonces: Callable[[], str], at: flo
             raise waiting
         if (yield from take(run, wish, found, amendment, nonces)):
             release = Release("ready", wake_at=at or None, degraded=row.info.degraded, missed=row.info.missed)
-            if row.info.status in {"ready", "waiting"}:
+            if row.info.status in {"ready", "waiting"} and wish.verb != CONTINUE:
                 wake_at = None if row.info.wake_at is None else row.info.wake_at.timestamp()
                 release = release._replace(status=row.info.status, reason=row.info.reason, wake_at=at or wake_at)
                 release = release._replace(waiting_for=row.info.waiting_for, signals=row.signals)

@@ -117,6 +117,13 @@ class Run(ABC):
         """Records that could not be written, and join the next write."""
         self.know(JournalHistory())
 
+    def renewed(self, options: Options) -> Run:
+        """Make another run of the same call, of which nothing is read yet. The call's own time goes on."""
+        other = self.flow.new_run(self.scope.store, self.run_id, options, is_listening=self.is_listening)
+        other.started_at, other.scope.publish = self.started_at, self.scope.publish
+        other.is_draining, other.is_awaited = self.is_draining, self.is_awaited
+        return other
+
     def know(self, recorded: JournalHistory) -> None:
         """Take up the history of the run as it was read; nothing has been done since."""
         self.recorded = recorded

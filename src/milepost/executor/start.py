@@ -124,6 +124,7 @@ def _create(
             "shape": flow.shape,
             "inputs_hash": inputs_hash,
             "entry": flow.entry or None,
+            "turn": options.turn_id,
             "epoch": 1,
         },
         compressing=bool(options.compress),

@@ -269,7 +269,7 @@ def examine(
     last_valid = max((point.sequence, *valid))
     # If the result itself is damaged, there is none to return: the run goes on from the records that are whole.
     finished = latest.row.info.status == "finished" and request.verb in {"resume", CONTINUE} and not is_cut
-    if finished:
+    if finished or (request.verb == CONTINUE and point.kind == CHECKPOINT):
         _check_result(run, point, tail)
     source: Any = "finished" if finished else "start" if point.kind == START else "latest"
     if request.verb == "resume_from":

@@ -55,6 +55,8 @@ def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     spot = ResumePoint(latest.point, latest.tail)
     if wish.verb == "resume_from":
         spot = yield from _wished(run, wish, latest)
+    elif wish.verb == CONTINUE and latest.row.info.status != "finished":
+        spot = yield from _before_turn(run, latest)
     is_lenient = run.options.on_corrupt == "previous" and wish.verb != "resume_from"
     remarks: list[str] = []
     begun = None
@@ -247,6 +249,20 @@ def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[R
             run.run_id, node_id, "what the node was given was not recorded, or has been pruned or deleted since"
         )
     return ResumePoint(before, older.tail)
+
+
+def _before_turn(run: NodeRun, latest: RunSnapshot) -> Routine[ResumePoint]:
+    """Return the end of the newest turn that finished, or the beginning; all that follows is superseded by a new turn."""
+    upto, live = latest.newest + 1, latest.row.live
+    while upto > 0:
+        ends: list[Record] = yield from ask(
+            run.store, "read", run.run_id, kinds=(FINISH,), before=upto, newest=True, limit=1
+        )
+        upto = ends[0].sequence if ends else 0
+        if ends and is_live(upto, live) and ends[0].fields().get("status") == "finished":
+            break
+    before: RunSnapshot = yield from ask(run.store, "latest", run.run_id, before=upto + 1)
+    return ResumePoint(before.point, before.tail, live=ranges_upto(live, upto))
 
 
 def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, latest: RunSnapshot) -> Routine[ResumePoint]:
@@ -469,7 +485,8 @@ def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amen
     walker.at = (recorded.renamed(found.point.node_id, found.point.sequence), found.point.visit)
     walker.followed_at = str(found.fields.get("timestamp") or run.followed_at)
     # If only claims follow the start, no node was ever entered, and the store need not be asked about visits.
-    walker.tally.knows_visits = found.point.sequence == 0 and found.newest == run.claims
+    is_untouched = found.point.sequence == 0 and found.newest == run.claims
+    walker.tally.knows_visits = is_untouched and not (found.live or found.row.live)
     run.journal.missed = tuple(found.fields.get("missed", ()))
     run.journal.degraded = bool(run.journal.missed)
     if wish.verb == "retry":

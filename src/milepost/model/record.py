@@ -80,7 +80,7 @@ ROLLBACK = "rollback"
 FINISH = "finish"
 
 CONTINUE: Literal["continue"] = "continue"
-"""The verb of the owner record with which a run that has finished begins again at its entry: a turn."""
+"""The verb of the owner record with which a run begins again at its entry: a turn."""
 END = "__end__"
 """The next node of a checkpoint after which nothing is left to run."""
 

@@ -88,7 +88,8 @@ class ResumeInfo:
     `source` is start (nothing was recorded yet), latest, node (`resume_from`) or finished. `skipped` lists the nodes
     whose recorded work stays valid, `repeated` the node that was in flight and runs again, `missed` the visits that ran
     but whose checkpoint was never written. `differences` has a sentence for each change of the flow's code since the
-    run began. `verified` is True if digest and seal were proven (records from outside have none).
+    run began. `verified` is True if digest and seal were proven (records from outside have none). `superseded` says why
+    the turn before does not count: it failed or was dropped; "" if no turn was superseded.
     """
 
     run_id: str
@@ -103,6 +104,7 @@ class ResumeInfo:
     differences: tuple[str, ...] = ()
     verified: bool = True
     already_completed: bool = False
+    superseded: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict of plain values."""

@@ -159,10 +159,10 @@ def _note(kind: str, fields: dict[str, Any]) -> str:
     if kind == FAILURE:
         return f"{fields.get('op')} failed: {failure_text(fields)}".partition("\n")[0]
     if kind == OWNER:
-        reason = fields.get("reason")
+        what = f"{fields.get('verb')} after record {fields.get('from')}"
         if fields.get("verb") == CONTINUE:
-            return f"a new turn begins at {fields.get('entry')!r}"
-        return f"{fields.get('verb')} after record {fields.get('from')}" + (f": {reason}" if reason else "")
+            what = f"a new turn begins at {fields.get('entry')!r}"
+        return what + (f": {fields['reason']}" if fields.get("reason") else "")
     if kind == FINISH:
         return str(fields.get("status", "")) + (f": {fields['reason']}" if fields.get("reason") else "")
     if kind == ROUTE:

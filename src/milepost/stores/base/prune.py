@@ -75,8 +75,6 @@ class Trace(NamedTuple):
     """The path of a record inside a fork: `fork#visit/branch`, the outermost first. Empty outside forks."""
     needs: int | None = None
     """The number of the checkpoint that the record refers to."""
-    is_turn: bool = False
-    """True if the record begins a continuation. A `finish` record before it is no longer the end of the run."""
 
     @property
     def of(self) -> Visit:
@@ -86,7 +84,7 @@ class Trace(NamedTuple):
 
 def trace_of(record: Record) -> Trace:
     """Make the trace of a record, which may lack its payload. If its header is damaged, the trace only has its place."""
-    header, branch, needs, is_turn = record.header or b"", "", None, False
+    header, branch, needs = record.header or b"", "", None
     if b'"branch"' in header or record.kind in {OWNER, FINISH}:
         try:
             fields = record.fields()
@@ -96,10 +94,9 @@ def trace_of(record: Record) -> Trace:
         if record.kind == FINISH:
             needs = fields.get("result")
         elif record.kind == OWNER:
-            is_turn = fields.get("verb") == CONTINUE
-            amends = record.payload is not None or "reroute" in fields
-            needs = fields.get("from") if amends and not is_turn else None
-    return Trace(record.sequence, record.kind, record.node_id, record.visit, branch, needs, is_turn)
+            amends = (record.payload is not None or "reroute" in fields) and fields.get("verb") != CONTINUE
+            needs = fields.get("from") if amends else None
+    return Trace(record.sequence, record.kind, record.node_id, record.visit, branch, needs)
 
 
 def surplus(traces: Sequence[Trace], live: Ranges, keep_last: int) -> list[int]:
@@ -116,7 +113,8 @@ class _RemainingRecords:
         self._live = live
         self._points = [trace for trace in traces if trace.kind == CHECKPOINT]
         self._point_at = {point.sequence: point for point in self._points}
-        self._turn = max((trace.sequence for trace in traces if trace.is_turn and self._is_live(trace)), default=-1)
+        ends = (trace.sequence for trace in traces if trace.kind == FINISH and trace.needs is not None)
+        self._end = max(filter(lambda sequence: is_live(sequence, live), ends), default=-1)
         self._forks: dict[Visit, set[Visit]] = {}
         for trace in traces:
             if trace.branch and self._is_live(trace):
@@ -165,11 +163,11 @@ class _RemainingRecords:
     def _needed_by(self, trace: Trace) -> Iterator[Visit]:
         """Yield the visits that are needed to go on from a record.
 
-        An override or an end needs the point that it refers to; an end before the newest continuation does not. A record
-        inside a fork needs the visit that began the fork, and the visits of its other branches. A record inside a
-        sub-graph needs the state around the sub-graph.
+        An override needs the point that it refers to, and so does the newest end: a turn that follows a turn that failed
+        begins there. A record inside a fork needs the visit that began the fork, and the visits of its other branches. A
+        record inside a sub-graph needs the state around the sub-graph.
         """
-        is_past = trace.kind == FINISH and trace.sequence < self._turn
+        is_past = trace.kind == FINISH and trace.sequence < self._end
         if trace.needs in self._point_at and not is_past:
             yield self._point_at[trace.needs].of
         if trace.branch:
