@@ -9,8 +9,12 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 from milepost import END, CompiledGraph, Graph, MemoryStore, RunNotResumableError, RunSuspended
+from milepost.executor.effects import Call
 from milepost.model.record import CHECKPOINT, OWNER
-from milepost.testing import crashtest
+from milepost.testing import FakeClock, Stepper, crashtest
+from milepost.verbs import Job, flow_of
+
+TURN = {"if_exists": "continue"}
 
 
 class Seen(TypedDict):
@@ -67,6 +71,47 @@ def test_a_turn_that_dies_at_any_effect_ends_as_if_undisturbed(name: str):
 def test_a_turn_that_waits_and_dies_at_any_effect_ends_as_if_undisturbed():
     report = crashtest(waiting(), Count(), turns=[Count(100)], signals={"go": 5})
     assert report.crashes > 0
+
+
+def fails_at(call: int, graph: CompiledGraph[Any], store: MemoryStore, clock: FakeClock, state: Any) -> bool:
+    """Begin a turn in which this call of a function fails; False if there are fewer calls."""
+    job = Job(flow_of(graph), store, "r1", TURN, {"clock": clock}, None)
+    stepper = Stepper(job.routine(state), clock=clock)
+    calls = 0
+    while not stepper.is_done:
+        is_call = isinstance(stepper.pending, Call)
+        calls += is_call
+        if is_call and calls == call:
+            stepper.fail(OSError("no"))
+        else:
+            stepper.step()
+    return stepper.error is not None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_turn_that_failed_at_any_call_is_superseded_by_the_next_one(name: str, is_first: bool):
+    make, begun, turn = GRAPHS[name]
+    graph, state, call = make(), begun if is_first else turn, 0
+    while True:
+        call += 1
+        clock = FakeClock()
+        store = MemoryStore(clock=clock)
+        if not is_first:
+            graph.run(begun, store=store, run_id="r1")
+        if not fails_at(call, graph, store, clock, state):
+            break
+        result = graph.run(state, store=store, run_id="r1", full=True, **TURN)
+        assert "OSError: no" in result.resumed.superseded
+        assert result.state == graph.resume(store, "r1")
+        assert store.verify("r1").ok
+        graph.run(begun, store=store, run_id="plain")
+        if not is_first:
+            graph.run(turn, store=store, run_id="plain", **TURN)
+        assert graph.resume(store, "plain") == result.state
+        visits = [(info.node_id, info.visit) for info in store.history("r1")]
+        assert len(visits) == len(set(visits))
+    assert call > 3
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -32,6 +32,7 @@ from milepost.executor.history import AttemptBudget, JournalHistory, PendingReco
 from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.model.events import Progress
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
+from milepost.model.ranges import Ranges
 from milepost.model.record import FAILURE, FINISH, Origin, Record, format_time
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
@@ -67,6 +68,7 @@ class Run(ABC):
         "is_listening",
         "is_recorded",
         "journal",
+        "live_ranges",
         "options",
         "origins",
         "progress",
@@ -104,6 +106,8 @@ class Run(ABC):
         self.info: ResumeInfo | None = None
         self.origins: tuple[Origin, ...] = ()
         """The runs that this one was forked from."""
+        self.live_ranges: Ranges = ()
+        """The live ranges with which a run of a graph goes on; empty: none of it was ever superseded."""
         self.renames = Renames()
         """The maps from recorded ids to those of now, as far as they are known."""
         self.renamed_at: int | None = None

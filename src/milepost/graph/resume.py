@@ -485,8 +485,8 @@ def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amen
     walker.at = (recorded.renamed(found.point.node_id, found.point.sequence), found.point.visit)
     walker.followed_at = str(found.fields.get("timestamp") or run.followed_at)
     # If only claims follow the start, no node was ever entered, and the store need not be asked about visits.
-    is_untouched = found.point.sequence == 0 and found.newest == run.claims
-    walker.tally.knows_visits = is_untouched and not (found.live or found.row.live)
+    run.live_ranges = found.row.live if found.live is None else (*found.live, ("", run.journal.sequence, None))
+    walker.tally.knows_visits = found.point.sequence == 0 and found.newest == run.claims and not run.live_ranges
     run.journal.missed = tuple(found.fields.get("missed", ()))
     run.journal.degraded = bool(run.journal.missed)
     if wish.verb == "retry":

@@ -31,7 +31,8 @@ from milepost.graph.parallel import split
 from milepost.graph.visits import NodeVisit, ask_router
 from milepost.model.digests import Digests
 from milepost.model.failure import place, recorded_error
-from milepost.model.record import CHECKPOINT, FAILURE, OWNER, Record, format_time, make_checkpoint, source_of
+from milepost.model.ranges import is_live
+from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, OWNER, Record, format_time, make_checkpoint, source_of
 from milepost.store import Statement
 
 if TYPE_CHECKING:
@@ -454,12 +455,19 @@ class Walker:
         return (last or 0) + 1
 
     def last_visit(self, node_id: str) -> Routine[int]:
-        """Return the number of the last recorded visit of a node; 0 if there is none."""
+        """Return the number of the last recorded visit of a node; 0 if there is none.
+
+        A map that was superseded before it ended counts too: its items have its number.
+        """
+        store, run_id, name = self.run.store, self.run.run_id, self.prefix + node_id
         kinds = (CHECKPOINT, FAILURE, OWNER)
-        found: list[Record] = yield from ask(
-            self.run.store, "read", self.run.run_id, kinds=kinds, node_id=self.prefix + node_id, newest=True, limit=1
-        )
-        return found[0].visit if found else 0
+        found: list[Record] = yield from ask(store, "read", run_id, kinds=kinds, node_id=name, newest=True, limit=1)
+        last = found[0].visit if found else 0
+        live = self.run.live_ranges
+        if live:
+            begun: list[Record] = yield from ask(store, "read", run_id, kinds=(ITEMS,), node_id=name)
+            last = max([last, *(record.visit for record in begun if not is_live(record.sequence, live))])
+        return last
 
     # -- its records ---------------------------------------------------------------------------------
 
