@@ -496,6 +496,14 @@ def test_an_interrupted_first_turn_and_one_that_a_worker_was_left_are_finished_f
     assert said("one", "two") == told["messages"]
 
 
+def test_a_stream_tells_of_the_turn_that_is_finished_first_too(verbs, store, moody):
+    talk(verbs, store, moody, "one", stop_after="think")
+    told = verbs.stream(moody, {"messages": ["two"], "turns": 0}, store=store, run_id="r1", **TURN)
+    ends = [(type(event), event.status) for event in told if isinstance(event, RunCompleted)]
+    assert ([RunStarted, RunCompleted], [(RunCompleted, "finished")] * 2) == ([type(told[0]), type(told[-1])], ends)
+    assert said("one", "two") == told[-1].result.state["messages"]
+
+
 def test_a_breakpoint_in_the_turn_that_is_finished_first_stops_the_call(verbs, store, moody):
     talk(verbs, store, moody, "one", stop_before="think")
     result = talk(verbs, store, moody, "two", stop_before="answer")

@@ -119,6 +119,9 @@ def say(url: str, log: str, text: str, dies: bool) -> None:
         graph.run({"messages": [text]}, store=store, run_id="r1", if_exists="continue")
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite", *(pytest.param(kind, marks=pytest.mark.wide) for kind in ("file", "postgres"))], indirect=True
+)
 @pytest.mark.parametrize("dying", [pytest.param("one", marks=pytest.mark.wide), "two"])
 def test_after_a_kill_in_the_middle_of_a_turn_both_turns_are_there_and_none_twice(
     dying: str, forks: Forks, url: str, log: str
