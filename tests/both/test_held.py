@@ -81,6 +81,8 @@ def test_a_bug_holds_the_run_until_the_code_is_mended(verbs, store, log, bug):
     info = store.get_run("r").info
     assert ("blocked", "bug", ["a"]) == (info.status, info.blocked_by, log)
     assert info.reason == str(caught.value)
+    assert ("", True) == (info.error.node_id, "Traceback" in info.error.traceback)
+    assert info.error.error_type == store.list_runs()[0].error.error_type
     (held,) = (record.fields() for record in store.read("r") if record.kind == "failure")
     assert (True, True) == (held["held"], "Traceback" in held["traceback"])
     assert "end" == verbs.resume(make(log, fine), store, "r")

@@ -336,7 +336,8 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
 
 def print_view(invocation: Invocation, view: RunView) -> None:
     """Print where a run stands: what it failed with, facts, the tree below them, and a recorded traceback."""
-    words = ["retry", view.latest.row.info.run_id, *store_words(invocation.store_url)]
+    verb = "retry" if view.latest.row.info.status == "failed" else "resume"
+    words = [verb, view.latest.row.info.run_id, *store_words(invocation.store_url)]
     target = "" if chosen_app(invocation) else " [TARGET]"
     if failure := view.failure(f"milepost {shlex.join(words[:2])}{target} {shlex.join(words[2:])}".rstrip()):
         print_facts(failure)

@@ -84,7 +84,8 @@ class RunInfo:
     crash_count: int
     tags: Mapping[str, str]
     error: RunFailure | None = None
-    """The error of a failed run. In a listing its message is only the first line, and it has no traceback."""
+    """The error of a run that failed, or that a bug holds. In a listing its message is only the first line, and it has no
+    traceback."""
     blocked_by: str | None = None
     """Why a blocked run is blocked: "crashes", "damage", "bug" (of a workflow's own code), "input" (one that does not fit
     the flow) or "value" (one that can't be encoded); None for every other run. `resume` goes on with the last three once

@@ -96,19 +96,20 @@ class RunView:
         return _places(self.latest.row.info, self.following)
 
     def failure(self, onwards: str) -> list[tuple[str, object]]:
-        """Return what failed, where in the user's code, and what to do; [] if the run has not failed.
+        """Return what failed, where in the user's code, and what to do; [] if no failure ended the run and no bug holds it.
 
         `onwards` is the command that goes on with the run.
         """
         info, error = self.latest.row.info, self.error
-        if info.status != "failed":
+        if info.status != "failed" and info.blocked_by != "bug":
             return []
+        what_happened = "failed" if info.status == "failed" else "held"
         if error is None:
-            return [("failed", info.reason or "the run"), ("do", f"mend the cause, then: {onwards}")]
+            return [(what_happened, info.reason or "the run"), ("do", f"mend the cause, then: {onwards}")]
         where = f"node {error.node_id!r}" if isinstance(self.content, RunStatus) else f"step {error.node_id!r}"
         what = f"{error.error_type}: {error.message}".partition("\n")[0]
         return [
-            ("failed", f"{where if error.node_id else 'the code of the workflow'} with {what}"),
+            (what_happened, f"{where if error.node_id else 'the code of the workflow'} with {what}"),
             ("in", error_place(error.traceback)),
             ("do", f"mend the cause, then: {onwards}"),
         ]
@@ -237,6 +238,7 @@ def info_document(info: RunInfo) -> dict[str, Any]:
         "wake_at": iso(info.wake_at),
         "waiting_for": [wait_document(wait) for wait in info.waiting_for],
         "crash_count": info.crash_count,
+        **({} if info.blocked_by is None else {"blocked_by": info.blocked_by}),
         "tags": dict(info.tags),
         **({} if info.error is None else {"error": dataclasses.asdict(info.error)}),
     }

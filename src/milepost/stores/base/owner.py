@@ -564,11 +564,11 @@ class OwnerStore(Store):
             return msgspec.structs.replace(row, info=self._with_errors(tx, [row.info])[0])
 
     def _with_errors(self, tx: Transaction, infos: Sequence[RunInfo], *, near: int = MOST) -> list[RunInfo]:
-        """Return the infos of runs, those of failed runs with their errors.
+        """Return the infos of runs, those that failed or that a bug holds with their errors.
 
         A run has none if the record of its failure is damaged, or not among its newest `near` records.
         """
-        failed = {info.run_id: max(info.sequence - near, -1) for info in infos if info.status == "failed"}
+        failed = {info.run_id: max(info.sequence - near, -1) for info in infos if _has_failed(info)}
         ends = tx.ends_of(failed) if failed else {}
         return [self._with_error(info, ends.get(info.run_id, ())) if info.run_id in failed else info for info in infos]
 
@@ -581,7 +581,7 @@ class OwnerStore(Store):
                 self.seals.check(info.run_id, record)
                 fields = record.fields()
                 is_end = record.kind == FINISH and error is None
-                if is_end or (record.kind == FAILURE and (fields.get("final") or fields.get("given_up"))):
+                if is_end or (record.kind == FAILURE and any(map(fields.get, ("final", "given_up", "held")))):
                     kind, message, frames = (str(fields.get(n) or "") for n in ("error_type", "message", "traceback"))
                     error = RunFailure(kind, message, record.node_id, frames)
                 if not is_end:
@@ -724,3 +724,7 @@ def check_tags(tags: Mapping[Any, Any]) -> None:
 
 def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def _has_failed(info: RunInfo) -> bool:
+    return info.status == "failed" or info.blocked_by == "bug"
