@@ -78,6 +78,12 @@ class Bodies:
 
 
 @pytest.fixture
+def store(medium, clock) -> Any:
+    """A store whose leases are over when a process has died."""
+    return medium.open(clock=clock)
+
+
+@pytest.fixture
 def bodies(verbs) -> Bodies:
     return Bodies(verbs)
 

@@ -511,7 +511,7 @@ def test_the_many_items_of_a_map_are_counted_by_run_and_folded_by_show(bookings:
 
 def test_show_of_a_damaged_record_says_so_and_shows_the_rest(waiting: Bookings) -> None:
     with closing(sqlite3.connect(".milepost/runs.db")) as connection, connection:
-        connection.execute("UPDATE records SET header = 'no header' WHERE node_id = 'sub'")
+        connection.execute("UPDATE records SET header = 'no header' WHERE node_id = 'sub' AND kind = 'checkpoint'")
         connection.execute("UPDATE records SET payload = x'7b7d' WHERE node_id = 'failed' AND kind = 'checkpoint'")
     answer = waiting.call("show", "e")
     assert 0 == answer.code
