@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import builtins
 import itertools
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from milepost.model.record import Record
 from milepost.store import Signal, StoreOptions
 from milepost.stores.base.fence import Row
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Note, RecordEntry, Transaction
+from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
 
 class _Run(msgspec.Struct):
@@ -157,9 +158,16 @@ class _Memory(Transaction):
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
         return [run.row for run in self._runs.values() if run.row.flow == flow]
 
-    def tally(self) -> tuple[int, int]:
-        records = [record for run in self._runs.values() for record in run.records]
-        return len(records), sum(len(record.header or b"") + len(record.payload or b"") for record in records)
+    def tally(self) -> builtins.list[StatusCount]:
+        tallies: dict[str, StatusCount] = {}
+        for run in self._runs.values():
+            row = run.row
+            size = sum(len(r.header or b"") + len(r.payload or b"") for r in run.records)
+            _, runs, records, total, oldest = tallies.get(row.status, StatusCount(row.status, 0, 0, 0, row.updated_at))
+            tallies[row.status] = StatusCount(
+                row.status, runs + 1, records + len(run.records), total + size, min(oldest or math.inf, row.updated_at)
+            )
+        return [tallies[status] for status in sorted(tallies)]
 
     # -- records -----------------------------------------------------------------------------------
 

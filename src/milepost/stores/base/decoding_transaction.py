@@ -17,7 +17,7 @@ from milepost.store import Signal, Statement
 from milepost.stores.base.deltas import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
 from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note, RecordEntry, Transaction
+from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
 _PAGE = 256
 _READ = 128
@@ -94,7 +94,7 @@ class DecodingTransaction(Transaction):
     def _opened_rows(self, rows: builtins.list[Row]) -> builtins.list[Row]:
         return rows if self._keeper is None else [self._keeper.opened_row(row) for row in rows]
 
-    def tally(self) -> tuple[int, int]:
+    def tally(self) -> builtins.list[StatusCount]:
         return self._tx.tally()
 
     # -- records -----------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
-import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Unpack
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 
 
 _PAGE = 256
-_MANY = 10_000
-"""Number of rows that are read at once where all are counted."""
 _NEAR = 256
 """Number of a run's newest records in which a listing looks for what the run failed with."""
 
@@ -64,18 +61,31 @@ class Keeping(Pruning):
 
     def stats(self) -> Stats:
         gone = functools.cache(is_gone)
-        runs: Counter[str] = Counter()
-        oldest = math.inf
-        # A row does not say whether its run is dead, or that it is damaged itself: each is read.
         with self._reading("stats") as tx:
-            records, bytes_of_records = tx.tally()
-            for row in _rows(tx):
-                runs[fence.shown_status(row, self._state(row, self.clock.time(), gone))] += 1
-                oldest = min(oldest, row.updated_at or oldest)  # some damaged rows have no time
+            tallies = tx.tally()
+            running = tx.page(
+                flow=None,
+                statuses=("running",),
+                tags={},
+                updated_before=None,
+                updated_after=None,
+                limit=_MOST,
+                after=None,
+            )
+        now = self.clock.time()
+        dead = sum(fence.shown_status(row, self._state(row, now, gone)) == "dead" for row in running)
+        runs = {tally.status: tally.runs for tally in tallies}
+        if dead:
+            runs["running"] -= dead
+            runs["dead"] = dead
         from milepost.model.info import Stats
 
-        when = None if oldest == math.inf else datetime.fromtimestamp(oldest, UTC)
-        return Stats(dict(sorted(runs.items())), records, bytes_of_records, when)
+        return Stats(
+            {status: runs[status] for status in sorted(runs) if runs[status]},
+            sum(tally.records for tally in tallies),
+            sum(tally.size for tally in tallies),
+            min((datetime.fromtimestamp(t.oldest, UTC) for t in tallies if t.oldest is not None), default=None),
+        )
 
     def verify(self, run_id: str) -> VerifyReport:
         from milepost.model.info import VerifyReport
@@ -199,19 +209,6 @@ class Keeping(Pruning):
             tx.insert(run_id, records, note)
         for signal in copy.signals:
             tx.add_signal(run_id, signal)
-
-
-def _rows(tx: Transaction) -> Iterator[Row]:
-    """Yield all rows, a page at a time."""
-    below: int | None = None
-    while True:
-        page = tx.page(
-            flow=None, statuses=None, tags={}, updated_before=None, updated_after=None, limit=_MANY, after=below
-        )
-        yield from page
-        if len(page) < _MANY:
-            return
-        below = tx.position(page[-1].run_id)
 
 
 def _groups(copy: Copy) -> Iterator[_Group]:

@@ -116,6 +116,18 @@ ENDS = (FAILURE, FINISH, OWNER)
 """The kinds of the records that say how a run ended. An owner record stands between its end and older failures."""
 
 
+class StatusCount(NamedTuple):
+    """The totals of the runs with one status."""
+
+    status: str
+    runs: int
+    records: int
+    size: int
+    """Size of the stored records in bytes."""
+    oldest: float | None
+    """The time at which the least recently changed run last changed, in POSIX seconds; None if no row says it."""
+
+
 class _Target(msgspec.Struct):
     next_node: str | None = None
 
@@ -223,8 +235,8 @@ class Transaction(abc.ABC):
         """
 
     @abc.abstractmethod
-    def tally(self) -> tuple[int, int]:
-        """Return the number of records in the store and their bytes. The cost may grow with the store."""
+    def tally(self) -> builtins.list[StatusCount]:
+        """Count what the store has, by the status in the rows. The cost may grow with the store."""
 
     # -- records -----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from milepost.errors import RunNotFoundError, StoreError
 from milepost.model.record import CHECKPOINT, OWNER, Record
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, Transaction, WriteConflict
+from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction, WriteConflict
 from milepost.stores.file.catalogue import Listed
 from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import exists, lock
@@ -233,14 +233,20 @@ class FileTransaction(Transaction):
                     found[row.run_id] = (marker.folder, row)
         return [row for _, row in sorted(found.values(), key=lambda item: item[0])]
 
-    def tally(self) -> tuple[int, int]:
-        records = size = 0
+    def tally(self) -> builtins.list[StatusCount]:
+        tallies: dict[str, StatusCount] = {}
         for listed in self._medium.catalogue.runs():
-            change = None if self._row_to_show(listed) is None else self._changes.get(listed.run_id)
-            if change is not None and change.head is not None:
-                records += change.head.count
-                size += change.head.size
-        return records, size
+            row = self._row_to_show(listed)
+            if row is None:
+                continue
+            counted = self._changes.get(listed.run_id)
+            head = None if counted is None else counted.head
+            count, length = (0, 0) if head is None else (head.count, head.size)
+            _, runs, records, size, oldest = tallies.get(row.status, StatusCount(row.status, 0, 0, 0, None))
+            if row.updated_at:  # some damaged runs have none
+                oldest = row.updated_at if oldest is None else min(oldest, row.updated_at)
+            tallies[row.status] = StatusCount(row.status, runs + 1, records + count, size + length, oldest)
+        return [tallies[status] for status in sorted(tallies)]
 
     # -- records -----------------------------------------------------------------------------------
 

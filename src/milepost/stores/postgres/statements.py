@@ -155,9 +155,13 @@ SELECT id FROM nodes WHERE id IS NOT NULL
 """
 
 TALLY = """
-SELECT count(*)::bigint,
-    coalesce(sum(octet_length(coalesce(header, '')) + octet_length(coalesce(payload, ''))), 0)::bigint
-FROM {records}
+SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint,
+    min(CASE WHEN updated_at BETWEEN -62135596800 AND 253402300799 THEN updated_at END)
+FROM {runs} LEFT JOIN (
+    SELECT run, count(*) AS records, sum(octet_length(coalesce(header, '')) + octet_length(coalesce(payload, ''))) AS bytes
+    FROM {records} GROUP BY run
+) AS kept ON kept.run = runs.id
+GROUP BY status ORDER BY status
 """
 
 # Ended or waiting runs by the time of their last change, by index. Runs that somebody owns are few.

@@ -20,6 +20,7 @@ from milepost.stores.base.transaction import (
     DamagedRow,
     Note,
     RecordEntry,
+    StatusCount,
     Transaction,
     WriteConflict,
     entry_of,
@@ -256,9 +257,8 @@ class PostgresTransaction(Transaction):
         except DamagedRow:
             return None
 
-    def tally(self) -> tuple[int, int]:
-        ((records, size),) = self._fetch(TALLY, ())
-        return records, size
+    def tally(self) -> builtins.list[StatusCount]:
+        return [StatusCount(*values) for values in self._fetch(TALLY, ())]
 
     # -- records -----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from milepost.stores.base.transaction import (
     DamagedRow,
     Note,
     RecordEntry,
+    StatusCount,
     Transaction,
     damaged_row,
     entry_of,
@@ -192,7 +193,10 @@ SELECT run, {_RECORD_COLUMNS} FROM given CROSS JOIN records ON run = number AND 
 
 
 _TALLY = """
-SELECT count(*), coalesce(sum(length(CAST(header AS BLOB))), 0) + coalesce(sum(length(payload)), 0) FROM records
+SELECT status, count(DISTINCT runs.id), count(records.id),
+    coalesce(sum(length(CAST(header AS BLOB))), 0) + coalesce(sum(length(payload)), 0),
+    min(CASE WHEN updated_at BETWEEN -62135596800 AND 253402300799 THEN updated_at END)
+FROM runs LEFT JOIN records ON records.run = runs.id GROUP BY status ORDER BY status
 """
 
 
@@ -356,9 +360,8 @@ class SQLTransaction(Transaction):
                 return rows
             most *= 2  # behind damaged ones there may be more
 
-    def tally(self) -> tuple[int, int]:
-        records, size = self._execute(_TALLY).fetchone()
-        return records, size
+    def tally(self) -> builtins.list[StatusCount]:
+        return [StatusCount(*values) for values in self._fetch(_TALLY, ())]
 
     # -- records -----------------------------------------------------------------------------------
 
