@@ -25,6 +25,7 @@ from milepost.errors import (
     RunLockedError,
     RunNotFoundError,
     RunNotResumableError,
+    SignalRefusedError,
 )
 from milepost.model.ranges import Ranges
 from milepost.store import ENDED, Release, RunSnapshot, Store, Token
@@ -300,7 +301,10 @@ class StoreMachine(RuleBasedStateMachine):
         except RunNotResumableError:
             assert run.status in {None, "finished", "cancelled"}
             return
-        assert run.status not in {"finished", "cancelled"}
+        except SignalRefusedError:
+            assert run.cancel is not None
+            return
+        assert (run.status not in {"finished", "cancelled"}, run.cancel) == (True, None)
         run.signals += 1
 
     @rule(run_id=runs, knows=st.booleans())
