@@ -71,4 +71,6 @@ def test_show_says_where_a_turn_that_has_only_begun_goes_on(done: Shop) -> None:
     assert (0, "a\n") == (answer.code, answer.out)
     assert "price" == done.call("show", "a", "--json").json["next_node"]
     answer = done.call("run", "shop:graph", "-i", "id=b", "--run-id", "a", "--if-exists", "continue")
-    assert (1, True) == (answer.code, "is ready" in answer.err)
+    assert (0, "finished") == (answer.code, done.call("show", "a", "--json").json["run"]["status"])
+    records = done.call("history", "a", "--json").json["records"]
+    assert [*range(1, 7)] == [r["visit"] for r in records if (r["kind"], r["node_id"]) == ("checkpoint", "price")]
