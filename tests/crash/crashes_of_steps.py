@@ -7,6 +7,7 @@ names what it does (`do a`, `ask a`, `undo a`); none may come once the record of
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from milepost.testing import FakeClock, Stepper
 from milepost.testing.crashing import was_written
 from milepost.verbs import Job, flow_of
 
-__all__ = ["Ending", "Outside", "Subject", "World", "crash_everywhere", "play", "refused_after_crashes"]
+__all__ = ["Ending", "Outside", "Subject", "World", "crash_everywhere", "crash_twice", "play", "refused_after_crashes"]
 
 RUN_ID = "crashed"
 LEASE = 30.0
@@ -350,6 +351,20 @@ def refused_after_crashes(subject: Subject, change: Callable[[int], None]) -> in
                 assert not has_begun, f"not refused before effect {number}"
             assert world.store.get_run(RUN_ID).info.status == "finished"
     raise AssertionError
+
+
+def crash_twice(subject: Subject, first: int) -> int:
+    """Crash a run at effect `first`, and again at every effect of what follows; how many runs that were."""
+    plain = play(subject, (), None)
+    runs = 0
+    for number in itertools.count():
+        for is_after in (False, True):
+            ending = play(subject, ((first, False), (number, is_after)), None)
+            if len(ending.crashes) < 2:
+                return runs
+            runs += 1
+            _compare(ending, plain, subject.at_once)
+    return runs
 
 
 def _places(subject: Subject, open_store: Callable[[Clock], Store] | None, depth: int, stride: int) -> Iterator[Ending]:

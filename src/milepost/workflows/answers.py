@@ -105,17 +105,24 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
             ) from exc
     elif kept.success:
         output = yield from _recorded_output(run, step, step_id, kept, frame)
-    if isinstance(work, Spreads) and kept.outcome != "succeeded":
-        # The group failed, but its steps that succeeded are still undone if the run fails later.
-        for child in work.children:
-            if f"{step_id}/{child.name}" in run.recorded.done:
-                yield from _part_of(run, step_id, child, frame)
+    if kept.outcome != "succeeded":
+        yield from register_parts(run, step, step_id, frame)
     result = kept.result(output, step.name, step.step_type)
     if fields.get("rollback"):
         register(run, step, step_id, entry.sequence, output, frame)
     if step_id == frame.prefix + step.name:
         frame.has_replayed(result, entry.sequence, str(fields.get("timestamp")))
     return result
+
+
+def register_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> Routine[None]:
+    """Register the rollbacks of a group's steps that succeeded although the group failed.
+
+    They are still undone if the run fails later.
+    """
+    for child in step.work.children if isinstance(step.work, Spreads) else ():
+        if f"{step_id}/{child.name}" in run.recorded.done:
+            yield from _part_of(run, step_id, child, frame)
 
 
 def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome) -> StepResult:

@@ -46,7 +46,7 @@ from milepost.model.failure import (
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, Record, format_time
 from milepost.model.results import SkipMarker, StepResult, step_result
 from milepost.store import Statement
-from milepost.workflows.answers import answered, fallback
+from milepost.workflows.answers import answered, fallback, register_parts
 from milepost.workflows.groups import PartsVisit, lasting
 from milepost.workflows.matching import described, differs, how_to_agree, non_determinism
 from milepost.workflows.rollback import register
@@ -135,7 +135,10 @@ class StepVisit(PartsVisit):
             self.arguments = asked_with(run, self.step)
         given_up = self._given_up() if run.recorded.failures else None
         if given_up is not None and (self.mods.on_error is None or given_up.fields.get("op") == "on_error"):
-            raise self._thrown_again(given_up)
+            failed = self._thrown_again(given_up)
+            if not run.is_live:
+                yield from register_parts(run, self.step, self.node_id, self.frame)
+            raise failed
         if not run.is_live:
             run.pending.append((self.node_id, self.step))
         self.begun_at = began = run.options.clock.monotonic()
