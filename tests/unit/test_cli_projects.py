@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from workshop_calls import Workshop, shop, workshop
 
-from milepost import SQLiteStore
+from milepost import FileStore, SQLiteStore
 
 __all__ = ["shop", "workshop"]
 
@@ -81,13 +81,13 @@ def test_the_environment_wins_over_the_project_and_an_option_over_both(
 
 KEYED = """
 from shop import graph
-from milepost import Engine, SQLiteStore
+from milepost import Engine, FileStore
 
 KEY = {"k": b"k" * 32}
 
 
 def engine():
-    return Engine(SQLiteStore("own.db", encryption_key=KEY), flows=[graph])
+    return Engine(FileStore("own", encryption_key=KEY), flows=[graph])
 """
 
 
@@ -95,7 +95,7 @@ def test_a_named_store_takes_the_keys_of_the_engines_own(shop: Workshop) -> None
     (shop.folder / "keyed.py").write_text(KEYED, encoding="utf-8")
     app = ("--app", "keyed:engine", "--store", "sqlite:///named.db")
     assert 0 == shop.call("run", "orders", "-i", "id=a", "--run-id", "a", *app).code
-    with SQLiteStore("own.db", encryption_key={"k": b"k" * 32}) as own:
+    with FileStore("own", encryption_key={"k": b"k" * 32}) as own:
         assert [] == own.list_runs()
     with SQLiteStore("named.db", encryption_key={"k": b"k" * 32}) as named:
         assert b'"25.00"' in (named.latest("a").point.state() or b"")
