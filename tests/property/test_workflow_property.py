@@ -15,7 +15,7 @@ from milepost.executor.effects import Effect
 from milepost.model.record import CHECKPOINT, ROLLBACK
 from milepost.store import ENDED
 from milepost.testing import FakeClock
-from milepost.testing.stepping import _Hand
+from milepost.testing.stepping import _StepDriver
 from milepost.verbs import Job, flow_of
 from thoroughness import examples
 
@@ -137,7 +137,7 @@ class Died(BaseException):
     """The process was killed."""
 
 
-class Mortal(_Hand):
+class Mortal(_StepDriver):
     """Dies instead of performing one effect more than it has lives."""
 
     def __init__(self, clock: FakeClock, lives: int | None) -> None:
