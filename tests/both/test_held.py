@@ -126,6 +126,15 @@ def test_an_error_that_the_code_raises_from_the_failure_of_a_step_is_its_own(ver
     assert "failed" == store.get_run("r").info.status
 
 
+def test_errors_that_are_the_causes_of_each_other_end_the_code_like_others(verbs, store, log):
+    first, second = KeyError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    with pytest.raises(WorkflowHeldError):
+        verbs.run(make(log, raising(first)), store=store, run_id="r")
+    with pytest.raises(WorkflowError, match="ValueError: b"):
+        verbs.run(make(log, raising(second)), store=store, run_id="r2")
+
+
 @pytest.mark.parametrize("hold_on", [(), (ValueError,)])
 def test_a_workflow_says_what_holds_it(verbs, store, log, hold_on):
     error = ValueError("no") if hold_on else KeyError("no")

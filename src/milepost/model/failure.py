@@ -9,7 +9,7 @@ from __future__ import annotations
 import os.path
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,8 +81,8 @@ def contained(fn: Callable[..., T], *args: Any) -> T:
 
 
 MAX_TEXT = 20_000
-_HOW_TO_CATCH = "; to go on in the workflow's code instead, catch it there: except StepError"
 MAX_LINE = 500
+_HOW_TO_CATCH = "; to go on in the workflow's code instead, catch it there: except StepError"
 _MAX_PART = 2_000
 """Largest length in characters of a frame or a message in a traceback."""
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -130,6 +130,19 @@ def failure_fields(error: BaseException) -> dict[str, Any]:
     return {"error_type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
 
 
+def causes_of(error: BaseException, *, with_contexts: bool = False) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once, even where they are the causes of each other.
+
+    `with_contexts`: for an error without a cause, go on with the one that was handled when it was raised.
+    """
+    seen: set[int] = set()
+    part: BaseException | None = error
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        yield part
+        part = part.__cause__ or (part.__context__ if with_contexts else None)
+
+
 def raised_here(error: BaseException) -> bool:
     """Return whether this library itself raised an error to the code of a user that called it."""
     frames, is_ours, has_caller = error.__traceback__, True, False
@@ -146,15 +159,13 @@ def bases_of(error: BaseException) -> tuple[str, ...]:
     Those of the part that failed follow where the error is that of a step made of others.
     """
     names: dict[str, None] = {}
-    seen: list[BaseException] = []
-    part: BaseException | None = error
-    while part is not None and part not in seen:
-        seen.append(part)
+    for part in causes_of(error):
         kinds = (kind for kind in type(part).__mro__ if kind not in (object, BaseException))
         names.update(dict.fromkeys(printable(class_name(kind)) for kind in kinds))
         known = part.error_bases if isinstance(part, StepError) else ()
         names.update(dict.fromkeys(known))
-        part = part.__cause__ if isinstance(part, MilepostError) and not known else None
+        if known or not isinstance(part, MilepostError):
+            break
     return tuple(names)[:32]
 
 

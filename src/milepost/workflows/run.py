@@ -48,6 +48,7 @@ from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
 from milepost.model.events import Event, RunBlocked, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import (
+    causes_of,
     contained,
     describe,
     error_of,
@@ -416,10 +417,7 @@ class StepRun(Run):
             self._check_used_up(frame, f"its end with {describe(end)}")
         elif error_of(end) is None:
             raise end
-        chain, around = [end], end.__cause__ or end.__context__
-        while around is not None and around not in chain:
-            chain.append(around)
-            around = around.__cause__ or around.__context__
+        chain = causes_of(end, with_contexts=True)
         by = next((failed for error in chain for failed in frame.thrown if failed.error is error), None)
         frame.ended_by = None if by is None else frame.prefix + by.result.name
         if by is not None and by.error is end:
@@ -589,8 +587,7 @@ class StepRun(Run):
         Records that fail to be written join the next write.
 
         `at` is the time of the records, if it was taken before. `tags` go with this write, beside those that wait for the
-        next one. With statements the records are written now or
-        not at all: `StatementError` leaves everything as it was.
+        next one. With statements the records are written now or not at all: `StatementError` leaves everything as it was.
         """
         if statements:
             yield Alone()
@@ -779,11 +776,8 @@ def _is_bug(end: BaseException, kinds: tuple[type[Exception], ...]) -> bool:
     """
     if isinstance(end, (WorkflowError, StepError)) or not isinstance(end, Exception):
         return False
-    cause = end.__cause__
-    while cause is not None and cause is not cause.__cause__:
-        if isinstance(cause, StepError):
-            return False
-        cause = cause.__cause__
+    if any(isinstance(cause, StepError) for cause in causes_of(end)):
+        return False
     return isinstance(end, kinds) or raised_here(end)
 
 
