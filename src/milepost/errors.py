@@ -690,6 +690,11 @@ def shown(value: Any, limit: int = 200) -> str:
         text: str = printable(repr(value))
     except Exception as exc:
         return f"<{type(value).__qualname__}, whose repr fails: {type(exc).__qualname__}>"
+    return cut(text, limit)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -66,7 +66,7 @@ __all__ = [
 Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead"]
 ENDED = frozenset({"failed", "cancelled", "finished", "blocked"})
 GOES_ON = frozenset({"bug", "input", "value"})
-"""What blocks a run until somebody has mended it: `resume` goes on then, without `reopen`."""
+"""The causes that block a run until somebody has mended them: `resume` goes on then, without `reopen`."""
 MAX_ID_BYTES = 512
 
 Records = list[Record]
@@ -344,6 +344,10 @@ class Store(abc.ABC):
     """True if the store can encrypt with `encryption_key`; a store that cannot refuses the key."""
     is_blocking: bool = True
     """True if a call may wait for a disk or a network; False: an event loop may call the store itself."""
+    can_park: bool = True
+    """False if a run that waits, or that is held, would be lost with this process."""
+    can_fork: bool = True
+    """False if no run can be forked out of the store or into it."""
     runs_statements: bool = False
     """True if an append may have statements; other stores refuse them with `OptionError`."""
     is_read_only: bool = False

@@ -458,7 +458,6 @@ class Adapted(LooksOutside):
 
     can_park = False
     can_fork = False
-    """A run that waits would be lost with this process."""
 
     def __init__(self, user: NodeStore | PointStore, front: _Front, clock: Clock = SYSTEM) -> None:
         super().__init__(clock=clock)

@@ -40,7 +40,7 @@ from milepost.workflows.definition import Workflow
 
 
 Runnable = CompiledGraph[Any] | Workflow[..., Any]
-"""What can be run by its name: a compiled graph, or a workflow."""
+"""The flows that can be run by their names: compiled graphs and workflows."""
 
 _FORM = "a target is module:flow or path.py:flow"
 

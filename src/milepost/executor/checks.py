@@ -138,7 +138,7 @@ def check_recordable(run: Run) -> None:
         told = "waits for signals, which nobody can send to a run without a store"
     elif (
         run.is_recorded
-        and not getattr(run.store, "can_park", True)
+        and not run.store.can_park
         and (getattr(flow, "has_waits", False) or getattr(flow, "has_timers", False))
     ):
         told = f"has to wait, and {run.store.place} can't keep a run that waits"

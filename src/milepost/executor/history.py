@@ -1045,7 +1045,7 @@ def read_history(
 
 
 class RunProgress:
-    """What this process has done on a run since its history was read."""
+    """The progress that this process has made on a run since its history was read."""
 
     __slots__ = ("answered", "decoded", "idle", "open_waits", "used_signals", "visits")
 
@@ -1089,7 +1089,7 @@ def newest_renames(records: Sequence[Record]) -> Record | None:
 
 
 class RunPosition(NamedTuple):
-    """Where a run of a graph stands: at a point of it, with what the records after the point say."""
+    """The position of a run of a graph: a point of it, with what the records after the point say."""
 
     next_node: str | None
     """The next node by the records; None if the point's router has not answered yet."""

@@ -106,7 +106,7 @@ def take(
             "live": None if live is None else [list(r) for r in live],
             "reason": found.info.superseded or ("the owner before it was gone" if crashed else None),
             "renames": run.renames.told(sequence),
-            "again": getattr(found, "again", None),
+            "again": found.again,
         },
         compressing=bool(options.compress),
     )

@@ -193,7 +193,7 @@ def _end_of(work: Waits, now: float) -> float | None:
 
 def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, Any]) -> Routine[OpenWait]:
     """Return the recorded wait of a step; record it first if it is not recorded yet."""
-    if not getattr(run.store, "can_park", True):
+    if not run.store.can_park:
         raise OptionError(
             f"{_named(run, step_id)} has to wait, and {run.store.place} can't keep a run that waits: use one of "
             f"Milepost's stores",

@@ -98,6 +98,8 @@ class ExaminedRun(msgspec.Struct):
     """True or False: the run shall, or shall not, ask the router again from now on; None: no change."""
     is_turn: bool = False
     """True if a turn of the run begins here, or has begun without a checkpoint so far."""
+    again: str | None = None
+    """Always None: the code of a graph is given no failure. See `ExaminedWorkflow`."""
 
     @property
     def data_seen(self) -> bytes:

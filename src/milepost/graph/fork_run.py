@@ -85,7 +85,7 @@ def _check(
 ) -> None:
     """Raise `OptionError` for stores and options with which a run cannot be forked."""
     for given in (store, into):
-        if not getattr(given, "can_fork", True):
+        if not given.can_fork:
             raise OptionError(
                 f"{given.place} keeps checkpoints and no journals, which a fork is a copy of: use one of Milepost's stores",
                 option="store",

@@ -27,6 +27,7 @@ from milepost.errors import (
     StepError,
     WorkflowError,
     class_name,
+    cut,
     printable,
 )
 from milepost.model.record import Segment, turnings
@@ -112,11 +113,6 @@ def place(error: MilepostError, where: str, act: str) -> None:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, cut at a length that a table can show."""
     return cut(message_of(error).partition("\n")[0], MAX_LINE)
-
-
-def cut(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def describe(error: BaseException) -> str:

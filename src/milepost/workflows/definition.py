@@ -355,7 +355,7 @@ class _Decorator:
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncWorkflow[P, R]: ...
     def __call__(self, fn: Callable[..., Any]) -> Any:
-        name, *_ = self._made
+        name = self._made[0]
         if not (inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)):
             what = "an async generator" if inspect.isasyncgenfunction(fn) else "a function without a step"
             raise TypeError(

@@ -430,7 +430,7 @@ class StepRun(Run):
 
     def _hold_on(self, frame: Frame, bug: BaseException) -> None:
         """Raise `WorkflowHeldError` for a bug in the code, unless the run has no row that could say so."""
-        if not self.is_recorded or not getattr(self.store, "can_park", True) or not frame.flow.hold_on:
+        if not self.is_recorded or not self.store.can_park or not frame.flow.hold_on:
             return
         told = first_line(bug) if isinstance(bug, MilepostError) else describe(bug)
         error = WorkflowHeldError(

@@ -22,6 +22,7 @@ from milepost.errors import (
     RunStopped,
     SerializeStateError,
     StepError,
+    cut,
     shown,
 )
 from milepost.executor.attempt import AttemptOutcome, PartsFailed, go_on_without, pause, perform
@@ -34,7 +35,6 @@ from milepost.model.events import StepCompleted
 from milepost.model.failure import (
     MAX_LINE,
     bases_of,
-    cut,
     describe,
     failure_fields,
     first_line,
