@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -321,6 +322,31 @@ def test_a_failure_is_not_thrown_again_for_another_call(verbs, store, bank):
     with pytest.raises(NonDeterminismError, match="'pay'"):
         verbs.resume(wf, store, "r")
     assert ["pay"] == bank.log
+
+
+@pytest.mark.parametrize("handling", ["caught", "as_result"])
+@pytest.mark.parametrize("kind", ["group", "branch", "branch of a branch"])
+def test_the_steps_of_a_group_that_failed_are_undone_when_the_run_fails_later(verbs, store, bank, kind, handling):
+    undoable = called(bank, "x").with_rollback(lambda ctx: bank.log.append("undo x"))
+    failing = parallel("group", undoable, called(bank, "y")).must_succeed()
+    for number in range({"group": 0, "branch": 1}.get(kind, 2)):
+        failing = branch(f"branch-{number}", (lambda ctx: True, failing))
+    failing = failing.as_result() if handling == "as_result" else failing
+
+    @workflow("w")
+    def wf():
+        with suppress(StepError):
+            yield failing
+        yield step("wait").wait_for("go")
+        yield called(bank, "z")
+
+    bank.failing = {"y": 9, "z": 9}
+    with pytest.raises(RunSuspended):
+        verbs.run(wf, store=store, run_id="r")
+    store.put_signal("r", "go", b"1")
+    with pytest.raises(StepError, match="'z'"):
+        verbs.resume(wf, store, "r")
+    assert "undo x" == bank.log[-1]
 
 
 # -- inside others

@@ -116,11 +116,18 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
 
 
 def register_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> Routine[None]:
-    """Register the rollbacks of a group's steps that succeeded although the group failed.
+    """Register the rollbacks of a group's steps that succeeded although the group, or a branch that chose it, failed.
 
     They are still undone if the run fails later.
     """
-    for child in step.work.children if isinstance(step.work, Spreads) else ():
+    work = step.work
+    if isinstance(work, Chooses):
+        chosen = run.recorded.choices.get(step_id)
+        index = None if chosen is None else chosen.fields.get("index")
+        if index is not None and 0 <= index < len(work.options):
+            option = work.options[index][1]
+            yield from register_parts(run, option, f"{step_id}/{option.name}", frame)
+    for child in work.children if isinstance(work, Spreads) else ():
         if f"{step_id}/{child.name}" in run.recorded.done:
             yield from _part_of(run, step_id, child, frame)
 
