@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -205,7 +206,7 @@ def test_two_flows_share_a_store(verbs, store, line):
 
 def test_an_override_by_if_exists_needs_leave_too(verbs, store, line):
     graph, asked = line(Count), []
-    engine = Engine(store, authorize=lambda *what: asked.append(what))
+    engine = Engine(store, authorize=lambda *what: asked.append(what) or True)
     with pytest.raises(RunStopped):
         verbs.run(engine, graph, Count(), run_id="r1", stop_after="a")
     override = {"if_exists": "resume", "state_override": lambda state: Count(5)}
@@ -216,11 +217,18 @@ def test_an_override_by_if_exists_needs_leave_too(verbs, store, line):
     assert [("resume", "r1", "line"), ("override", "r1", "line"), *deletes] == asked
 
 
-def test_leave_that_nobody_awaits_is_never_given(verbs, store, line):
+def test_only_true_lets_an_action_pass(verbs, store, line):
     async def later(*what: str) -> bool:
         return False
 
-    for authorize in (later, "yes"):
+    async def yields(*what: str):
+        yield True
+
+    class Asked:
+        async def __call__(self, *what: str) -> bool:
+            return False
+
+    for authorize in (later, yields, Asked(), partial(Asked()), "yes"):
         with pytest.raises(OptionError, match="authorize"):
             Engine(store, authorize=authorize)
 
@@ -228,9 +236,10 @@ def test_leave_that_nobody_awaits_is_never_given(verbs, store, line):
         def __await__(self):
             yield
 
-    engine = Engine(store, authorize=lambda *what: Promise())
-    with pytest.raises(NotAuthorizedError):
-        verbs.resume(engine, line(Count), "r1")
+    for answer in (Promise(), None, 0, 1, "", "yes", []):
+        engine = Engine(store, authorize=lambda *what, answer=answer: answer)
+        with pytest.raises(NotAuthorizedError):
+            verbs.resume(engine, line(Count), "r1")
 
 
 def test_what_is_no_flow_is_refused_by_name(verbs, store):

@@ -460,7 +460,7 @@ def test_a_turn_can_be_forked_before_and_after_its_first_checkpoint(verbs, store
 
 def test_an_engine_forks_asks_and_can_leave_the_fork_to_a_worker(verbs, store, finished):
     asked: list[Any] = []
-    engine = Engine(store, flows=[finished], authorize=lambda *told: asked.append(told))
+    engine = Engine(store, flows=[finished], authorize=lambda *told: asked.append(told) or True)
     fork = verbs.call(engine, "fork_run", finished, "r1", "a", state_override=lambda s: Count(10))
     assert [("resume", "r1", "line"), ("override", "r1", "line")] == asked
     engine.worker().run(until_idle=True)

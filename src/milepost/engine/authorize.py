@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from inspect import iscoroutinefunction
+from collections.abc import Callable
+from functools import partial
+from inspect import isasyncgenfunction, iscoroutinefunction, isroutine
 from typing import Any
 
 from milepost.errors import NotAuthorizedError, OptionError, shown
@@ -12,7 +13,8 @@ Authorize = Callable[[str, str, str], Any]
 """The type of `authorize`, which gets (action, run_id, flow name) before a resume, override, requeue, signal, cancel or
 delete.
 
-False or an exception refuses. It must be a plain function: an awaitable answer is no yes, and is refused.
+Only True lets the action pass: any other answer, such as None of a forgotten `return`, and an exception refuse it. An
+async function is no `authorize`, since nobody awaits it.
 """
 
 
@@ -25,7 +27,7 @@ class Gate:
     __slots__ = ("_authorize",)
 
     def __init__(self, authorize: Authorize | None) -> None:
-        if authorize is not None and (not callable(authorize) or iscoroutinefunction(authorize)):
+        if authorize is not None and (not callable(authorize) or _is_async(authorize)):
             text = f"authorize must be a plain function of (action, run_id, flow), not {shown(authorize)}: nobody awaits it"
             raise OptionError(text, option="authorize")
         self._authorize = authorize
@@ -44,9 +46,17 @@ class Gate:
             answer = self._authorize(action, run_id, flow)
         except Exception as exc:
             answer, cause = False, exc
-        if answer is False or isinstance(answer, Awaitable):
+        if answer is not True:
             raise NotAuthorizedError(
                 f"{action} of run {run_id!r} is not allowed: the engine's authorize refused it",
                 action=action,
                 run_id=run_id,
             ) from cause
+
+
+def _is_async(authorize: Callable[..., Any]) -> bool:
+    """Return whether a call gives something to be awaited: of a function, a method, an object, or a partial of one."""
+    while isinstance(authorize, partial):
+        authorize = authorize.func
+    function = authorize if isroutine(authorize) else type(authorize).__call__
+    return iscoroutinefunction(function) or isasyncgenfunction(function)

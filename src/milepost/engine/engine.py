@@ -53,7 +53,7 @@ class Engine:
     engine; until then nothing is made, so a module may define an engine and be imported. `flows` are the flows
     that can be found by their name; each needs a name of its own. `deps` is `ctx.deps` of nodes, `hooks` are called
     with every event, and `authorize(action, run_id, flow)` is asked before resume, override, requeue, signal, cancel and
-    delete.
+    delete; only True lets them pass.
     `executor` runs the sync functions that have none of their own: an executor, which stays the caller's, or a factory
     of one, whose pool is shut down with the engine. Other options are defaults for each call: the call's own win, hooks
     add up, tags merge.
