@@ -11,7 +11,7 @@ from milepost.errors import StatementError
 from milepost.executor.attempt import AttemptOutcome, UnitVisit, record_outcome, run_attempt
 from milepost.executor.context import Context, RunScope
 from milepost.executor.effects import Ask, Call, Effect, Emit, Routine, Sleep
-from milepost.executor.history import AttemptBudget
+from milepost.executor.history_values import AttemptBudget
 from milepost.model.events import AttemptFailed
 from milepost.model.retry import Retry
 from milepost.options import Options

@@ -10,7 +10,9 @@ import pytest
 from milepost import StepError, WorkflowError
 from milepost.errors import CheckpointCorruptError, NoBranchMatchedError
 from milepost.executor.flow import Renames
-from milepost.executor.history import JournalHistory, StepRecord, parent_of, position_after, read_history
+from milepost.executor.history import JournalHistory
+from milepost.executor.history_reader import followed_by, position_after, read_history, retried_at
+from milepost.executor.history_values import StepRecord, parent_of
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
     CHECKPOINT,
@@ -58,12 +60,12 @@ def test_a_history_never_changes():
     journal.done("c", branch="f#1/c").add(FAILURE, "b").add(
         OWNER, "", crashed=True, reroute=True, overrides=1, state=b"0"
     )
-    after = before.followed_by(journal.records[5:])
+    after = followed_by(before, journal.records[5:])
     assert msgspec.structs.asdict(journal.read()).keys() == msgspec.structs.asdict(after).keys()
     assert "c" in after.done
     assert [2, 6] == [entry.sequence for entry in after.failures["b"]]
     assert [7] == after.crashes
-    before.claimed(5, is_crash=True, is_retry=True)
+    retried_at(before.crashed_at(5), 5)
     before.overridden(1, b"[]").rerouted(1, 5).completed_by(before.failures["b"][0], "b")
     for name in {*before.__struct_fields__} - {"renames"}:
         assert shown(getattr(same, name)) == shown(getattr(before, name)), name

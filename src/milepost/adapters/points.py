@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from milepost.errors import CheckpointCorruptError
-from milepost.executor.history import read_history
+from milepost.executor.history_reader import read_history
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.ranges import Ranges, is_live

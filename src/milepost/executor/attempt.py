@@ -15,7 +15,7 @@ import msgspec
 from milepost.errors import AttemptTimedOut, StatementError
 from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, Routine, Sleep
-from milepost.executor.history import AttemptBudget
+from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run
 from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved
 from milepost.model.failure import contained, describe, first_line

@@ -8,7 +8,7 @@ from typing import Any
 
 from milepost.errors import CheckpointCorruptError, MilepostError
 from milepost.executor.flow import Flow, codec_at
-from milepost.executor.history import parent_of, wait_of
+from milepost.executor.history_values import parent_of, wait_of
 from milepost.model.events import (
     AttemptFailed,
     Event,

@@ -34,258 +34,42 @@ that only failed and is superseded is tried again under its number.
 A record is in flight if it is of a unit that has no newer checkpoint. Ids are paths: the record of a unit around it, if
 it is newer, ends what is in flight inside. A run of a workflow stands wherever its code, played over the history, asks
 for the first thing that is not in it; see `milepost.workflows.replay`. A run of a graph stands after the newest
-checkpoint of its own graph, its point, and the records since then say where inside; see `position_after`.
+checkpoint of its own graph, its point, and the records since then say where inside; see `position_after` in `history_reader`.
 
-`JournalHistory` is the state of that machine, and never changes. `read_history` makes it of records in one pass, for a
-workflow of all, for a graph of those since the point. A claim, or records that follow, make another history of it. What
-this process does on its way, before it reads it again, is counted in `RunProgress`. The code is pure, and decodes no
-value before somebody asks for it.
+`JournalHistory` is the state of that machine, and never changes. `read_history` in `history_reader` makes it of records
+in one pass, for a workflow of all, for a graph of those since the point. A claim, or records that follow, make another
+history of it. What this process does on its way, before it reads it again, is counted in `RunProgress`. The code is
+pure, and decodes no value before somebody asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from milepost.errors import CheckpointCorruptError, DeserializeStateError
 from milepost.executor.flow import END, REPLACED, Renames
-from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import (
-    CHECKPOINT,
-    CONTINUE,
-    FAILURE,
-    FINISH,
-    ITEMS,
-    OWNER,
-    REPLY,
-    ROLLBACK,
-    ROUTE,
-    START,
-    WAIT,
-    Record,
-    Segment,
-    StepHead,
-    parse_time,
-    turnings,
-    way_to,
+from milepost.executor.history_values import (
+    COUNTED_FAILURES,
+    NO_RENAMES,
+    AttemptBudget,
+    OpenWait,
+    PartProgress,
+    StepRecord,
+    around,
+    ids_below,
+    is_settled,
+    label_now,
+    left_of_pause,
+    parent_of,
+    prefix_of,
+    wait_of,
+    with_around,
 )
-
-if TYPE_CHECKING:
-    from milepost.model.info import Wait
-    from milepost.model.results import StepResult, StepType
-
-
-NO_RENAMES = Renames()
-COUNTED_FAILURES = frozenset({"execute", "timeout", "commit"})
-"""The operations whose failure uses up an attempt of the retry policy."""
-
-
-class AttemptBudget(msgspec.Struct, eq=False):
-    """The attempts and failures that a visit has used up so far."""
-
-    visit: int = 1
-    failures: int = 0
-    """Failed attempts that count for the policy."""
-    attempts: int = 0
-    """All attempts before the next one, including those that a crash cut short."""
-    pause: float = 0.0
-    """Seconds left of the last back-off."""
-    notes: list[str] = []
-    """The ends of the attempts in this process, a line each."""
-
-
-class OpenWait(NamedTuple):
-    """An open wait of a step. `seen` is the number of the newest signal at the time when the wait began."""
-
-    wait: Wait
-    sequence: int
-    seen: int
-    is_early: bool
-    refused: str = ""
-    """The reason for which the newest reply was refused; "" for none."""
-
-
-class PendingRecord(NamedTuple):
-    """A record to be written, which has no number yet."""
-
-    kind: str
-    step_id: str
-    visit: int
-    fields: dict[str, Any]
-    state: bytes | None = None
-
-
-class StepOutcome(msgspec.Struct, gc=False):
-    """A step's result as its record holds it. The output stays JSON until its type is known."""
-
-    name: str
-    step_type: str
-    success: bool
-    output: msgspec.Raw = msgspec.Raw(b"null")
-    duration_ms: float = 0.0
-    error: str | None = None
-    error_type: str | None = None
-    outcome: str = "succeeded"
-    attempts: int = 1
-
-    def result(self, output: Any, name: str | None = None, step_type: StepType | str | None = None) -> StepResult:
-        """Make the step's result with its decoded output.
-
-        `name` and `step_type`, if given, are those that the code has now, and replace the recorded ones.
-        """
-        from milepost.model.results import StepResult
-
-        return StepResult(
-            self.name if name is None else name,
-            self.step_type if step_type is None else step_type,
-            self.success,
-            output,
-            self.duration_ms,
-            self.error,
-            self.error_type,
-            self.outcome,  # type: ignore[arg-type]
-            self.attempts,
-        )
-
-
-_decode = msgspec.json.Decoder(StepOutcome).decode
-
-
-class CallResult(msgspec.Struct, gc=False):
-    """The parts of a successful call's result that a replay needs. The output stays JSON."""
-
-    success: bool
-    output: msgspec.Raw
-    duration_ms: Annotated[float, msgspec.Meta(ge=0)]
-    attempts: int
-
-
-_decode_made = msgspec.json.Decoder(CallResult).decode
-
-
-class StepRecord(msgspec.Struct, eq=False, gc=False):
-    """One record of a step."""
-
-    sequence: int
-    told: Mapping[str, Any] | StepHead
-    """The header: all its fields, or only those that a replay needs, until somebody asks for more."""
-    record: Record
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """The fields of its header."""
-        if isinstance(self.told, StepHead):
-            self.told = self.record.fields()
-        return self.told
-
-    def made(self) -> CallResult | None:
-        """Return the result of a call that succeeded; None if the record holds something else, which `kept` reads."""
-        try:
-            made = _decode_made(self.record.payload or b"")
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-        return made if made.success else None
-
-    def kept(self) -> StepOutcome:
-        """Return the step's result; raise `CheckpointCorruptError` if the record holds none."""
-        data = self.record.state() or b""
-        try:
-            return _decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise CheckpointCorruptError(
-                f"record {self.sequence} of step {self.record.node_id!r} holds no result of a step: {exc}",
-                node_id=self.record.node_id,
-                sequence=self.sequence,
-            ) from exc
-
-
-def parent_of(step_id: str) -> str:
-    """Return the id of the step's parent; "" for a step at the top."""
-    return step_id.rpartition("/")[0]
-
-
-def _prefix_of(node_id: str) -> str:
-    """Return an id without its last part, with the slash at its end; "" at the top."""
-    return node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
-
-
-def around(step_id: str) -> Iterator[str]:
-    """Yield the ids of all steps around a step, the nearest first."""
-    while step_id := parent_of(step_id):
-        yield step_id
-
-
-def _with_around(step_id: str) -> Iterator[str]:
-    yield step_id
-    yield from around(step_id)
-
-
-def wait_of(fields: Mapping[str, Any], prompt: bytes | None) -> Wait:
-    """Make the wait that a record begins."""
-    from milepost.model.info import Wait  # imported here: most runs wait for nothing
-
-    wake_at = fields.get("wake_at")
-    return Wait(
-        str(fields.get("wait_id")),
-        fields.get("signal"),
-        msgspec.json.decode(prompt or b"null"),
-        None if wake_at is None else parse_time(str(wake_at)),
-    )
-
-
-def left_of_pause(fields: Mapping[str, Any], now: float) -> float:
-    """Return the seconds left of the back-off after a failure: never more than the policy chose, whatever clocks say."""
-    ends = parse_time(fields["retry_at"]).timestamp()
-    chosen = ends - parse_time(fields["timestamp"]).timestamp()
-    return max(0.0, min(ends - now, chosen))
-
-
-def _label_now(renames: Renames, label: str, sequence: int) -> str:
-    """Return the label that a branch has now: its fork, or the first node of a branch, may have been renamed."""
-    if not renames:
-        return label
-    way = ""
-    for fork, visit, branch, _ in turnings(label):
-        first = renames.now(f"{parent_of(fork)}/{branch}".lstrip("/"), sequence)
-        way = way_to(way, renames.now(fork, sequence), visit, first.rpartition("/")[2])
-    return way
-
-
-def _below(inside: Mapping[str, Mapping[str, None]], step_id: str) -> Iterator[str]:
-    """Yield all ids below an id."""
-    for child in inside.get(step_id, ()):
-        yield child
-        yield from _below(inside, child)
-
-
-def _is_settled(step_id: str, undone: Mapping[str, StepRecord], done: Mapping[str, StepRecord]) -> bool:
-    """Return whether a failed step around this one rolled it back, and that failure was recorded as an outcome."""
-    return any(done[outer].sequence > undone[step_id].sequence for outer in around(step_id) if outer in done)
-
-
-def _copied(value: Any) -> Any:
-    """Copy a container that a history holds, with the containers in it; anything else is returned as it is."""
-    if isinstance(value, dict):
-        return {name: _copied(inner) for name, inner in value.items()}
-    if isinstance(value, (list, set)):
-        return value.copy()
-    return value
-
-
-class PartProgress(msgspec.Struct, frozen=True):
-    """The progress of one part of a limited parallel group: a branch, an item of a map, or a step."""
-
-    node_id: str
-    """The id of the part."""
-    numbers: tuple[int, ...]
-    """The numbers of the part's records."""
-    ended: int | None
-    """The number of the record that ended the part; None while it is open."""
+from milepost.model.record import Record, Segment, turnings, way_to
 
 
 class JournalHistory(msgspec.Struct, frozen=True, eq=False):
@@ -340,37 +124,11 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
     inside: Mapping[str, Mapping[str, None]] = {}
     """The ids directly below each id, in the order in which they appeared."""
 
-    # -- what follows --------------------------------------------------------------------------------
+    # -- the same history with one change --------------------------------------------------------------------------------
 
-    def followed_by(self, records: Iterable[Record]) -> JournalHistory:
-        """Make the history after these records, which all count."""
-        builder = _Builder(self)
-        for record in records:
-            builder.add(record)
-        return builder.built()
-
-    def claimed(self, sequence: int, *, is_crash: bool, is_retry: bool) -> JournalHistory:
-        """Make the history after a claim with this number; `is_crash`: the owner before it died."""
-        known = replace(self, crashes=[*self.crashes, sequence]) if is_crash else self
-        return known.retried_at(sequence) if is_retry else known
-
-    def retried_at(self, sequence: int) -> JournalHistory:
-        """Make the history after a `retry` with this number: everything that failed before it is done again."""
-        builder = _Builder(self)
-        builder.retry(sequence)
-        return builder.built()
-
-    def renewed_at(self, sequence: int) -> JournalHistory:
-        """Make the history after a claim with this number that goes on after the run had failed."""
-        builder = _Builder(self)
-        builder.renew(sequence)
-        return builder.built()
-
-    def reopened_at(self, step_id: str, sequence: int) -> JournalHistory:
-        """Make the history in which a step is tried again, though its code was given its failure."""
-        builder = _Builder(self)
-        builder.reopen(step_id, sequence)
-        return builder.built()
+    def crashed_at(self, sequence: int) -> JournalHistory:
+        """Make the history after a claim with this number, whose owner before had died."""
+        return replace(self, crashes=[*self.crashes, sequence])
 
     def completed_by(self, entry: StepRecord, step_id: str) -> JournalHistory:
         """Make the history in which this record, of whatever visit, is the step's newest completion."""
@@ -450,7 +208,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         entry, reply = self.waits.get(step_id), self.replies.get(step_id)
         if entry is None or (reply is not None and reply.sequence > entry.sequence):
             return None
-        around = (self.done[over] for over in _with_around(step_id) if over in self.done)
+        around = (self.done[over] for over in with_around(step_id) if over in self.done)
         is_over = any(done.sequence > entry.sequence for done in around)
         return None if is_over or self.was_completed(step_id, entry.record.visit) else entry
 
@@ -497,7 +255,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
 
     def label_of(self, entry: StepRecord) -> str:
         """Return the path of the branch that a checkpoint is in, by the names of now; "" if it is in none."""
-        return _label_now(self.renames, str(entry.fields.get("branch") or ""), entry.sequence)
+        return label_now(self.renames, str(entry.fields.get("branch") or ""), entry.sequence)
 
     def open_fork(self, label: str, prefix: str, point: Record) -> tuple[str, str] | None:
         """Return the fork right below `prefix` and its branch at the end of `label`; None unless the run is in that."""
@@ -524,7 +282,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         is_answered = route is not None and route.sequence > self.reroutes.get(entry.sequence, -1)
         if next_node is None or (entry.sequence in self.reroutes and not is_answered):
             return data, None
-        prefix = _prefix_of(entry.record.node_id)
+        prefix = prefix_of(entry.record.node_id)
         return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
 
     def answered_late(self, entry: StepRecord) -> int:
@@ -547,7 +305,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
 
         None if the checkpoint is in no open branch.
         """
-        prefix, label = _prefix_of(self.renamed(entry.record.node_id, entry.sequence)), self.label_of(entry)
+        prefix, label = prefix_of(self.renamed(entry.record.node_id, entry.sequence)), self.label_of(entry)
         if self.open_fork(label, prefix, point) is None:
             return None
         turning = turnings(label)[-1]
@@ -557,7 +315,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         """Return the newest checkpoint of each other branch of a fork, for the branches that have one."""
         fork, visit, mine, outer = turning
         ways = (way_to(outer, fork, visit, branch) for branch in branches if branch != mine)
-        found = (self.newest_in(_prefix_of(fork), way, after) for way in ways)
+        found = (self.newest_in(prefix_of(fork), way, after) for way in ways)
         return [entry for entry in found if entry is not None]
 
     def is_rerouted(self, sequence: int) -> bool:
@@ -566,7 +324,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
 
     def is_over(self, node_id: str, entry: StepRecord) -> bool:
         """Return whether the record's step, or one around it, was completed later, so that nothing needs the record."""
-        around = (self.done[outer] for outer in _with_around(node_id) if outer in self.done)
+        around = (self.done[outer] for outer in with_around(node_id) if outer in self.done)
         return any(done.sequence > entry.sequence and done.fields.get("outcome") != "failed" for done in around)
 
     def renamed(self, node_id: str, sequence: int) -> str:
@@ -612,7 +370,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
                 # Labels are built of recorded names: each name must go through the maps only once.
                 outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit
                 for branch in entry.fields["fork"]:
-                    way = _label_now(self.renames, way_to(outer, fork, visit, branch), entry.sequence)
+                    way = label_now(self.renames, way_to(outer, fork, visit, branch), entry.sequence)
                     found += self.updates(way, parent, replaced)
         return found
 
@@ -637,7 +395,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         crashes = 0
         if self.crashes:
             queued = {} if progress is None else progress.idle
-            idle = {crash for outer in _with_around(step_id) for crash in queued.get(outer, ())}
+            idle = {crash for outer in with_around(step_id) for crash in queued.get(outer, ())}
             crashes = sum(sequence > max(followed, after) and sequence not in idle for sequence in self.crashes)
         if not (failures or step_id in self.choices or step_id in self.items or step_id in self.waits):
             return AttemptBudget(next_visit, 0, crashes + tried)  # nothing of it is in flight
@@ -718,7 +476,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
 
     def below(self, step_id: str) -> Iterator[str]:
         """Yield all ids below an id."""
-        return _below(self.inside, step_id)
+        return ids_below(self.inside, step_id)
 
     def begun(self, step_id: str, upto: int) -> list[str]:
         """Return the ids directly below a step that its newest attempt had begun before the record with number `upto`."""
@@ -784,264 +542,9 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         found = [
             self.done[step_id].sequence
             for step_id in self.undone
-            if step_id in self.done and not _is_settled(step_id, self.undone, self.done)
+            if step_id in self.done and not is_settled(step_id, self.undone, self.done)
         ]
         return min(found, default=None)
-
-
-class _Builder:
-    """A history in the making: each record that is added changes it."""
-
-    renames: Renames
-    clash: tuple[str, str, str] | None
-    start: StepRecord | None
-    done: dict[str, StepRecord]
-    failures: dict[str, list[StepRecord]]
-    choices: dict[str, StepRecord]
-    items: dict[str, StepRecord]
-    waits: dict[str, StepRecord]
-    replies: dict[str, StepRecord]
-    refused: dict[str, StepRecord]
-    used_signals: set[int]
-    undone: dict[str, StepRecord]
-    final: StepRecord | None
-    finish: StepRecord | None
-    visits: dict[str, int]
-    crashes: list[int]
-    superseded: list[Record]
-    damaged: list[int]
-    retried: int
-    renewed: int
-    reopened: dict[str, int]
-    newest: int
-    earlier: dict[str, str]
-    tried: dict[tuple[str, int], int]
-    succeeded: set[tuple[str, int]]
-    reroutes: dict[int, int]
-    overrides: dict[int, tuple[bytes, dict[str, Any] | None]]
-    trails: dict[tuple[str, str], list[StepRecord]]
-    inside: dict[str, dict[str, None]]
-
-    def __init__(self, before: JournalHistory) -> None:
-        for name in JournalHistory.__struct_fields__:
-            setattr(self, name, _copied(getattr(before, name)))
-
-    def built(self) -> JournalHistory:
-        """Return the history. Nothing may be added afterwards."""
-        return JournalHistory(**vars(self))
-
-    def complete(self, record: Record, head: StepHead) -> None:
-        """Take in a checkpoint as `add` does, but faster: most records are of this kind."""
-        step_id = self._called(record) if self.renames else record.node_id
-        self.newest = record.sequence
-        visits = self.visits
-        if step_id not in visits or visits[step_id] < record.visit:
-            visits[step_id] = record.visit
-        self._done(step_id, StepRecord(record.sequence, head, record), head.branch)
-        self._place(step_id)
-
-    def _done(self, step_id: str, entry: StepRecord, branch: str | None) -> None:
-        self.done[step_id] = entry
-        if self.undone:
-            self.undone.pop(step_id, None)
-        if branch:
-            place = _label_now(self.renames, branch, entry.sequence), parent_of(step_id)
-            self.trails.setdefault(place, []).append(entry)
-
-    def add(self, record: Record, counts: bool = True, fields: Mapping[str, Any] | None = None) -> None:
-        """Take in the next record; `fields` are those of its header, if they are known already."""
-        self.newest = record.sequence
-        kind, step_id = record.kind, record.node_id
-        try:
-            fields = record.fields() if fields is None else fields
-        except CheckpointCorruptError:
-            if counts:
-                raise
-            fields = {}
-        if self.renames and step_id:
-            step_id = self._called(record, counts=counts)
-        if step_id and kind != ROLLBACK:
-            # An owner record holds the number of a visit that was deleted.
-            self.visits[step_id] = max(record.visit, self.visits.get(step_id, 0))
-        if kind == REPLY and isinstance(fields.get("signal"), int):
-            self.used_signals.add(fields["signal"])
-        elif kind == OWNER:
-            # A step was deleted with its replies; the signals that they used stay used.
-            self.used_signals.update(fields.get("used") or ())
-        if not counts and kind != START:
-            if kind == CHECKPOINT:
-                self.superseded.append(record)
-            if self.start is not None:
-                self._supersede(step_id, kind, record.visit, fields)
-            return
-        entry = StepRecord(record.sequence, fields, record)
-        if kind == CHECKPOINT:
-            self._done(step_id, entry, fields.get("branch"))
-        elif kind == START:
-            self.start = entry
-        elif kind == FAILURE:
-            self.failures.setdefault(step_id, []).append(entry)
-            if fields.get("retry_at"):
-                self._reopen_inside(step_id, entry)
-            if fields.get("final"):
-                self.final = entry
-        elif kind == ROUTE:
-            self.choices[step_id] = entry
-        elif kind == ITEMS:
-            self.items[step_id] = entry
-        elif kind == WAIT:
-            self.waits[step_id] = entry
-        elif kind == REPLY:
-            if fields.get("refused"):
-                self.refused[step_id] = entry
-            else:
-                self.replies[step_id] = entry
-        elif kind == ROLLBACK:
-            self.undone[step_id] = entry
-        elif kind == FINISH:
-            self.finish = entry
-        elif kind == OWNER:
-            self._claimed(fields, record.sequence)
-            amends = int(fields.get("overrides", fields.get("from", -1)))
-            if record.payload is not None:
-                self.overrides[amends] = record.state() or b"", fields.get("updates")
-            if fields.get("reroute"):
-                self.reroutes[amends] = record.sequence
-            elif "reroute" in fields:
-                self.reroutes.pop(amends, None)
-        if step_id and kind not in {ROLLBACK, OWNER}:
-            self._place(step_id)
-
-    def _supersede(self, step_id: str, kind: str, visit: int, fields: Mapping[str, Any]) -> None:
-        """Note how a superseded visit of a step ended.
-
-        A visit that only failed is tried again under the same number.
-        """
-        if kind == FAILURE:
-            self.tried[step_id, visit] = self.tried.get((step_id, visit), 0) + 1
-        elif kind == CHECKPOINT and fields.get("outcome") != "failed":
-            self.succeeded.add((step_id, visit))
-
-    def _called(self, record: Record, *, counts: bool = True) -> str:
-        """Return the id that a record's step has now. Note a clash, where two recorded ids become one."""
-        node_id = self.renames.now(record.node_id, record.sequence)
-        if counts and self.renames.given:
-            before = self.renames.before(record.node_id, record.sequence)
-            other = self.earlier.setdefault(node_id, before)
-            if other != before and self.clash is None:
-                self.clash = (other, before, node_id)
-        return node_id
-
-    def _claimed(self, fields: Mapping[str, Any], sequence: int) -> None:
-        if fields.get("crashed"):
-            self.crashes.append(sequence)
-        if fields.get("verb") == "retry":
-            self.retry(sequence)
-        if self.finish is not None:
-            # A run that had ended goes on: it has no end any more.
-            self.finish = self.final = None
-            self.renew(sequence)
-        if fields.get("again"):
-            self.reopen(fields["again"], sequence)
-
-    def retry(self, sequence: int) -> None:
-        """Have everything that failed before this number be done again.
-
-        A failed part may have rolled back steps of its own before it failed. They are done again too: nothing is left
-        of them.
-        """
-        self.retried = sequence
-        self.renew(sequence)
-        for step_id in [step_id for step_id in self.undone if _is_settled(step_id, self.undone, self.done)]:
-            if step_id in self.undone:
-                self._forget_from(step_id)
-
-    def renew(self, sequence: int) -> None:
-        """Have the failures before this number be tried again, but for those that the code was given and went on with."""
-        self.renewed = max(self.renewed, sequence)
-        for step_id, entries in [*self.failures.items()]:
-            if not entries[-1].fields.get("caught"):
-                self._reopen_inside(step_id, entries[-1])
-
-    def reopen(self, step_id: str, sequence: int) -> None:
-        """Have a step be tried again, though the code was given its failure."""
-        self.reopened[step_id] = sequence
-        for entry in [*self.failures.get(step_id, ())[-1:]]:
-            self._reopen_inside(step_id, entry)
-
-    def _reopen_inside(self, step_id: str, entry: StepRecord) -> None:
-        """Have the step inside a workflow be tried again whose failure left that workflow's code at last.
-
-        What the code did after it had been given that failure no longer counts.
-        """
-        of = entry.fields.get("of")
-        if of and step_id and of in self.failures:
-            self._forget(step_id, self.failures[of][-1].sequence)
-            self.reopen(of, entry.sequence)
-
-    def _forget_from(self, step_id: str) -> None:
-        """Forget the records of the innermost settled part around a step, from its first step on that was rolled back."""
-        part = next(outer for outer in around(step_id) if outer in self.done)
-        parts = [*_below(self.inside, part)]
-        first = min(self.done[found].sequence for found in parts if found in self.undone and found in self.done)
-        for found in parts:
-            self.failures.pop(found, None)
-        self._forget(part, first - 1)
-
-    def _forget(self, part: str, after: int) -> None:
-        """Forget the records inside a part with a number above `after`."""
-        held = (self.done, self.choices, self.items, self.waits, self.replies, self.refused, self.undone)
-        for found in [*_below(self.inside, part)]:
-            for entries in held:
-                if found in entries and entries[found].sequence > after:
-                    del entries[found]
-            kept = [entry for entry in self.failures.pop(found, ()) if entry.sequence <= after]
-            if kept:
-                self.failures[found] = kept
-        self.inside[part] = {
-            child: None
-            for child in self.inside.get(part, ())
-            if child in self.failures or any(child in entries for entries in held)
-        }
-
-    def _place(self, step_id: str) -> None:
-        parent = parent_of(step_id)
-        siblings = self.inside.get(parent)
-        if siblings is None:
-            siblings = self.inside[parent] = {}
-            if parent:
-                self._place(parent)
-        siblings.setdefault(step_id)
-
-
-def read_history(
-    records: Iterable[Record],
-    live: Ranges = (),
-    renames: Renames = NO_RENAMES,
-    parsed: Mapping[int, Mapping[str, Any] | StepHead] | None = None,
-    *,
-    is_lenient: bool = False,
-) -> JournalHistory:
-    """Make the history of a run, from records in order; only those in the ranges `live` (empty: all) count.
-
-    `parsed` are headers that are known already, by number. Raises `CheckpointCorruptError` for a damaged header of a
-    record that counts, or notes it if `is_lenient`.
-    """
-    builder = _Builder(JournalHistory(renames=renames))
-    known = parsed or {}
-    for record in records:
-        counts = not live or is_live(record.sequence, live)
-        told = known.get(record.sequence)
-        if counts and isinstance(told, StepHead):
-            builder.complete(record, told)
-            continue
-        try:
-            builder.add(record, counts, None if isinstance(told, StepHead) else told)
-        except DeserializeStateError:
-            if not is_lenient:
-                raise
-            builder.damaged.append(record.sequence)
-    return builder.built()
 
 
 class RunProgress:
@@ -1070,89 +573,3 @@ class RunProgress:
     def take(self, sequence: int, decode: Callable[[], Any]) -> Any:
         """Return the value that was decoded of a record before, else that of `decode`. It is the caller's then."""
         return self.decoded.pop(sequence) if sequence in self.decoded else decode()
-
-
-def newest_renames(records: Sequence[Record]) -> Record | None:
-    """Return the newest owner record with renames, which holds all of them; None if nothing was renamed.
-
-    Damaged records are ignored here.
-    """
-    for record in reversed(records):
-        if record.kind == OWNER:
-            with suppress(CheckpointCorruptError):
-                if record.fields().get("renames"):
-                    return record
-    return None
-
-
-# -- where a run of a graph stands -------------------------------------------------------------------
-
-
-class RunPosition(NamedTuple):
-    """The position of a run of a graph: a point of it, with what the records after the point say."""
-
-    next_node: str | None
-    """The next node by the records; None if the point's router has not answered yet."""
-    told_at: int
-    """The number of the record that names it."""
-    override: Record | None
-    """The owner record whose state replaces that of the point; None if the point was never amended."""
-    is_rerouted: bool
-    """True if the point's router is asked again, and has not answered since."""
-    turn: Record | None
-    """The record that began the newest turn; None if no turn has begun since the point."""
-    tail: tuple[Record, ...]
-    """The records that count after the point, or from the turn on."""
-
-
-def position_after(point: Record, next_node: str | None, tail: Sequence[Record]) -> RunPosition:
-    """Find where a run stands: `next_node` is that of the point itself, `tail` are the records after it that count."""
-    override: Record | None = None
-    told_at, is_rerouted = point.sequence, False
-    turn, tail = newest_turn(tail)
-    if turn is not None:
-        next_node, told_at = turn.fields().get("entry"), turn.sequence
-    for record in tail:
-        if record.kind == ROUTE and record.node_id == point.node_id:
-            next_node, told_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
-        elif record.kind == OWNER and record.fields().get("overrides") in {None, point.sequence}:
-            override = override if record.payload is None else record
-            is_rerouted = bool(record.fields().get("reroute", is_rerouted))
-    return RunPosition(next_node, told_at, override, is_rerouted, turn, tail)
-
-
-def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ...]]:
-    """Find in `tail` the record that began the newest turn.
-
-    Returns that record, and it with all records after it; (None, all of them) if no turn began.
-    """
-    for at in range(len(tail) - 1, -1, -1):
-        if tail[at].kind == OWNER and tail[at].fields().get("verb") == CONTINUE:
-            return tail[at], tuple(tail[at:])
-    return None, tuple(tail)
-
-
-def spent_at(
-    node_id: str | None, tail: Sequence[Record], renames: Renames, now: float, *, is_late: bool
-) -> AttemptBudget:
-    """Return the attempts that the visit of the next node has used up, by the records after the point.
-
-    The visit has the number 0 if no record is of it. `is_late`: no node could begin before the router's answer in `tail`.
-    """
-    spent = AttemptBudget(visit=0)
-    for record in tail:
-        fields = record.fields()
-        is_its = renames.now(record.node_id, record.sequence) == node_id
-        if record.kind == FAILURE and fields.get("op") != "route" and is_its:
-            spent.failures += fields.get("op") in COUNTED_FAILURES
-            spent.attempts += 1
-            spent.visit = record.visit
-            spent.pause = left_of_pause(fields, now) if "retry_at" in fields else 0.0
-        elif record.kind == ROUTE and is_late and not spent.visit:
-            spent.attempts = 0
-        elif record.kind == OWNER:
-            if fields.get("crashed"):
-                spent.attempts += 1
-            if fields.get("verb") == "retry":
-                spent.failures, spent.pause = 0, 0.0
-    return spent

@@ -25,7 +25,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Ask, Drop, LeaseView, Routine, Write
 from milepost.executor.flow import StateCodec
-from milepost.executor.history import PendingRecord, around
+from milepost.executor.history_values import PendingRecord, around
 from milepost.model.failure import describe, failure_fields, first_line
 from milepost.model.ids import this_process
 from milepost.model.record import (

@@ -28,7 +28,8 @@ from milepost.errors import (
 from milepost.executor.context import RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
 from milepost.executor.flow import Flow, Renames
-from milepost.executor.history import AttemptBudget, JournalHistory, PendingRecord, RunProgress
+from milepost.executor.history import JournalHistory, RunProgress
+from milepost.executor.history_values import AttemptBudget, PendingRecord
 from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.model.events import Progress
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from milepost.errors import CheckpointCorruptError, SerializeStateError, SignalRefusedError, StateTypeError
 from milepost.executor.effects import Routine
-from milepost.executor.history import read_history
+from milepost.executor.history_reader import read_history
 from milepost.executor.journal import ask
 from milepost.executor.waits import MessageCodec, Waits, reply_with
 from milepost.model.failure import place

@@ -28,7 +28,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Emit, Routine, Sleep
 from milepost.executor.flow import WaitWork
-from milepost.executor.history import OpenWait, PendingRecord
+from milepost.executor.history_values import OpenWait, PendingRecord
 from milepost.executor.journal import ask
 from milepost.model.events import RunWaiting
 from milepost.model.failure import contained, describe

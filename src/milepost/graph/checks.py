@@ -30,7 +30,8 @@ from milepost.executor.checks import (
     recorded_ids,
 )
 from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Unit, find_node, is_of_item
-from milepost.executor.history import AttemptBudget, position_after, spent_at
+from milepost.executor.history_reader import position_after, spent_at
+from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges, ranges_upto
@@ -49,7 +50,8 @@ from milepost.model.reports import ResumeInfo
 from milepost.store import RunRow, RunSnapshot
 
 if TYPE_CHECKING:
-    from milepost.executor.history import JournalHistory, StepRecord
+    from milepost.executor.history import JournalHistory
+    from milepost.executor.history_values import StepRecord
     from milepost.graph.run import NodeRun
 
 

@@ -22,7 +22,7 @@ from milepost.errors import (
 from milepost.executor.checks import check_flow, content_of
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow, codec_at, find_node
-from milepost.executor.history import position_after, read_history
+from milepost.executor.history_reader import position_after, read_history
 from milepost.executor.journal import ask
 from milepost.executor.resume import amended, check_branch
 from milepost.executor.run import Run

@@ -45,7 +45,8 @@ from milepost.model.failure import place
 from milepost.model.record import ITEMS
 
 if TYPE_CHECKING:
-    from milepost.executor.history import JournalHistory, StepRecord
+    from milepost.executor.history import JournalHistory
+    from milepost.executor.history_values import StepRecord
     from milepost.graph.walker import RunCounters, Walker
 
 SYNC_LANES = 32

@@ -29,7 +29,7 @@ from milepost.executor.attempt import AttemptOutcome, OutOfTime, UnitVisit, perf
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Halted, Outcome, Routine
 from milepost.executor.flow import BranchEnd, Fork, Function
-from milepost.executor.history import AttemptBudget
+from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import complete
 from milepost.executor.waits import Parked
 from milepost.graph.visits import updates_of

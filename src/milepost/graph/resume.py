@@ -17,14 +17,15 @@ from milepost.errors import (
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END
-from milepost.executor.history import (
-    AttemptBudget,
+from milepost.executor.history_reader import (
     newest_renames,
     newest_turn,
-    parent_of,
     position_after,
     read_history,
+    renewed_at,
+    retried_at,
 )
+from milepost.executor.history_values import AttemptBudget, parent_of
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
@@ -85,7 +86,7 @@ def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
             told = (*remarks, *passed_over)
             if whole.since is not None and run.origins:
                 # What failed in the original run is left to its fork.
-                whole = whole._replace(since=whole.since.renewed_at(run.origins[0].sequence))
+                whole = whole._replace(since=renewed_at(whole.since, run.origins[0].sequence))
             found = examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
             names = [run.renames.before(name, 0) for name in nodes]
             check_renames(run, found.since, (*found.named, *names))
@@ -463,9 +464,9 @@ def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amen
     """Go on from the point, with its state or the amended one, and return the final state."""
     state, data = found.state, found.data
     walker = run.walker
-    recorded = found.since.claimed(
-        run.journal.sequence, is_crash=found.row.lease == "ended", is_retry=wish.verb == "retry"
-    )
+    number = run.journal.sequence
+    recorded = found.since.crashed_at(number) if found.row.lease == "ended" else found.since
+    recorded = retried_at(recorded, number) if wish.verb == "retry" else recorded
     if amendment is not None and found.at is not None:
         updates = None if amendment.updates is None else msgspec.json.decode(amendment.updates)
         recorded = recorded.overridden(found.at.sequence, amendment.data, updates)

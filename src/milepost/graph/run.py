@@ -13,7 +13,7 @@ from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Routine
 from milepost.executor.flow import GraphFlow
-from milepost.executor.history import PendingRecord
+from milepost.executor.history_values import PendingRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph import resume as finding

@@ -20,7 +20,7 @@ from typing import Any
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
-from milepost.executor.history import parent_of
+from milepost.executor.history_values import parent_of
 from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges, is_live

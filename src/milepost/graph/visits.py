@@ -24,7 +24,7 @@ from milepost.executor.attempt import AttemptOutcome, UnitVisit, announce_checkp
 from milepost.executor.context import Context
 from milepost.executor.effects import Alone, Call, Routine
 from milepost.executor.flow import END, REPLACED, Function, Part, Router, Unit, Whole
-from milepost.executor.history import AttemptBudget
+from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run, complete
 from milepost.model.events import NodeCompleted, NodeStarted
 from milepost.model.failure import describe, place

@@ -23,7 +23,7 @@ from milepost.executor.attempt import AttemptOutcome, go_on_without, keep_unreco
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Halted, Routine
 from milepost.executor.flow import END, Fork, GraphFlow, StateCodec, Unit
-from milepost.executor.history import AttemptBudget, StepRecord
+from milepost.executor.history_values import AttemptBudget, StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
 from milepost.graph.nesting import do_work

@@ -11,7 +11,7 @@ from typing import Any
 from milepost.errors import DeserializeStateError
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import END
-from milepost.executor.history import StepRecord
+from milepost.executor.history_values import StepRecord
 from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from milepost.errors import CheckpointNotFoundError, DeserializeStateError
-from milepost.executor.history import position_after
+from milepost.executor.history_reader import position_after
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.record import (
     CHECKPOINT,

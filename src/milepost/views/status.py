@@ -12,7 +12,7 @@ from typing import Any
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
-from milepost.executor.history import position_after
+from milepost.executor.history_reader import position_after
 from milepost.graph.status import RunStatus, Visit, read_status
 from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (

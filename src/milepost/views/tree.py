@@ -10,7 +10,9 @@ from typing import Any
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
 from milepost.executor.flow import END
-from milepost.executor.history import JournalHistory, StepRecord, read_history
+from milepost.executor.history import JournalHistory
+from milepost.executor.history_reader import read_history
+from milepost.executor.history_values import StepRecord
 from milepost.graph.status import RunStatus, Visit
 from milepost.model.info import Wait
 from milepost.model.record import Record, parse_time

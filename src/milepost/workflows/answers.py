@@ -20,7 +20,7 @@ from milepost.errors import (
 )
 from milepost.executor import waits as parking
 from milepost.executor.effects import Call, Routine
-from milepost.executor.history import StepOutcome, StepRecord
+from milepost.executor.history_values import StepOutcome, StepRecord
 from milepost.executor.waits import Waits
 from milepost.model.failure import describe, message_of, place, type_name
 from milepost.model.record import StepHead

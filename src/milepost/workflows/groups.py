@@ -29,7 +29,7 @@ from milepost.executor import waits as parking
 from milepost.executor.attempt import OutOfTime, PartsFailed, UnitVisit
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.history import AttemptBudget, PendingRecord
+from milepost.executor.history_values import AttemptBudget, PendingRecord
 from milepost.executor.run import bounded_gather
 from milepost.executor.waits import Waits
 from milepost.graph.nesting import SYNC_LANES, decode_inside

@@ -28,7 +28,9 @@ from milepost.errors import (
 from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.flow import StepFlow
-from milepost.executor.history import AttemptBudget, JournalHistory, StepRecord, newest_renames, read_history
+from milepost.executor.history import JournalHistory
+from milepost.executor.history_reader import newest_renames, read_history, renewed_at, reopened_at, retried_at
+from milepost.executor.history_values import AttemptBudget, StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, cut_short
@@ -371,11 +373,11 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     if begun is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     if wish.verb == "retry":
-        recorded = recorded.retried_at(latest.newest + 1)
+        recorded = retried_at(recorded, latest.newest + 1)
     elif latest.row.info.status == "failed":
-        recorded = recorded.renewed_at(latest.newest + 1)
+        recorded = renewed_at(recorded, latest.newest + 1)
     if again is not None:
-        recorded = recorded.reopened_at(again, latest.newest + 1)
+        recorded = reopened_at(recorded, again, latest.newest + 1)
     run.know(recorded)
     inputs = inputs_of(run, begun)
     run.version = int(begun.fields.get("flow_version") or 1)

@@ -17,7 +17,7 @@ from milepost.errors import CheckpointWriteError
 from milepost.executor.attempt import AttemptOutcome, UnitVisit, perform
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
-from milepost.executor.history import AttemptBudget, PendingRecord
+from milepost.executor.history_values import AttemptBudget, PendingRecord
 from milepost.model.events import RollbackCompleted
 from milepost.model.failure import describe, failure_fields
 from milepost.model.record import ROLLBACK, source_of

@@ -43,7 +43,9 @@ from milepost.executor.attempt import announce_checkpoint, go_on_without, keep_u
 from milepost.executor.checks import Amendment, ResumeRequest
 from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine
 from milepost.executor.flow import StepFlow
-from milepost.executor.history import JournalHistory, PendingRecord, newest_renames, read_history
+from milepost.executor.history import JournalHistory
+from milepost.executor.history_reader import newest_renames, read_history
+from milepost.executor.history_values import PendingRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
 from milepost.model.events import Event, RunBlocked, WorkflowCompleted, WorkflowStarted
@@ -257,7 +259,7 @@ class StepRun(Run):
         """Note that this call owns the run from now on."""
         self.is_live = True
         if found.row.lease == "ended":
-            self.recorded = self.recorded.claimed(self.journal.sequence, is_crash=True, is_retry=False)
+            self.recorded = self.recorded.crashed_at(self.journal.sequence)
         self.journal.missed = ()
         self.stood = {step_id for step_id, _ in self.pending}
         self.taken_at = self.journal.sequence

@@ -28,7 +28,8 @@ from milepost.errors import (
 from milepost.executor.attempt import AttemptOutcome, PartsFailed, go_on_without, pause, perform
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, HoldOver, Routine
-from milepost.executor.history import PendingRecord, StepOutcome, StepRecord, parent_of
+from milepost.executor.history_reader import followed_by
+from milepost.executor.history_values import PendingRecord, StepOutcome, StepRecord, parent_of
 from milepost.executor.journal import ask
 from milepost.executor.waits import Parked
 from milepost.model.events import StepCompleted
@@ -420,7 +421,7 @@ class StepVisit(PartsVisit):
         if not run.is_recorded:
             return
         records: list[Record] = yield from ask(run.store, "read", run.run_id, after=run.recorded.newest)
-        run.recorded = run.recorded.followed_by(record for record in records if record.kind != OWNER)
+        run.recorded = followed_by(run.recorded, (record for record in records if record.kind != OWNER))
         visits = run.progress.visits
         visits.update({node_id: max(last, visits.get(node_id, 0)) for node_id, last in run.recorded.visits.items()})
 

@@ -15,7 +15,7 @@ from milepost.errors import (
     StepError,
 )
 from milepost.executor.context import Context
-from milepost.executor.history import PendingRecord
+from milepost.executor.history_values import PendingRecord
 from milepost.executor.waits import Waits
 from milepost.model.events import StepStarted
 from milepost.model.failure import place
