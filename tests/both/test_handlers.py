@@ -325,12 +325,15 @@ def test_a_failure_is_not_thrown_again_for_another_call(verbs, store, bank):
 
 
 @pytest.mark.parametrize("handling", ["caught", "as_result"])
-@pytest.mark.parametrize("kind", ["group", "branch", "branch of a branch"])
+@pytest.mark.parametrize("kind", ["group", "branch", "branch of a branch", "on_error", "on_error of an on_error"])
 def test_the_steps_of_a_group_that_failed_are_undone_when_the_run_fails_later(verbs, store, bank, kind, handling):
     undoable = called(bank, "x").with_rollback(lambda ctx: bank.log.append("undo x"))
     failing = parallel("group", undoable, called(bank, "y")).must_succeed()
-    for number in range({"group": 0, "branch": 1}.get(kind, 2)):
-        failing = branch(f"branch-{number}", (lambda ctx: True, failing))
+    for number in range({"group": 0, "branch": 1, "on_error": 1}.get(kind, 2)):
+        if "branch" in kind:
+            failing = branch(f"branch-{number}", (lambda ctx: True, failing))
+        else:
+            failing = called(bank, f"u{number}").on_error(lambda ctx, failed, given=failing: given)
     failing = failing.as_result() if handling == "as_result" else failing
 
     @workflow("w")
@@ -340,7 +343,7 @@ def test_the_steps_of_a_group_that_failed_are_undone_when_the_run_fails_later(ve
         yield step("wait").wait_for("go")
         yield called(bank, "z")
 
-    bank.failing = {"y": 9, "z": 9}
+    bank.failing = {"y": 9, "z": 9, "u0": 9, "u1": 9}
     with pytest.raises(RunSuspended):
         verbs.run(wf, store=store, run_id="r")
     store.put_signal("r", "go", b"1")

@@ -6,7 +6,8 @@ rollbacks are registered again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -130,14 +131,24 @@ def register_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) ->
     for child in work.children if isinstance(work, Spreads) else ():
         if f"{step_id}/{child.name}" in run.recorded.done:
             yield from _part_of(run, step_id, child, frame)
+    below = f"{step_id}/"
+    if step.modifiers.on_error and any(
+        part_id.startswith(below) and part_id not in run.undos for part_id in run.recorded.rollbacks_due
+    ):
+        # They belong to the step that its on_error gave, which failed too.
+        with suppress(StepFailed):
+            other = yield from _ask_on_error(run, step, step_id, frame, _failed_before(run, step, step_id))
+            yield from register_parts(run, other, f"{step_id}/{other.name}", frame)
 
 
-def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome) -> StepResult:
-    """Return the failure that a step recovered from, as its on_error got it."""
-    told = run.recorded.failures[step_id][-1].fields if run.recorded.failures.get(step_id) else {}
-    kind = str(told.get("error_type") or kept.error_type)
+def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome | None = None) -> StepResult:
+    """Return the failure of a step as its on_error got it. `kept` is the step's recorded outcome, if it has one."""
+    failures = [entry.fields for entry in run.recorded.failures.get(step_id, ())]
+    told: Mapping[str, Any] = next((fields for fields in reversed(failures) if fields.get("op") != "on_error"), {})
+    kind = str(told.get("error_type") or (kept.error_type if kept is not None else ""))
     text = str(told.get("message") or kind)
-    return StepResult(step.name, step.step_type, False, None, 0.0, text, kind, "failed", kept.attempts)
+    attempts = kept.attempts if kept is not None else int(told.get("attempt") or 1)
+    return StepResult(step.name, step.step_type, False, None, 0.0, text, kind, "failed", attempts)
 
 
 def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome, frame: Frame) -> Routine[Any]:
@@ -228,16 +239,9 @@ def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: StepOu
     return invoked(run, inner, output, kept.duration_ms)
 
 
-def fallback(
-    run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult, parts: Iterable[str] | None
-) -> Routine[Any]:
-    """Ask a step's on_error for another step, do that, and return its answer. Raises `StepFailed` if either fails.
-
-    `parts` are the ids of the step's own parts, which the other step must not use. None: the other step is recorded,
-    and is answered.
-    """
+def _ask_on_error(run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult) -> Routine[Step[Any]]:
+    """Ask a step's on_error for another step. Raises `StepFailed` if it gives none."""
     handler = step.modifiers.on_error
-    facts = {"run_id": run.run_id, "node_id": step_id, "step_name": step_id, "step_type": step.step_type.value}
     if handler is None:
         raise non_determinism(run.run_id, frame.position - 1, f"step {step_id!r} with an on_error", repr(step))
     refuse_async(run, handler, step_id)
@@ -250,11 +254,26 @@ def fallback(
     except AsyncNodeError:
         raise
     except Exception as exc:
-        error = StepError(f"the on_error of step {step_id!r} of run {run.run_id!r} failed: {describe(exc)}", **facts)
+        error = StepError(
+            f"the on_error of step {step_id!r} of run {run.run_id!r} failed: {describe(exc)}", run_id=run.run_id,
+            node_id=step_id, step_name=step_id, step_type=step.step_type.value,
+        )  # fmt: skip
         error.__cause__ = exc
         result = StepResult(step.name, step.step_type, False, None, 0.0, message_of(exc) or type_name(exc), type_name(exc),
                             "failed")  # fmt: skip
         raise StepFailed(error, result, None) from exc
+    return other
+
+
+def fallback(
+    run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult, parts: Iterable[str] | None
+) -> Routine[Any]:
+    """Ask a step's on_error for another step, do that, and return its answer. Raises `StepFailed` if either fails.
+
+    `parts` are the ids of the step's own parts, which the other step must not use. None: the other step is recorded,
+    and is answered.
+    """
+    other = yield from _ask_on_error(run, step, step_id, frame, failed)
     other_id = f"{step_id}/{other.name}"
     if parts is not None and other_id in parts:
         raise DuplicateStepNameError(
