@@ -7,7 +7,7 @@ run is the code that decodes a state.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -186,72 +186,31 @@ def examine(
     `start` is the start record, which is verified already. `remarks` are notes about damage that was found before. `nodes`
     are the ids of recorded nodes. `is_cut` is true if damaged records were passed over; these no longer count.
     """
-    point, tail = spot.point, spot.tail
-    if point is None or spot.since is None:
+    point, since = spot.point, spot.since
+    if point is None or since is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
-    since = spot.since
-    are_proven = [check_seal(run, record) for record in (point, *tail)]
-    fields, data = content_of(point)
-    next_node, iteration = _recorded_route(run, point, fields)
-    position = position_after(point, next_node, tail)
-    next_node, turn, tail = position.next_node, position.turn, position.tail
-    data = data if position.override is None else position.override.state() or b""
-    if turn is not None:
-        fields = {**fields, "timestamp": turn.fields().get("timestamp")}
-        next_node, iteration = next_node or run.flow.entry, 0
-    for record in tail:
-        if record.kind == CHECKPOINT and not is_of_item(run.flow, since.renamed(record.node_id, record.sequence)):
-            iteration = int(record.fields().get("iteration", iteration))
-    state = decoded(run, point, data)
-    named: tuple[str, ...] = ()
-    if next_node is not None:
-        named = (run.renames.before(next_node, position.told_at),)
-        next_node = run.renames.now(next_node, position.told_at)
+    are_proven = [check_seal(run, record) for record in (point, *spot.tail)]
+    stand = _recorded_stand(run, point, spot.tail, since)
+    state = decoded(run, point, stand.data)
     node_id = run.renames.now(point.node_id, point.sequence)
     differences = (*remarks, *_differences(run, point if point.kind == START else start))
     is_alone = request.rerun and spot.live is None
-    at_next = request.node_id if is_alone else next_node
-    is_split = turn is None and check_fork(run, point, fields, node_id, at_next, differences)
+    way = request.node_id if is_alone else stand.next_node
+    is_split = stand.turn is None and check_fork(run, point, stand.fields, node_id, way, differences) and not is_alone
     if is_split:
-        next_node = run.flow.splits[node_id].join
-    if is_alone:
-        next_node, is_split = request.node_id, False
-    way, reroute = next_node, None
+        way = run.flow.splits[node_id].join
+    next_node, reroute = way, None
     if spot.at is not None:
         reroute = _reroute_in_branch(run, request, spot)
         if reroute is not None:
             # The claim, which is the next record, will say so.
-            after = latest.newest + 1 if reroute else None
-            since = since.rerouted(spot.at.sequence, after)
+            since = since.rerouted(spot.at.sequence, latest.newest + 1 if reroute else None)
             spot = spot._replace(since=since)
-    elif not is_alone and not is_split and turn is None and point.kind == CHECKPOINT:
-        unit = run.flow.units.get(node_id)
-        keeps_route = latest.row.info.status == "finished" and request.verb == "resume"
-        keeps_route = keeps_route or any(record.kind == WAIT and record.node_id == way for record in tail)
-        reroute = _reroute(run, position.is_rerouted, has_router=unit is not None and unit.router is not None)
-        reroute = None if keeps_route else reroute
-        if reroute or (position.is_rerouted and reroute is None and not keeps_route):
-            next_node = None
-    if is_split and run.options.amends and request.verb != "resume_from":
-        raise OptionError(
-            f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
-            f"is for: use resume_from with a node of that branch, or with node {node_id!r}, which all of them follow",
-            option="state_override",
-            run_id=run.run_id,
-            node_id=node_id,
-        )
-    if (
-        run.options.amends
-        and request.verb != "resume_from"
-        and _has_begun(run, spot, way if run.options.reroute is None else next_node)
-    ):
-        raise OptionError(
-            f"run {run.run_id!r} is inside node {next_node!r}, and what was done there came of the state as it is recorded: "
-            f"use resume_from with the node before it, or begin another run with the corrected state where there is none",
-            option="state_override",
-            run_id=run.run_id,
-            node_id=next_node,
-        )
+    elif not is_alone and not is_split and stand.turn is None and point.kind == CHECKPOINT:
+        reroute, is_asked = _reroute_at(run, latest, request, stand, node_id, way)
+        next_node = None if is_asked else way
+    if run.options.amends and request.verb != "resume_from":
+        _check_override(run, spot, node_id, way, next_node, is_split=is_split)
     _check_nodes(run, node_id, next_node, differences, state)
     states: dict[int, Any] = {}
     check_inside(run, spot, states, differences)
@@ -265,44 +224,113 @@ def examine(
             node_id=request.node_id,
             state=state,
         )
-    is_continued = request.verb != "resume_from" and not is_cut and _is_newest(latest, point)
-    is_late = fields.get("next_node") is None
-    spent = spent_at(way, tail if is_continued else (), run.renames, run.options.clock.time(), is_late=is_late)
-    missed = tuple(node for node in latest.row.info.missed if node not in fields.get("missed", ()))
-    valid = [record.sequence for record in tail if is_cut or record.kind in {ROUTE, OWNER}]
-    last_valid = max((point.sequence, *valid))
     # If the result itself is damaged, there is none to return: the run goes on from the records that are whole.
-    finished = latest.row.info.status == "finished" and request.verb in {"resume", CONTINUE} and not is_cut
-    if finished or (request.verb == CONTINUE and point.kind == CHECKPOINT):
-        _check_result(run, point, tail)
-    source: Any = "finished" if finished else "start" if point.kind == START else "latest"
-    if request.verb == "resume_from":
-        source = "node"
-    known = set(nodes)
-    at = spot.at or point
+    is_finished = latest.row.info.status == "finished" and request.verb in {"resume", CONTINUE} and not is_cut
+    if is_finished or (request.verb == CONTINUE and point.kind == CHECKPOINT):
+        _check_result(run, point, stand.tail)
+    is_continued = request.verb != "resume_from" and not is_cut and _is_newest(latest, point)
+    tail, is_late = stand.tail if is_continued else (), stand.fields.get("next_node") is None
+    spent = spent_at(way, tail, run.renames, run.options.clock.time(), is_late=is_late)
+    source: Literal["finished", "start", "latest"]
+    source = "finished" if is_finished else "start" if point.kind == START else "latest"
+    at, known = spot.at or point, set(nodes)
     info = ResumeInfo(
         run_id=run.run_id,
-        source=source,
+        source="node" if request.verb == "resume_from" else source,
         from_node=at.node_id or None,
         sequence=at.sequence,
         visit=at.visit if at.kind == CHECKPOINT else 0,
         next_node=next_node,
         skipped=tuple(
-            unit for unit in run.flow.units if turn is None and not known.isdisjoint(recorded_ids(run, unit))
+            unit for unit in run.flow.units if stand.turn is None and not known.isdisjoint(recorded_ids(run, unit))
         ),
-        repeated=_repeated(run, since, point, node_id, next_node, is_split) if not finished else (),
-        missed=missed,
+        repeated=() if is_finished else _repeated(run, since, point, node_id, next_node, is_split),
+        missed=tuple(node for node in latest.row.info.missed if node not in stand.fields.get("missed", ())),
         differences=differences,
         verified=all(are_proven),
-        already_completed=finished,
+        already_completed=is_finished,
     )
     live = spot.live
     if live is None and (request.verb == "resume_from" or is_cut):
-        live = ranges_upto(latest.row.live, last_valid)
+        valid = (record.sequence for record in stand.tail if is_cut or record.kind in {ROUTE, OWNER})
+        live = ranges_upto(latest.row.live, max((point.sequence, *valid)))
     return ExaminedRun(
-        latest.row, latest.newest, point, fields, state, data, next_node, spent, live, info, iteration, since,
-        states, named, is_split, spot.at, way, reroute, turn is not None,
+        latest.row, latest.newest, point, stand.fields, state, stand.data, next_node, spent, live, info, stand.iteration,
+        since, states, stand.named, is_split, spot.at, way, reroute, stand.turn is not None,
     )  # fmt: skip
+
+
+class _Stand(NamedTuple):
+    """A point with what the records after it say of it."""
+
+    fields: dict[str, Any]
+    data: bytes
+    """The encoded state, amended if it was."""
+    next_node: str | None
+    """The next node by the names of now; None if the point's router has not answered yet."""
+    named: tuple[str, ...]
+    """The recorded id of the next node; () if there is none."""
+    iteration: int
+    is_rerouted: bool
+    turn: Record | None
+    tail: tuple[Record, ...]
+    """The records that count after the point, or from the newest turn on."""
+
+
+def _recorded_stand(run: NodeRun, point: Record, tail: tuple[Record, ...], since: JournalHistory) -> _Stand:
+    """Read where a run stands by its records, whatever the flow is now and the verb asks for."""
+    fields, data = content_of(point)
+    next_node, iteration = _recorded_route(run, point, fields)
+    position = position_after(point, next_node, tail)
+    next_node = position.next_node
+    if position.override is not None:
+        data = position.override.state() or b""
+    if position.turn is not None:
+        fields = {**fields, "timestamp": position.turn.fields().get("timestamp")}
+        next_node, iteration = next_node or run.flow.entry, 0
+    for record in position.tail:
+        if record.kind == CHECKPOINT and not is_of_item(run.flow, since.renamed(record.node_id, record.sequence)):
+            iteration = int(record.fields().get("iteration", iteration))
+    named: tuple[str, ...] = ()
+    if next_node is not None:
+        named = (run.renames.before(next_node, position.told_at),)
+        next_node = run.renames.now(next_node, position.told_at)
+    return _Stand(fields, data, next_node, named, iteration, position.is_rerouted, position.turn, position.tail)
+
+
+def _reroute_at(
+    run: NodeRun, latest: RunSnapshot, request: ResumeRequest, stand: _Stand, node_id: str, way: str | None
+) -> tuple[bool | None, bool]:
+    """Answer `_reroute` for the point, and whether its router is asked before the run goes on."""
+    if latest.row.info.status == "finished" and request.verb == "resume":
+        return None, False
+    if any(record.kind == WAIT and record.node_id == way for record in stand.tail):
+        return None, False
+    unit = run.flow.units.get(node_id)
+    reroute = _reroute(run, stand.is_rerouted, has_router=unit is not None and unit.router is not None)
+    return reroute, stand.is_rerouted if reroute is None else reroute
+
+
+def _check_override(
+    run: NodeRun, spot: ResumePoint, node_id: str, way: str | None, next_node: str | None, *, is_split: bool
+) -> None:
+    """Raise `OptionError` if work that followed from the recorded state is half done where another state is given."""
+    if is_split:
+        raise OptionError(
+            f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
+            f"is for: use resume_from with a node of that branch, or with node {node_id!r}, which all of them follow",
+            option="state_override",
+            run_id=run.run_id,
+            node_id=node_id,
+        )
+    if _has_begun(run, spot, way if run.options.reroute is None else next_node):
+        raise OptionError(
+            f"run {run.run_id!r} is inside node {next_node!r}, and what was done there came of the state as it is recorded: "
+            f"use resume_from with the node before it, or begin another run with the corrected state where there is none",
+            option="state_override",
+            run_id=run.run_id,
+            node_id=next_node,
+        )
 
 
 def _reroute(run: NodeRun, is_rerouted: bool, *, has_router: bool) -> bool | None:
