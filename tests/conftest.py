@@ -41,6 +41,32 @@ def use_memory() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
+def is_for_all_cores(config: pytest.Config) -> bool:
+    """Whether whole folders are to be run. A file, a node id or `-k` runs in this process, and so begins at once."""
+    asked = config.option
+    in_one = asked.keyword or asked.usepdb or asked.trace or asked.capture == "no" or asked.collectonly
+    return not in_one and all(Path(argument).is_dir() for argument in config.args)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Have whole folders run on all cores, unless `-n` says on how many, or pytest-xdist is missing or switched off.
+
+    There is a process more than there are cores: tests wait for disks, servers and children of their own.
+    """
+    is_worker = hasattr(config, "workerinput")
+    if config.pluginmanager.hasplugin("xdist") and not is_worker and config.option.dist == "no":
+        if config.option.numprocesses is None and is_for_all_cores(config):
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            config.option.numprocesses = min(cores, MOST_CORES) + 1
+        if config.option.numprocesses:
+            config.option.dist = "worksteal"
+
+
+MOST_CORES = 8
+"""On how many cores tests run by themselves: each process has a PostgreSQL server of its own."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     use_memory()
     settings.load_profile("all" if config.getoption("--all") else "few")

@@ -64,8 +64,10 @@ class Offspring:
         if not sys.platform.startswith("linux"):
             return
         mark = f"{MARK}={self._token}."
+        # Without the mark of a pytest that has started this one, whose watcher would kill this watcher too.
+        others = {name: value for name, value in os.environ.items() if name != MARK}
         self._watcher = subprocess.Popen(
-            [sys.executable, "-S", "-c", WATCHER, mark], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-S", "-c", WATCHER, mark], stdin=subprocess.PIPE, start_new_session=True, env=others
         )
         os.environ[MARK] = f"{self._token}.0"
         libc, pipe, forking = ctypes.CDLL(None), self._watcher.stdin, [os.getpid()]

@@ -32,10 +32,20 @@ with offspring.of_a_test():
     sys.stdin.read()
 """
 
+# What pytest-xdist does: one pytest starts others, which run the tests.
+OUTER = """
+import subprocess, sys
+from offspring import Offspring
 
-def test_what_a_pytest_has_started_is_gone_after_it_is_killed() -> None:
+Offspring().begin()
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("words", [[SOURCE], [OUTER, SOURCE]], ids=["pytest", "pytest of others"])
+def test_what_a_pytest_has_started_is_gone_after_it_is_killed(words: list[str]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", SOURCE],
+        [sys.executable, "-c", *words],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
