@@ -236,6 +236,35 @@ def test_a_renewal_touches_a_file_and_writes_nothing(store: FileStore, root: Pat
     assert all(path.stat().st_mtime_ns > before for path, before in leases.items())
 
 
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("name", ["lease-1", "block-1-000000000000", "time"])
+def test_nothing_is_written_through_a_link(store: FileStore, root: Path, name: str, link: Callable[..., None]) -> None:
+    victim = root.parent / "victim"
+    victim.write_text("it is mine")
+    os.utime(victim, (1, 1))
+    token = begin(store, "r")
+    path = root / ".milepost" / name if name == "time" else log_of(root) / name
+    path.unlink(missing_ok=True)
+    link(victim, path)
+    if name == "lease-1":
+        with pytest.raises(StoreError, match="lease-1"):
+            store.renew([token])
+    else:
+        work(store, token, *"abcdefghijklmnopqrst")
+        begin(store, "s")
+    assert ("it is mine", 1) == (victim.read_text(), victim.stat().st_mtime)
+
+
+def test_a_lease_file_is_not_made_where_a_link_leads(store: FileStore, root: Path) -> None:
+    token = begin(store, "r")
+    lease = log_of(root) / "lease-1"
+    lease.unlink()
+    lease.symlink_to(root.parent / "elsewhere")
+    with pytest.raises(StoreError, match="lease-1"):
+        store.renew([token])
+    assert not (root.parent / "elsewhere").exists()
+
+
 def test_a_lease_file_that_is_gone_is_made_anew(store: FileStore, root: Path) -> None:
     token = begin(store, "r")
     for path in root.rglob("lease-*"):

@@ -55,6 +55,46 @@ def fifo(root: Path, query: object) -> None:
     os.mkfifo(path)
 
 
+def commit_without_end(root: Path, query: object) -> None:
+    os.truncate(commit_of(root), 1 << 40)
+
+
+def commit_of_zeros(root: Path, query: object) -> None:
+    commit_of(root).write_bytes(b"")
+    os.truncate(commit_of(root), 3 << 30)
+
+
+def commit_device(root: Path, query: object) -> None:
+    path = commit_of(root)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def commit_link(root: Path, query: object) -> None:
+    path = commit_of(root)
+    path.rename(root.parent / "elsewhere")
+    path.symlink_to(root.parent / "elsewhere")
+
+
+def journal_fifo(root: Path, query: object) -> None:
+    (root / "bad" / "journal").unlink()
+    os.mkfifo(root / "bad" / "journal")
+
+
+def journal_fifo_with_a_writer(root: Path, query: object) -> None:
+    journal_fifo(root, query)
+    os.open(root / "bad" / "journal", os.O_RDWR)
+
+
+def journal_device(root: Path, query: object) -> None:
+    (root / "bad" / "journal").unlink()
+    (root / "bad" / "journal").symlink_to("/dev/zero")
+
+
+def journal_without_end(root: Path, query: object) -> None:
+    os.truncate(root / "bad" / "journal", 1 << 40)
+
+
 def folder_link_to_itself(root: Path, query: object) -> None:
     (root / "bad").rename(root.parent / "elsewhere")
     (root / "bad").symlink_to(root / "bad")
@@ -83,6 +123,11 @@ FILES = {
     function.__name__: function
     for function in (cut, link_to_itself, fifo, folder_link_to_itself, journal_link_to_itself, long_name, other_id)
 }
+PUT_THERE = (
+    *(commit_without_end, commit_of_zeros, commit_device, commit_link),
+    *(journal_fifo, journal_fifo_with_a_writer, journal_device, journal_without_end),
+)
+"""What somebody else puts in a file's place, so that a reader waits or never ends."""
 COLUMNS = {
     "tags": change("tags", "[]"),
     "waiting": change("waiting", TEXT),
@@ -133,7 +178,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(*request.param, tmp_path, request)
 
 
-@pytest.mark.parametrize("place", [pytest.param(case.values, id=case.id) for case in CASES], indirect=True)
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(pytest.param(case.values, id=case.id) for case in CASES),
+        *(pytest.param(("file", damage), id=f"file {damage.__name__}") for damage in PUT_THERE),
+    ],
+    indirect=True,
+)
 def test_a_run_that_cannot_be_read_is_named_and_deleted_and_stops_no_other(place: Place) -> None:
     with place.open() as store:
         for run_id in ("bad", "good 1", "good 2"):

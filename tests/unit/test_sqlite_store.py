@@ -7,7 +7,7 @@ import os
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -596,3 +596,31 @@ def test_a_table_of_the_first_form_may_be_without_rowid(path: Path) -> None:
     connection.close()
     with SQLiteStore(path) as store:
         assert b"data" == store.load("r", "a")
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_file_beside_the_database_that_is_a_link_is_left_alone(
+    tmp_path: Path, suffix: str, link: Callable[..., None], is_read_only: bool
+) -> None:
+    path, victim = tmp_path / "runs.db", tmp_path / "victim"
+    SQLiteStore(path).close()
+    path.chmod(0o666)
+    victim.write_text("it is mine")
+    victim.chmod(0o600)
+    link(victim, f"{path}{suffix}")
+    with pytest.raises(StoreError, match=f"runs.db{suffix}"):
+        SQLiteStore(path, read_only=is_read_only)
+    assert ("it is mine", 0o600) == (victim.read_text(), stat.S_IMODE(victim.stat().st_mode))
+
+
+def test_all_who_may_write_the_database_may_write_its_log(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SQLiteStore(path) as store:
+        begin(store, "r")
+        path.chmod(0o660)
+        with SQLiteStore(path) as other:
+            assert "r" == other.get_run("r").info.run_id
+            modes = [stat.S_IMODE(os.stat(f"{path}{suffix}").st_mode) for suffix in ("-wal", "-shm")]
+    assert [0o620, 0o620] == modes

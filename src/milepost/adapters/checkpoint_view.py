@@ -54,7 +54,7 @@ from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, note_of
-from milepost.stores.file.fs import Files, below, place_of
+from milepost.stores.file.fs import LARGEST, Files, below, place_of, read_regular
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 
@@ -193,7 +193,7 @@ class PointFiles:
     def _parsed(self, path: Path) -> CheckpointData | None:
         with self._failing_as("load"):
             try:
-                data = path.read_bytes()
+                data = read_regular(str(path), LARGEST)
             except FileNotFoundError:
                 return None
         try:

@@ -23,7 +23,7 @@ from milepost.stores.base.fence import Row
 from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.base.transaction import DamagedRow
 from milepost.stores.file.commit import ONE_FILE
-from milepost.stores.file.fs import below, lock, place_of
+from milepost.stores.file.fs import below, lock, open_in_place, place_of
 from milepost.stores.file.log import JOURNAL, damaged_pointer, read_pointer
 
 # -- The runs of a store in the order of their creation --------------------------------------------
@@ -67,7 +67,7 @@ class Catalogue:
         with self._lock:
             number = time.time_ns()
             with suppress(OSError):  # the time alone is nearly always as good
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+                descriptor = open_in_place(self._path)
                 try:
                     is_locked = lock(descriptor)
                     text = os.read(descriptor, 16)
@@ -255,4 +255,4 @@ class Due:
         return str(below(self._folder, place_of(flow), f"{os.path.basename(run)}.{log}.{number:012d}"))
 
     def _make(self, path: str) -> None:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.close(open_in_place(path))

@@ -18,13 +18,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from milepost.errors import StoreError
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, VERBATIM, Record
 from milepost.store import MOST, Count, Signal, Status
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import NewerRow, Note, RecordEntry
-from milepost.stores.file.fs import open_to_read
+from milepost.stores.file.fs import LARGEST, open_regular
 
 # A checksum as the last field of a line of JSON, so that a changed bit is noticed. It is no protection against
 # malice.
@@ -144,6 +145,11 @@ class PlacedSignal(msgspec.Struct, omit_defaults=True):
     payload: _Size | None = None
     base64: bool = False
 
+    @property
+    def length(self) -> int:
+        """The length of the line in bytes, 0 without one."""
+        return 0 if self.payload is None else len(_SIGNAL) + self.payload + 2 * self.base64 + 2
+
 
 class Header(msgspec.Struct, omit_defaults=True):
     """The first line of a commit."""
@@ -224,6 +230,11 @@ def encode(header: Header, lines: Lines) -> bytes:
         row.reason = _writable(row.reason)
         row.cancel = None if row.cancel is None else _writable(row.cancel)
         text = _encode(header)
+    if (size := len(text) + sum(map(len, lines.parts))) > LARGEST:
+        raise StoreError(
+            f"a write to run {header.row.run_id!r} has {size} bytes, and one file at most {LARGEST}: write less at once",
+            op="append",
+        )
     return b"".join([summed(text), b"\n", *lines.parts])
 
 
@@ -325,7 +336,7 @@ class Commit:
                     payload = self._payload(at + len(_SIGNAL) + placed.base64, placed.payload, placed.base64)
                 except binascii.Error:
                     payload = b""
-                at += len(_SIGNAL) + placed.payload + 2 * placed.base64 + 2
+                at += placed.length
             yield Signal(placed.number, placed.name, payload, placed.signal_id, placed.to, placed.sent_at)
 
     def _payload(self, at: int, length: int, is_base64: bool) -> bytes:
@@ -339,7 +350,7 @@ class Commit:
 def load(path: str, run_id: str, number: int, depth: Depth = "line") -> Commit:
     """Read commit `number` of a run. Raise FileNotFoundError, `Damaged`, or `NewerRow` for a newer format."""
     try:
-        descriptor = open_to_read(path)
+        descriptor = open_regular(path, LARGEST)
         try:
             return _read(descriptor, path, run_id, number, depth)
         finally:
@@ -352,15 +363,16 @@ def load(path: str, run_id: str, number: int, depth: Depth = "line") -> Commit:
 
 def _read(descriptor: int, path: str, run_id: str, number: int, depth: Depth) -> Commit:
     data = os.read(descriptor, _FIRST_READ)
-    while (length := data.find(b"\n") + 1) == 0 and (more := os.read(descriptor, len(data))):
-        data += more
+    while (length := data.find(b"\n") + 1) == 0 and b"\0" not in data and (more := os.read(descriptor, len(data))):
+        data += more  # JSON has no zero byte, of which a file without content is full
     header = _header_of(path, data[: length - 1] if length else b"")
     if header.commit != number or header.row.run_id != run_id:
         raise Damaged(path, f"holds commit {header.commit} of run {header.row.run_id!r}")
     if depth == "line" or len(data) < _FIRST_READ:
         return Commit(header, length, data, is_whole=len(data) < _FIRST_READ)
     if depth == "whole":
-        while more := os.read(descriptor, len(data)):
+        end = length + sum(record.length for record in header.records) + sum(signal.length for signal in header.signals)
+        while len(data) < end and (more := os.read(descriptor, min(len(data), end - len(data)))):
             data += more
         return Commit(header, length, data, is_whole=True)
     commit = Commit(header, length, data, is_whole=False)

@@ -7,6 +7,7 @@ that a living process is writing never is.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import itertools
@@ -14,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -201,9 +203,50 @@ def exists(path: str) -> bool:
     return True
 
 
-def open_to_read(path: str) -> int:
-    """Open a file for reading and return its descriptor. This never waits, as a named pipe would otherwise make it."""
-    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+# -- Files that somebody else may have put there ---------------------------------------------------
+#
+# Who shares the folder can put a pipe, a device, a link or a file without an end where a file of ours is expected. So
+# every file is opened here: without following a link, without waiting, and only if it is a regular one.
+
+
+LARGEST = 4 << 30
+"""The largest size of a commit in bytes."""
+SMALL = 1 << 20
+"""The largest size in bytes of all other files but a block of the index."""
+
+_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: str, largest: int = SMALL, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of at most `largest` bytes, no link to one, and return its descriptor. Never wait.
+
+    Raise OSError with the number of a fault of one file for anything else.
+    """
+    descriptor = os.open(path, flags | _CAREFULLY, 0o600)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", path)
+        if status.st_size > largest:
+            raise OSError(errno.EINVAL, f"has {status.st_size} bytes, and at most {largest} are read", path)
+        if flags & os.O_CREAT and status.st_nlink > 1:
+            raise OSError(errno.EINVAL, "is another file too", path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_in_place(path: str, largest: int = SMALL) -> int:
+    """Open a file that is written in its place, and create it if it is missing. Raise OSError also if it has a second
+    name: what is written would change the file of somebody else."""
+    return open_regular(path, largest, os.O_RDWR | os.O_CREAT)
+
+
+def read_regular(path: str, largest: int = SMALL) -> bytes:
+    """Read a file that `open_regular` opens."""
+    with open(open_regular(path, largest), "rb") as file:
+        return file.read(largest)
 
 
 def take_away(path: str, content: bytes) -> bool:
@@ -214,7 +257,8 @@ def take_away(path: str, content: bytes) -> bool:
     since. So whoever unlinks holds a lock on the very file that it means; the lock ends with its process.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR)  # some network file systems lock only files that are open for writing
+        # Some network file systems lock only files that are open for writing.
+        descriptor = open_regular(path, flags=os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
@@ -274,21 +318,21 @@ class Leases:
 
     def renew(self, path: str) -> None:
         """Begin a lease, or renew it."""
+        descriptor = open_in_place(path)
         try:
-            self._touch(path)
-        except FileNotFoundError:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            self._touch(path)
+            self._touch(descriptor if os.utime in os.supports_fd else path)
+        finally:
+            os.close(descriptor)
 
     def renewed_at(self, path: str) -> float | None:
         """Return when a lease was last renewed, in POSIX seconds of the store's clock; None if there is no such file."""
         try:
-            moment = os.stat(path).st_mtime_ns
+            moment = os.lstat(path).st_mtime_ns
         except FileNotFoundError:
             return None
         return round(moment / 1000) / 1e6 - self._difference()
 
-    def _touch(self, path: str) -> None:
+    def _touch(self, path: int | str) -> None:
         if self._has_machine_time:
             os.utime(path)
         else:
@@ -304,7 +348,7 @@ class Leases:
             self._measured_at = now
             with suppress(OSError):
                 self.renew(self._probe)
-                ahead = os.stat(self._probe).st_mtime_ns / 1e9 - self._clock.time()
+                ahead = os.lstat(self._probe).st_mtime_ns / 1e9 - self._clock.time()
                 self._ahead = 0.0 if abs(ahead) < _SAME else ahead
         return self._ahead
 

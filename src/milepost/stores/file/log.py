@@ -32,7 +32,7 @@ from milepost.stores.file.commit import (
     row_of,
     summed,
 )
-from milepost.stores.file.fs import below, exists, open_to_read, place_of
+from milepost.stores.file.fs import below, exists, open_in_place, place_of, read_regular
 
 # An index of the commits that may have records of a node or a kind, so that a search need not read them all.
 #
@@ -46,6 +46,8 @@ from milepost.stores.file.fs import below, exists, open_to_read, place_of
 
 
 _BLOCK = 16
+_LARGEST_BLOCK = 256 << 20
+"""The largest size in bytes of the file of a block."""
 _MOST_READ = 4096
 """Number of nodes of blocks that are remembered, so that successive searches do not read the largest blocks anew."""
 
@@ -195,8 +197,9 @@ class Index:
 
     def _write(self, path: str, data: bytes) -> None:
         # The file is written in its place: a reader of a torn one goes on as if it were missing.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = open_in_place(path, _LARGEST_BLOCK)
         try:
+            os.ftruncate(descriptor, 0)
             os.write(descriptor, data)
         finally:
             os.close(descriptor)
@@ -206,8 +209,7 @@ class Index:
         if known is not None:
             return known
         try:
-            with open(self._path(level, block), "rb") as file:
-                data = file.read()
+            data = read_regular(self._path(level, block), _LARGEST_BLOCK)
             summary = _decode(data)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
@@ -425,8 +427,7 @@ def read_pointer(place: str) -> Pointer | None:
     """Read `journal` in a run's folder; None if it is missing. Raise `DamagedRow` if it can't be read."""
     path = f"{place}/{JOURNAL}"
     try:
-        with open(open_to_read(path), "rb") as file:
-            pointer = _decode_pointer(file.read())
+        pointer = _decode_pointer(read_regular(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

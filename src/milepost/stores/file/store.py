@@ -31,7 +31,7 @@ from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConflict
 from milepost.stores.file.catalogue import Catalogue, Due
 from milepost.stores.file.commit import ONE_FILE, VERSION
-from milepost.stores.file.fs import Attempts, Files, Leases, Locks
+from milepost.stores.file.fs import Attempts, Files, Leases, Locks, read_regular
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction
 from milepost.stores.file.write import Change, StoreParts, write
@@ -112,8 +112,7 @@ class FileStore(Runs):
     def _check_version(self, path: str) -> None:
         """Write the store's version, or check that this release knows it."""
         try:
-            with open(path, "rb") as file:
-                found = msgspec.json.decode(file.read(), type=dict[str, int])["version"]
+            found = msgspec.json.decode(read_regular(path), type=dict[str, int])["version"]
         except FileNotFoundError:
             if self.is_read_only:
                 raise

@@ -22,7 +22,7 @@ from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction, WriteConflict
 from milepost.stores.file.catalogue import Listed
 from milepost.stores.file.commit import ONE_FILE
-from milepost.stores.file.fs import exists, lock
+from milepost.stores.file.fs import exists, lock, open_regular
 from milepost.stores.file.history import CHECKPOINTS, History, RecordLocation
 from milepost.stores.file.log import JOURNAL, Log, Sought, Tail
 from milepost.stores.file.write import Change, Removal, StoreParts, bury, joined, raze, write
@@ -288,7 +288,7 @@ class FileTransaction(Transaction):
         if change.log is None or change.tail is None or run_id in self._held:
             return
         with self._standing(run_id):
-            self._held[run_id] = os.open(f"{change.log.place}/{JOURNAL}", os.O_RDWR)
+            self._held[run_id] = open_regular(f"{change.log.place}/{JOURNAL}", flags=os.O_RDWR)
         # The last holder of the lock may have rewritten records, and may have ended without a commit.
         self._histories.pop(run_id, None)
         if not lock(self._held[run_id]) or exists(change.log.path(change.tail.number + 1)):

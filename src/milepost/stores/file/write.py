@@ -23,7 +23,7 @@ from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.base.transaction import Note
 from milepost.stores.file.catalogue import Catalogue, Due, may_be_due
 from milepost.stores.file.commit import VERSION, Damaged, Header, Lines, encode, text_of
-from milepost.stores.file.fs import Files, Leases, take_away
+from milepost.stores.file.fs import Files, Leases, read_regular, take_away
 from milepost.stores.file.log import FOLDER, JOURNAL, Log, Logs, Pointer, Tail
 
 _logger = logging.getLogger("milepost")
@@ -328,8 +328,7 @@ def bury(medium: StoreParts, log: Log) -> None:
         os.rename(log.folder, buried)
     path = f"{log.place}/{JOURNAL}"
     with suppress(FileNotFoundError):
-        with open(path, "rb") as file:
-            content = file.read()
+        content = read_regular(path)
         if f'"{os.path.basename(log.folder)}"'.encode() in content:
             take_away(path, content)
         sync_folder(log.place)

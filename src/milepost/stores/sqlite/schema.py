@@ -184,6 +184,22 @@ def create_file(path: Path) -> None:
         ) from exc
 
 
+def refuse_links(place: str) -> None:
+    """Raise StoreError if a file beside the database is a link, has a second name, or is no regular file.
+
+    SQLite would write through it into a file that somebody who shares the folder chose.
+    """
+    for beside in (f"{place}-wal", f"{place}-shm", f"{place}-journal"):
+        with suppress(FileNotFoundError):
+            if not _is_plain(os.lstat(beside)):
+                raise StoreError(
+                    f"{beside} is a link or no regular file, and SQLite would write to it: find out who put it there, and "
+                    f"remove it",
+                    store=place,
+                    op="open",
+                )
+
+
 def share_rights(path: Path) -> None:
     """Let all who may write the database write its log. SQLite creates the log with the rights that the file had then,
     which may have been read-only."""
@@ -191,9 +207,29 @@ def share_rights(path: Path) -> None:
         writing = os.stat(path).st_mode & 0o222
         for beside in (f"{path}-wal", f"{path}-shm"):
             with suppress(OSError):
-                mode = stat.S_IMODE(os.stat(beside).st_mode)
-                if writing & ~mode:
-                    os.chmod(beside, mode | writing)
+                _allow(beside, writing)
+
+
+def _allow(path: str, rights: int) -> None:
+    """Add rights to a file of ours, never to one that a link leads to."""
+    if not hasattr(os, "O_PATH"):
+        status = os.lstat(path)
+        if _is_plain(status) and rights & ~status.st_mode and os.chmod in os.supports_follow_symlinks:
+            os.chmod(path, stat.S_IMODE(status.st_mode) | rights, follow_symlinks=False)
+        return
+    # Closing any other descriptor of the file would drop the locks that SQLite, elsewhere in this process, holds on it.
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        if _is_plain(status) and status.st_uid == os.geteuid() and rights & ~status.st_mode:
+            os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IMODE(status.st_mode) | rights)
+    finally:
+        os.close(descriptor)
+
+
+def _is_plain(status: os.stat_result) -> bool:
+    """Return whether it is a regular file that has no second name; one that was just removed has none at all."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sqlite3.Connection], None]) -> None:

@@ -118,6 +118,8 @@ class SQLiteStore(Runs):
     # -- connections -------------------------------------------------------------------------------
 
     def _connect(self) -> sqlite3.Connection:
+        if not self._is_memory:
+            sqlite_schema.refuse_links(self.place)
         connection = sqlite3.connect(
             self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode=rw",
             uri=not self._is_memory,
