@@ -7,7 +7,7 @@ whether it can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -16,14 +16,14 @@ from milepost.errors import MilepostError, StoreClosedError, StoreError
 from milepost.executor.checks import ResumeRequest, locked, not_resumable, refused_by_status
 from milepost.executor.effects import Routine
 from milepost.executor.journal import Journal, ask, take
-from milepost.executor.resume import as_before
+from milepost.executor.resume import as_before, make_claim
 from milepost.executor.signals import check_key
 from milepost.model.info import RunInfo
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import OWNER, START, Record
+from milepost.model.record import START, Record, format_time
 from milepost.model.reports import Requeued
 from milepost.options import RunFilters, merge_options, start_time
-from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Store, check_number, check_run_id
+from milepost.store import Claimed, Release, RunRow, RunSnapshot, Store, check_number, check_run_id
 from milepost.workflows.replay import ranges_to_go_on
 
 STANDING = ("failed", "interrupted", "blocked")
@@ -134,24 +134,14 @@ def _leave(
     if refusal is not None:
         raise refusal
     live, again = yield from _ranges(journal, wish, latest)
-    journal.sequence, journal.epoch = latest.newest, row.epoch + 1
-    is_crash = row.lease == "ended"
-    if live is not None:
-        live = (*live, ("", latest.newest + 1, None))
-    fields: dict[str, Any] = {
-        "verb": wish.verb,
-        "from": latest.newest if latest.point is None else latest.point.sequence,
-        "crashed": is_crash or None,
-        "live": None if live is None else [list(part) for part in live],
-        "again": again,
-        "reopen": options.reopen or None,
-        "reason": "it was left to the workers",
-    }
-    claim = Claim(
-        journal.run_id, latest.newest, journal.epoch, nonces(), journal.make(OWNER, **fields), options.lease,
-        crashed=is_crash, reopen=options.reopen, max_crashes=options.max_crashes, live=live,
+    claim = make_claim(
+        journal.run_id, options, row, latest.newest, nonces(), wish,
+        latest.newest if latest.point is None else latest.point.sequence,
+        now=format_time(options.clock.time()), fields={"reopen": options.reopen or None}, live=live, again=again,
+        reason="it was left to the workers",
     )  # fmt: skip
-    claimed: Claimed = yield from take(store, "claim", claim, journal.epoch, as_before(info))
+    journal.sequence, journal.epoch = latest.newest, claim.epoch
+    claimed: Claimed = yield from take(store, "claim", claim, claim.epoch, as_before(info))
     if claimed.outcome == "locked":
         raise locked(journal, claimed.row, WAIT_OR_STOP)
     if claimed.outcome == "blocked":

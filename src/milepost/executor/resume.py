@@ -46,9 +46,10 @@ from milepost.executor.history_values import StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.model.failure import describe, first_line, message_of, place
+from milepost.model.ranges import Ranges
 from milepost.model.record import CONTINUE, FINISH, OWNER, Record, format_time, make_record
 from milepost.model.reports import ResumeInfo, ResumePlan
-from milepost.options import without_amendments
+from milepost.options import Options, without_amendments
 from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Token
 
 if TYPE_CHECKING:
@@ -77,60 +78,41 @@ def take(
     `RunNotResumableError` if too many owners died.
     """
     row, options = found.row, run.options
-    crashed, is_turn = row.lease == "ended", wish.verb == CONTINUE
-    epoch, sequence = row.epoch + 1, found.newest + 1
-    live = (*found.live, ("", sequence, None)) if found.live is not None else None
+    is_turn = wish.verb == CONTINUE
     entered = yield from _entered(run) if found.live is not None else _nothing()
-    now = format_time(options.clock.time())
     inside: Record | None = found.at
     reroute: bool | None = found.reroute
     updates = None
     if amendment is not None and amendment.updates is not None and inside is not None:
         updates = msgspec.Raw(amendment.updates)
-    record = make_record(
+    now, sequence = format_time(options.clock.time()), found.newest + 1
+    claim = make_claim(
         run.run_id,
-        sequence,
-        now,
-        OWNER,
-        *entered,
+        options,
+        row,
+        found.newest,
+        nonces(),
+        wish,
+        found.point.sequence,
+        now=now,
+        entered=entered,
         state=None if amendment is None else amendment.data,
         fields={
-            "verb": wish.verb,
-            "from": found.point.sequence,
             "entry": run.flow.entry if is_turn else None,
             "turn": options.turn_id if is_turn else None,
             "overrides": inside.sequence if inside is not None and (amendment or reroute is not None) else None,
             "updates": updates,
             "reroute": reroute,
-            "epoch": epoch,
-            "crashed": (crashed and not is_turn) or None,
-            "live": None if live is None else [list(r) for r in live],
-            "reason": found.info.superseded or ("the owner before it was gone" if crashed else None),
-            "renames": run.renames.told(sequence),
-            "again": found.again,
         },
-        compressing=bool(options.compress),
-    )
-    finish = None
+        live=found.live,
+        reason=found.info.superseded or ("the owner before it was gone" if row.lease == "ended" else None),
+        renames=run.renames.told(sequence),
+        again=found.again,
+    )._replace(takeover=options.takeover)
     if is_end:
-        end = {"status": "finished", "result": found.point.sequence, "epoch": epoch}
-        finish = make_record(run.run_id, sequence + 1, now, FINISH, fields=end)
-    claim = Claim(
-        run.run_id,
-        found.newest,
-        epoch,
-        nonces(),
-        record,
-        options.lease,
-        crashed=crashed,
-        takeover=options.takeover,
-        # A turn does not count the crashes of the turn that it supersedes.
-        reopen=options.reopen or (is_turn and row.info.status == "blocked"),
-        max_crashes=None if is_turn else options.max_crashes,
-        live=live,
-        finish=finish,
-    )
-    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch, as_before(row.info))
+        end = {"status": "finished", "result": found.point.sequence, "epoch": claim.epoch}
+        claim = claim._replace(finish=make_record(run.run_id, sequence + 1, now, FINISH, fields=end))
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(row.info))
     if claimed.outcome == "blocked":
         raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
     if claimed.outcome == "locked":
@@ -140,15 +122,70 @@ def take(
     if claimed.outcome == "moved":
         return False
     run.journal.token = claimed.token
-    run.journal.epoch, run.journal.sequence = epoch, sequence
+    run.journal.epoch, run.journal.sequence = claim.epoch, sequence
     if run.renames:
         run.renamed_at = sequence
     if is_turn:
         # The first visit of the turn follows this record, now and after a crash.
         found.fields = {**found.fields, "timestamp": now}
-    if crashed and live is None:
+    if claim.crashed and claim.live is None:
         found.spent.attempts += 1
     return True
+
+
+def make_claim(
+    run_id: str,
+    options: Options,
+    row: RunRow,
+    newest: int,
+    nonce: str,
+    wish: ResumeRequest,
+    origin: int,
+    *,
+    now: str,
+    reason: str | None,
+    entered: tuple[str, int] = ("", 1),
+    state: bytes | None = None,
+    fields: Mapping[str, Any] | None = None,
+    live: Ranges | None = None,
+    renames: Any = None,
+    again: str | None = None,
+) -> Claim:
+    """Make the claim of a run whose journal ends at `newest`, with the owner record that says how the run goes on.
+
+    It goes on after record `origin`. `entered` is the visit whose number is not used again, `fields` are those that
+    only some verbs have, and `live` are the ranges that count up to the claim if a part of the journal no longer does.
+    """
+    crashed, is_turn = row.lease == "ended", wish.verb == CONTINUE
+    epoch, sequence = row.epoch + 1, newest + 1
+    ranges = None if live is None else (*live, ("", sequence, None))
+    record = make_record(
+        run_id,
+        sequence,
+        now,
+        OWNER,
+        *entered,
+        state=state,
+        fields={
+            "verb": wish.verb,
+            "from": origin,
+            **(fields or {}),
+            "epoch": epoch,
+            "crashed": (crashed and not is_turn) or None,
+            "live": None if ranges is None else [list(part) for part in ranges],
+            "reason": reason,
+            "renames": renames,
+            "again": again,
+        },
+        compressing=bool(options.compress),
+    )
+    # A turn does not count the crashes of the turn that it supersedes.
+    reopen = options.reopen or (is_turn and row.info.status == "blocked")
+    max_crashes = None if is_turn else options.max_crashes
+    return Claim(
+        run_id, newest, epoch, nonce, record, options.lease,
+        crashed=crashed, reopen=reopen, max_crashes=max_crashes, live=ranges,
+    )  # fmt: skip
 
 
 def as_before(info: RunInfo, was: str | None = None) -> Release:
@@ -185,19 +222,12 @@ def take_over(run: Run, wish: ResumeRequest, latest: RunSnapshot, nonces: Callab
 
     Afterwards this store object owns the run, and no verb holds it: whoever goes on with it claims it again.
     """
-    epoch, sequence = latest.row.epoch + 1, latest.newest + 1
-    record = make_record(
-        run.run_id,
-        sequence,
-        format_time(run.options.clock.time()),
-        OWNER,
-        fields={"verb": wish.verb, "from": latest.newest, "epoch": epoch, "reason": "taken over by request"},
-    )
-    claim = Claim(
-        run.run_id, latest.newest, epoch, nonces(), record, run.options.lease,
-        takeover=True, reopen=run.options.reopen, max_crashes=run.options.max_crashes,
-    )  # fmt: skip
-    claimed: Claimed = yield from journal.take(run.store, "claim", claim, epoch, as_before(latest.row.info))
+    now = format_time(run.options.clock.time())
+    claim = make_claim(
+        run.run_id, run.options, latest.row, latest.newest, nonces(), wish, latest.newest,
+        now=now, reason="taken over by request",
+    )._replace(takeover=True)  # fmt: skip
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(latest.row.info))
     if claimed.outcome != "claimed":
         return None
     assert claimed.token is not None
