@@ -80,14 +80,19 @@ class RunFilters(TypedDict, total=False):
     after: str | None
 
 
-class RequeueFilters(TypedDict, total=False):
-    """The arguments of `Engine.requeue_all`, which explains them."""
+class BulkFilters(TypedDict, total=False):
+    """The arguments of `Engine.requeue_all`, which explains them, and of `Engine.cancel_matching`."""
 
     flow: str | None
     status: str | Iterable[str] | None
     error_type: str | None
+    error_node: str | None
     tags: Mapping[str, str] | None
+    run_id_prefix: str | None
+    created_after: datetime | None
+    created_before: datetime | None
     limit: int | None
+    after: str | None
 
 
 if TYPE_CHECKING:

@@ -65,6 +65,8 @@ __all__ = [
 
 Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead"]
 ENDED = frozenset({"failed", "cancelled", "finished", "blocked"})
+ACTIVE = ("ready", "running", "waiting", "interrupted", "dead")
+"""The statuses of runs that have not ended, as they are shown."""
 GOES_ON = frozenset({"bug", "input", "value"})
 """The causes that block a run until somebody has mended them: `resume` goes on then, without `reopen`."""
 MAX_ID_BYTES = 512

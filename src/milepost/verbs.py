@@ -291,26 +291,28 @@ class Job:
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
-    def fork(self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None) -> str:
+    def fork(
+        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, *, ready: bool = False
+    ) -> str:
         """Copy the run, up to a visit, into a new one, and return the new id."""
         if iscoroutinefunction(self.options.state_override):
             raise AsyncNodeError(
                 "'state_override' is a coroutine function: await afork_run(...) instead", names=("state_override",)
             )
-        return self._drive(self._forked(node_id, visit, new_id, into))
+        return self._drive(self._forked(node_id, visit, new_id, into, ready))
 
-    async def afork(self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None) -> str:
+    async def afork(
+        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, *, ready: bool = False
+    ) -> str:
         """Await the copy: the async form of `fork`."""
-        return await self._adrive(self._forked(node_id, visit, new_id, into))
+        return await self._adrive(self._forked(node_id, visit, new_id, into, ready))
 
     def _forked(
-        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None
+        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, ready: bool
     ) -> Routine[str]:
         new_id = new_run_id(self.options.clock.time()) if new_id is None else new_id
-        if into is None:
-            return (yield from self.run.fork(new_id, None, node_id, visit))
-        with opened(into) as other:
-            return (yield from self.run.fork(new_id, other, node_id, visit))
+        with nullcontext() if into is None else opened(into) as other:
+            return (yield from self.run.fork(new_id, other, node_id, visit, ready=ready))
 
     def plan(self) -> ResumePlan:
         """Return what the call would do."""

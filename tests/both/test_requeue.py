@@ -13,6 +13,7 @@ from milepost import (
     END,
     Engine,
     Graph,
+    MemoryStore,
     MilepostError,
     Retry,
     RunLockedError,
@@ -318,7 +319,7 @@ class SoldOut(Exception):
 
 
 def test_all_that_match_are_requeued(verbs, store, log, monkeypatch):
-    monkeypatch.setattr("milepost.engine.requeue.PAGE", 2)
+    monkeypatch.setattr("milepost.engine.matching.PAGE", 2)
     flow = make("graph", log, [TypeError("no"), SoldOut(), TypeError("no"), SoldOut(), TypeError("no")])
     engine = Engine(store, flows=[flow])
     for n in range(6):
@@ -337,6 +338,115 @@ def test_all_that_match_are_requeued(verbs, store, log, monkeypatch):
     assert "reopen=True" in refused.refused["r4"]
     with pytest.raises(ValueError, match="limit"):
         taken(limit=0)
+
+
+def failed_at(place: str, engine: Engine, run_id: str) -> None:
+    """Let a run of the engine's flow fail at one of its nodes, `a` or `b`."""
+    with suppress(MilepostError):
+        engine.run(engine.flows["w"], Count(ord(place)), run_id=run_id)
+
+
+def failing() -> Any:
+    def at(place: str) -> Any:
+        def node(state: Count) -> Count:
+            if chr(state.n) == place:
+                raise TypeError("no")
+            return state
+
+        return node
+
+    graph = Graph(Count).add_node("a", at("a")).add_node("b", at("b"))
+    return graph.add_edge("a", "b").add_edge("b", END).set_entry("a").compile("w")
+
+
+def test_runs_match_by_node_id_and_time(verbs, timed, clock):
+    engine = Engine(timed, flows=[failing()], clock=clock)
+    times = []
+    for run_id, place in (("x-1", "a"), ("x-2", "b"), ("y-1", "a"), ("y-2", "b")):
+        times.append(datetime.fromtimestamp(clock.time(), UTC))
+        failed_at(place, engine, run_id)
+        clock.advance(60)
+
+    def taken(**filters: Any) -> Any:
+        engine.cancel_matching(status=("ready", "failed"))
+        for run_id in ("x-1", "x-2", "y-1", "y-2"):
+            engine.requeue(run_id, reopen=True)
+        requeued = verbs.call(engine, "requeue_all", status="ready", **filters)
+        assert {} == requeued.refused
+        return requeued.done
+
+    assert ("y-2", "y-1") == taken(run_id_prefix="y-")
+    assert ("y-2", "y-1") == taken(created_after=times[1])
+    assert ("x-1",) == taken(created_before=times[1])
+    assert ("y-1",) == taken(created_after=times[1], created_before=times[3])
+    assert ("x-1",) == taken(after="x-2")
+    for name in ("created_after", "created_before"):
+        with pytest.raises(OptionError, match=name):
+            taken(**{name: datetime(2026, 1, 1)})
+    for name in ("run_id_prefix", "error_node", "error_type"):
+        with pytest.raises(TypeError, match=name):
+            taken(**{name: 5})
+
+
+def test_runs_match_by_the_node_that_failed(verbs, store, monkeypatch):
+    engine = Engine(store, flows=[failing()])
+    for n, place in enumerate("abab-"):
+        failed_at(place, engine, f"r{n}")
+    assert ("r3", "r1") == verbs.call(engine, "requeue_all", error_node="b", error_type="TypeError").done
+    monkeypatch.setattr("milepost.engine.matching.MOST_ERRORS", 1)
+    first = verbs.call(engine, "cancel_matching", error_node="a")
+    assert ({"r2": "cancelled"}, "r2") == (first.outcomes, first.stopped_after)
+    rest = verbs.call(engine, "cancel_matching", error_node="a", after="r2")
+    assert ({"r0": "cancelled"}, "r0") == (rest.outcomes, rest.stopped_after)
+    assert {} == verbs.call(engine, "cancel_matching", error_node="a").outcomes
+
+
+def test_all_that_match_are_cancelled(verbs, store, log):
+    asked = []
+
+    def authorize(action: str, run_id: str, flow: str) -> bool:
+        asked.append((action, run_id))
+        return run_id != "r2"
+
+    flow = make("workflow", log, [ValueError("no"), KeyboardInterrupt()])
+    engine = Engine(store, flows=[flow])
+    start(flow, engine, "failed")
+    with pytest.raises(KeyboardInterrupt):  # its first step is to be rolled back
+        start(flow, engine, "r0")
+    for n in (1, 2):
+        engine.start(flow, run_id=f"r{n}")
+    cancelled = verbs.call(Engine(store, authorize=authorize), "cancel_matching", reason="enough")
+    assert ({"r1": "cancelled", "r0": "requested"}, {"r2"}) == (cancelled.outcomes, {*cancelled.refused})
+    assert [("cancel", "r2"), ("cancel", "r1"), ("cancel", "r0")] == asked
+    statuses = {info.run_id: info.status for info in store.list_runs()}
+    assert {"failed": "failed", "r0": "interrupted", "r1": "cancelled", "r2": "ready"} == statuses
+    assert "enough" == store.get_run("r0").cancel
+
+
+@pytest.mark.every_store
+def test_a_fork_is_left_to_the_workers_at_once(verbs, store, log):
+    asked = []
+    for front in ("graph", "workflow"):
+        flow = make(front, log, [])
+        engine = Engine(store, flows=[flow], authorize=lambda action, run_id, flow: asked.append((action, run_id)))
+        start(flow, engine, front)
+        log.clear()
+        asked.clear()
+        fork = verbs.call(engine, "fork_run", flow, front, "first", new_run_id=f"{front}-1", ready=True)
+        last = verbs.call(engine.handle(front), "fork_run", ready=True)
+        assert [("resume", front), ("requeue", front)] * 2 == asked
+        assert ["ready", "ready"] == [store.get_run(run_id).info.status for run_id in (fork, last)]
+        work(engine)
+        assert (["second"], Count(2), Count(2)) == (log, engine.handle(fork).result(), engine.handle(last).result())
+        assert store.verify(fork).ok
+
+
+def test_a_fork_into_another_store_is_left_to_its_workers(verbs, store, log):
+    flow, other = make("graph", log, []), MemoryStore()
+    start(flow, Engine(store), "r")
+    fork = verbs.call(Engine(store), "fork_run", flow, "r", "first", into=other, ready=True)
+    work(Engine(other, flows=[flow]))
+    assert "finished" == other.get_run(fork).info.status
 
 
 def test_a_store_without_the_key_requeues_nothing(tmp_path, log):

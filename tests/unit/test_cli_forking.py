@@ -39,6 +39,7 @@ def test_fork_makes_an_id_and_takes_another_store(done: Shop) -> None:
     assert document["store"].endswith("other.db")
     with SQLiteStore("other.db") as store:
         assert {"milepost.forked_from": "a#4"} == store.get_run("a").info.tags
+    assert "ready" == done.call("fork", "a", "--ready", "--json").json["status"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,10 @@ WRONG = [
     (3, ["cancel", "nobody"]),
     (2, ["requeue", "--yes", *STORE]),
     (2, ["requeue", "a", "--status", "failed", "--yes", *STORE]),
-    (2, ["requeue", "a", *STORE]),
+    (2, ["cancel", *STORE]),
+    (2, ["cancel", "a", "--prefix", "a", *STORE]),
+    (2, ["cancel", "--created-before", "2026-12-24T18:00:00", "--yes", *STORE]),
+    (2, ["runs", "--created-after", "tomorrow", *STORE]),
     (3, ["requeue", "nobody", "--yes", *STORE]),
     (3, ["watch", "nobody", *STORE]),
     (3, ["watch", "nobody", *APP]),
@@ -100,6 +103,42 @@ def test_requeue_leaves_runs_to_the_workers(workshop: Workshop, monkeypatch: pyt
     assert (["b"], "run 'fine' is finished") == (document["done"], document["refused"]["fine"].partition(":")[0])
     assert ["ready", "ready", "failed", "finished"] == [workshop.status(name) for name in ("a", "b", "c", "fine")]
     assert "no runs match\n" == workshop.call("requeue", "--error", "TypeError", "--yes", *STORE).out
+
+
+def test_runs_that_match_are_shown_before_they_are_touched(workshop: Workshop) -> None:
+    for name in ("a-1", "a-2", "b-1"):
+        workshop.start(name, "-i", f"id={name}", "-i", "fails=true")
+    for command in ("requeue", "cancel"):
+        answer = workshop.call(command, "--prefix", "a-", "--status", "ready", *STORE)
+        shown = [
+            *(f"would {command} a-{n}" for n in (2, 1)),
+            f"milepost: pass --yes to {command} where nobody can be asked (see: milepost {command} --help)",
+        ]
+        assert (2, "", shown) == (answer.code, answer.out, answer.err.splitlines())
+    answer = workshop.call("cancel", "--prefix", "a-", "--yes", "--reason", "old", *STORE)
+    assert (0, "cancelled 2 runs\n") == (answer.code, answer.out)
+    assert ["cancelled", "cancelled", "ready"] == [workshop.status(name) for name in ("a-1", "a-2", "b-1")]
+    document = workshop.call("cancel", "--tag", "team=red", "--yes", "--json", *STORE).json
+    assert {"outcomes": {}, "refused": {}, "stopped_after": None} == document
+
+
+def test_runs_are_listed_by_the_same_filters(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a-1", "a-2", "b-1"):
+        workshop.start(name, "-i", f"id={name}", "-i", "fails=true")
+    workshop.start("fine")
+    workshop.call("worker", "--until-idle", *APP)
+
+    def listed(*options: str) -> list[str]:
+        return [run["run_id"] for run in workshop.call("runs", "--json", *options, *STORE).json["runs"]]
+
+    assert ["a-2", "a-1"] == listed("--prefix", "a-")
+    assert ["b-1", "a-2", "a-1"] == listed("--error", "RuntimeError")
+    assert [] == listed("--error-node", "nowhere") == listed("--created-after", "2099-01-01T00:00:00Z")
+    assert ["fine"] == listed("--created-before", "2099-01-01T00:00:00Z", "--limit", "1")
+    monkeypatch.setattr("milepost.engine.matching.MOST_ERRORS", 2)
+    monkeypatch.setattr("milepost.cli.looking.MOST_ERRORS", 2)
+    told = workshop.call("runs", "--error", "TypeError", *STORE).out
+    assert "no runs match\nthe errors of 2 runs were compared; more: milepost runs --after a-2\n" == told
 
 
 # -- start -------------------------------------------------------------------------------------------------

@@ -281,20 +281,27 @@ def stats(invocation: Invocation) -> int:
     click.option("--visit", type=click.IntRange(1), metavar="N", help="With --node: up to this visit of it."),
     click.option("--as", "new_id", metavar="ID", help="The id of the new run. Default: one is made."),
     click.option("--into", metavar="URL", help="Where the new run is kept. Default: where RUN is."),
+    click.option("--ready", is_flag=True, help="Leave the new run to the workers."),
 )
 def fork(
-    invocation: Invocation, run_id: str, node_id: str | None, visit: int | None, new_id: str | None, into: str | None
+    invocation: Invocation,
+    run_id: str,
+    node_id: str | None,
+    visit: int | None,
+    new_id: str | None,
+    into: str | None,
+    ready: bool,
 ) -> int:
     """Copy a run up to a node into a new run, and print its id.
 
-    The new run is to be resumed. RUN itself is not touched, whatever its status.
+    The new run is to be resumed, or with --ready a worker takes it. RUN itself is not touched, whatever its status.
     Example: milepost fork o-17 --node price --as o-17-again
     """
     if node_id is None and visit is not None:
         raise click.UsageError("--visit goes with --node NODE")
     name = new_run_id(SYSTEM.time()) if new_id is None else new_id
     with open_existing(invocation) as store, _target(store, into) as target:
-        SyncDriver(SYSTEM).run(forked(store, run_id, name, into=target, node_id=node_id, visit=visit))
+        SyncDriver(SYSTEM).run(forked(store, run_id, name, into=target, node_id=node_id, visit=visit, ready=ready))
         info = target.get_run(name).info
         place = target.place
     if invocation.is_json:

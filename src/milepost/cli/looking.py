@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -31,14 +29,19 @@ from milepost.cli.places import (
     store_words,
     url_of,
 )
-from milepost.cli.targets import opened_engine, read_pairs
+from milepost.cli.targets import opened_engine, read_pairs, read_time
 from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
+from milepost.drivers import SyncDriver
+from milepost.engine.matching import MOST_ERRORS, walk
 from milepost.errors import CheckpointIntegrityError, DeserializeStateError, RunNotFoundError, StoreError
 from milepost.executor.chronicle import Chronicle
+from milepost.executor.effects import Routine
 from milepost.executor.flow import END, Flow
 from milepost.model.events import Event
+from milepost.model.ids import SYSTEM
 from milepost.model.info import RunInfo
 from milepost.model.record import START, Record
+from milepost.options import BulkFilters
 from milepost.store import ENDED, Store
 from milepost.views.events import (
     MapProgress,
@@ -60,78 +63,106 @@ from milepost.views.text import ago, clean, duration, in_options, short, size, u
 STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead")
 
 
-@command(
-    "runs",
+FILTERS = (
     click.option("--flow", metavar="NAME", help="Only runs of this flow."),
     click.option("--status", multiple=True, type=click.Choice(STATUSES), metavar="STATUS",
                  help=f"Only runs of this status: {', '.join(STATUSES)}. Repeatable."),
+    click.option("--error", "error_type", metavar="TYPE", help="Only runs that failed with this error, such as TypeError."),
+    click.option("--error-node", metavar="NODE", help="Only runs that failed at this node or step."),
     click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. Repeatable."),
-    click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show."),
+    click.option("--prefix", "run_id_prefix", metavar="TEXT", help="Only runs whose ids begin with this."),
+    click.option("--created-after", metavar="TIME", help="Only runs that were created after this time, such as "
+                 "2026-12-24T18:00:00Z."),
+    click.option("--created-before", metavar="TIME", help="Only runs that were created before this time."),
     click.option("--after", metavar="RUN", help="Go on after this run, the last one of the page before."),
 )  # fmt: skip
-def runs(
-    invocation: Invocation,
-    flow: str | None,
-    status: tuple[str, ...],
-    tags: tuple[str, ...],
-    limit: int,
-    after: str | None,
-) -> int:
+"""The options that say which runs are meant; `read_filters` reads them."""
+
+
+def read_filters(given: Mapping[str, Any]) -> BulkFilters:
+    """Return what the options in `FILTERS` say, without those that were left out."""
+    filters: dict[str, Any] = {name: value for name, value in given.items() if value not in {None, ()}}
+    if "tags" in filters:
+        filters["tags"] = read_pairs(filters["tags"], "--tag")
+    for name in ("created_after", "created_before"):
+        if name in filters:
+            filters[name] = read_time(filters[name], "--" + name.replace("_", "-"))
+    return cast("BulkFilters", filters)
+
+
+def find_runs(
+    store: Store, filters: BulkFilters, otherwise: Sequence[str] | None = None
+) -> tuple[list[RunInfo], str | None]:
+    """Return the runs that match, newest first, and the run at which the search stopped; see `walk`."""
+    found: list[RunInfo] = []
+
+    def visit(info: RunInfo) -> Routine[None]:
+        yield from ()
+        found.append(info)
+
+    stopped = SyncDriver(SYSTEM).run(walk(store, visit, otherwise, **filters))
+    return found, stopped
+
+
+@command(
+    "runs",
+    *FILTERS,
+    click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show."),
+)
+def runs(invocation: Invocation, limit: int, **given: Any) -> int:
     """List runs, newest first. Exit code 3 if there is no store yet."""
-    wanted = read_pairs(tags, "--tag")
+    filters = read_filters(given)
     with contextlib.ExitStack() as stack:
         stores = [stack.enter_context(store) for store in open_each(invocation)]
-        found = _newest(stores, after, limit + 1, {"flow": flow, "status": status or None, "tags": wanted})
+        found, stopped = _newest(stores, limit + 1, filters)
         by_place = {store.place: store for store in stores}
         places = [_places_of(by_place[place], info) for place, info in found[:limit]]
-    page, has_more = found[:limit], len(found) > limit
+    page = found[:limit]
+    onwards = page[-1][1].run_id if len(found) > limit else stopped
     code = OK if stores else NOT_FOUND
     if invocation.is_json:
         shown = [
             {**info_document(info), "why": why_it_stands(info, *at), "store": place}
             for (place, info), at in zip(page, places, strict=True)
         ]
-        print(to_json({"runs": shown, "after": page[-1][1].run_id if has_more else None}))
+        print(to_json({"runs": shown, "after": onwards}))
         return code
-    if not page:
-        is_filtered, url = bool(flow or status or wanted or after), url_of(invocation)
+    if page:
+        columns = [
+            "run", "flow", "status", "next", "records", "updated", "why", *(["store"] if len(stores) > 1 else []),
+        ]  # fmt: skip
+        rows = [(*_run_row(info, at), place)[: len(columns)] for (place, info), at in zip(page, places, strict=True)]
+        print_table(columns, rows, is_cut=True)
+    else:
+        url = url_of(invocation)
         # A URL of a server may have a password in it.
         where = stores[0].place if is_postgres(url) else url
-        print("no runs match" if is_filtered else f"no runs yet in {where}: try milepost demo")
-        return code
-    columns = ["run", "flow", "status", "next", "records", "updated", "why", *(["store"] if len(stores) > 1 else [])]
-    rows = [(*_run_row(info, at), place)[: len(columns)] for (place, info), at in zip(page, places, strict=True)]
-    print_table(columns, rows, is_cut=True)
-    if has_more:
-        print(f"more: milepost runs --after {clean(page[-1][1].run_id)}")
-    return OK
+        print("no runs match" if filters else f"no runs yet in {where}: try milepost demo")
+    if onwards is not None:
+        print(f"{stopping(stopped)}more: milepost runs --after {clean(onwards)}")
+    return code
 
 
-def _newest(
-    stores: Sequence[Store], after: str | None, limit: int, filters: dict[str, Any]
-) -> list[tuple[str, RunInfo]]:
-    """The newest runs of all stores, each with its store's place: those after the run `after`, where one is given."""
-    if not stores:
-        return []
-    if len(stores) == 1:
-        return [(stores[0].place, info) for info in stores[0].list_runs(limit=limit, after=after, **filters)]
-    found: Iterator[tuple[str, RunInfo]]
-    found = heapq.merge(*(_all_runs(store, filters) for store in stores), key=_created, reverse=True)
-    if after is not None:
-        last = _find(stores, after)
-        found = itertools.dropwhile(lambda run: _created(run) >= last.created_at, found)
-    return list(itertools.islice(found, min(limit, sys.maxsize)))
+def stopping(stopped: str | None) -> str:
+    """Say that a filter on errors had compared as many runs as it may; "" if it had not."""
+    return "" if stopped is None else f"the errors of {MOST_ERRORS} runs were compared; "
 
 
-def _all_runs(store: Store, filters: dict[str, Any]) -> Iterator[tuple[str, RunInfo]]:
-    after: str | None = None
-    while page := store.list_runs(limit=100, after=after, **filters):
-        yield from ((store.place, info) for info in page)
-        after = page[-1].run_id
-
-
-def _created(run: tuple[str, RunInfo]) -> datetime:
-    return run[1].created_at
+def _newest(stores: Sequence[Store], limit: int, filters: BulkFilters) -> tuple[list[tuple[str, RunInfo]], str | None]:
+    """Return the newest runs of all stores that match, each with its store's place, and where the search stopped."""
+    if len(stores) > 1 and "after" in filters:
+        filters = filters.copy()
+        ends = [_find(stores, str(filters.pop("after"))).created_at, *filter(None, [filters.get("created_before")])]
+        filters["created_before"] = min(ends)
+    runs: list[tuple[str, RunInfo]] = []
+    stopped: str | None = None
+    for store in stores:
+        found, at = find_runs(store, {**filters, "limit": limit})
+        runs += [(store.place, info) for info in found]
+        stopped = stopped or at
+    if len(stores) > 1:
+        runs.sort(key=lambda run: run[1].created_at, reverse=True)
+    return runs[:limit], stopped
 
 
 def _find(stores: Sequence[Store], run_id: str) -> RunInfo:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
 from milepost.cli.keeping import check_that_somebody_can_be_asked, is_agreed
-from milepost.cli.looking import STATUSES
+from milepost.cli.looking import FILTERS, find_runs, read_filters, stopping
 from milepost.cli.places import FAILED, OK, Invocation, app_option, command, optional_app_option
-from milepost.cli.targets import found_flow, opened_engine, read_input, read_json, read_pairs, split_input
+from milepost.cli.targets import found_flow, opened_engine, read_input, read_json, read_pairs, read_time, split_input
 from milepost.cli.text import to_json
 from milepost.drivers import SyncDriver
-from milepost.engine.requeue import matching, requeue_each
+from milepost.engine.engine import Engine
+from milepost.engine.matching import Outcomes
+from milepost.engine.requeue import STANDING
+from milepost.executor.effects import Routine
 from milepost.model.ids import SYSTEM
-from milepost.model.reports import Requeued
-from milepost.options import RequeueFilters
+from milepost.options import BulkFilters
+from milepost.store import ACTIVE
 from milepost.verbs import Bound
 from milepost.views.text import clean, iso, plural
+
+T = TypeVar("T")
 
 _OUTCOMES = {
     "taken": "the run waits for it",
@@ -59,7 +64,7 @@ def start(
     FLOW is module:flow or path.py:flow or the name of one of the app's flows; it may be left out if the app has one. INPUT
     is the initial state of a graph, or an object of the inputs of a workflow, as JSON, or - to read it.
     """
-    moment = None if at is None else _read_time(at)
+    moment = None if at is None else read_time(at, "--at")
     name, text = split_input(flow, input)
     wanted = read_pairs(tags, "--tag")
     with found_flow(invocation, name) as (found, open_engine):
@@ -102,89 +107,112 @@ def signal(
 
 @command(
     "cancel",
-    click.argument("run_id", metavar="RUN"),
+    click.argument("run_id", metavar="[RUN]", required=False),
+    *FILTERS,
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them. Default: all."),
     click.option("--reason", default="", metavar="TEXT", help="Told by show, and to whoever waits for the run."),
+    click.option("--yes", "-y", is_flag=True, help="Do not ask."),
     optional_app_option,
-)
-def cancel(invocation: Invocation, run_id: str, reason: str) -> int:
-    """Ask a run to end.
+)  # fmt: skip
+def cancel(invocation: Invocation, run_id: str | None, reason: str, yes: bool, **given: Any) -> int:
+    """Ask a run to end, or all that match.
 
-    Where nobody executes it, it is cancelled at once; else by its owner, within seconds.
+    Where nobody executes it, it is cancelled at once; else by its owner, within seconds. Of many runs those are meant that
+    have not ended, or with --error or --error-node the failed ones; they are shown first, and it is asked. Exit code 1 if
+    one is refused; the others end all the same.
     """
+    filters = _filters_instead_of(bool(run_id), given, "cancel")
     with opened_engine(invocation) as engine:
-        outcome = engine.cancel(run_id, reason)
-    return _tell(invocation, outcome, f"cancel of run {clean(run_id)!r}", run_id=run_id)
+        if run_id is not None:
+            outcome = engine.cancel(run_id, reason)
+            return _tell(invocation, outcome, f"cancel of run {clean(run_id)!r}", run_id=run_id)
+        found, stopped = _found(engine, filters, ACTIVE)
+        if not _is_agreed("cancel", "nothing was cancelled", found, yes=yes):
+            return FAILED
+        outcomes = _each(found, lambda run_id: engine.handle(run_id)._ended(reason))
+    if invocation.is_json:
+        document = {"outcomes": outcomes.done, "refused": outcomes.refused, "stopped_after": stopped}
+        print(to_json(document))
+        return FAILED if outcomes.refused else OK
+    for run_id, outcome in outcomes.done.items():
+        if outcome != "cancelled":
+            print(f"{clean(run_id)}: {outcome}: {_OUTCOMES[outcome]}")
+    ended = [*outcomes.done.values()].count("cancelled")
+    return _tell_all(found, outcomes.refused, f"cancelled {plural(ended, 'run')}", stopped)
 
 
 @command(
     "requeue",
     click.argument("run_ids", metavar="[RUN...]", nargs=-1),
-    click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), metavar="STATUS",
-                 help="All runs of this status. Repeatable. Default: failed, interrupted and blocked."),
-    click.option("--flow", metavar="NAME", help="All runs of this flow."),
-    click.option("--error", "error_type", metavar="TYPE", help="All runs that failed with this error, such as TypeError."),
-    click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="All runs with this tag. Repeatable."),
+    *FILTERS,
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them. Default: all."),
     click.option("--reopen", is_flag=True, help="Also runs that were cancelled, or that crashes blocked."),
     click.option("--yes", "-y", is_flag=True, help="Do not ask."),
     optional_app_option,
 )  # fmt: skip
-def requeue(
-    invocation: Invocation,
-    run_ids: tuple[str, ...],
-    statuses: tuple[str, ...],
-    flow: str | None,
-    error_type: str | None,
-    tags: tuple[str, ...],
-    limit: int | None,
-    reopen: bool,
-    yes: bool,
-) -> int:
+def requeue(invocation: Invocation, run_ids: tuple[str, ...], reopen: bool, yes: bool, **given: Any) -> int:
     """Leave runs to the workers, by id or all that match.
 
-    A run that failed goes on as by retry, any other as by resume. Shows the runs and asks first. Exit code 1 if one is
-    refused; the others go on all the same.
+    A run that failed goes on as by retry, any other as by resume. Without --status those are meant that failed, were
+    interrupted or are blocked. Shows the runs and asks first. Exit code 1 if one is refused; the others go on all the same.
     """
-    filters: RequeueFilters = {
-        "flow": flow, "status": statuses or None, "error_type": error_type, "tags": read_pairs(tags, "--tag") or None,
-        "limit": limit,
-    }  # fmt: skip
-    is_filtered = any(filters.values())
-    if bool(run_ids) == is_filtered:
-        raise click.UsageError("name runs to requeue, or say which with --status, --flow, --error or --tag")
-    if not yes:
-        check_that_somebody_can_be_asked("requeue")
+    filters = _filters_instead_of(bool(run_ids), given, "requeue")
     with opened_engine(invocation) as engine:
-        driver = SyncDriver(SYSTEM)
-        found = [*dict.fromkeys(run_ids)] or driver.run(matching(engine.store, **filters))
-        if found and not yes:
-            for run_id in found:
-                print(f"would requeue {clean(run_id)}", file=sys.stderr)
-            if not is_agreed(f"requeue {plural(len(found), 'run')}?", "nothing was requeued"):
-                return FAILED
+        found, stopped = ([*dict.fromkeys(run_ids)], None) if run_ids else _found(engine, filters, STANDING)
+        if not _is_agreed("requeue", "nothing was requeued", found, yes=yes):
+            return FAILED
         if len(run_ids) == 1:
             engine.requeue(*run_ids, reopen=reopen)
-            requeued = Requeued(run_ids)
+            outcomes: Outcomes[None] = Outcomes({run_ids[0]: None}, {})
         else:
-            requeued = driver.run(requeue_each(found, lambda run_id: engine.handle(run_id)._requeued(reopen=reopen)))
+            outcomes = _each(found, lambda run_id: engine.handle(run_id)._requeued(reopen=reopen))
     if invocation.is_json:
-        print(to_json({"done": list(requeued.done), "refused": dict(requeued.refused)}))
-    else:
-        for run_id, reason in requeued.refused.items():
-            print(f"refused {clean(run_id)}: {clean(reason)}")
-        print(f"requeued {plural(len(requeued.done), 'run')}" if found else "no runs match")
-    return FAILED if requeued.refused else OK
+        print(to_json({"done": [*outcomes.done], "refused": outcomes.refused, "stopped_after": stopped}))
+        return FAILED if outcomes.refused else OK
+    return _tell_all(found, outcomes.refused, f"requeued {plural(len(outcomes.done), 'run')}", stopped)
 
 
-def _read_time(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise click.UsageError(f"--at takes a time such as 2026-12-24T18:00:00Z, not {text!r}") from exc
-    if moment.tzinfo is None:
-        example = moment.isoformat(timespec="seconds")
-        raise click.UsageError(f"--at takes a time with its zone, such as {example}Z or {example}+01:00")
-    return moment
+# -- many runs -------------------------------------------------------------------------------------
+
+
+def _filters_instead_of(has_ids: bool, given: Mapping[str, Any], deed: str) -> BulkFilters:
+    """Return the filters that say which runs are meant. Refuse ids and filters together, and neither of them."""
+    filters = read_filters(given)
+    if has_ids == bool(filters):
+        options = "--status, --flow, --error, --error-node, --tag, --prefix, --created-after or --created-before"
+        raise click.UsageError(f"name what to {deed}, or say which runs with {options}")
+    return filters
+
+
+def _found(engine: Engine, filters: BulkFilters, otherwise: Sequence[str]) -> tuple[list[str], str | None]:
+    found, stopped = find_runs(engine.store, filters, otherwise)
+    return [info.run_id for info in found], stopped
+
+
+def _is_agreed(deed: str, otherwise: str, run_ids: Sequence[str], *, yes: bool) -> bool:
+    """Show the runs and ask, unless that was agreed to before."""
+    if yes or not run_ids:
+        return True
+    for run_id in run_ids:
+        print(f"would {deed} {clean(run_id)}", file=sys.stderr)
+    check_that_somebody_can_be_asked(deed)
+    return is_agreed(f"{deed} {plural(len(run_ids), 'run')}?", otherwise)
+
+
+def _each(run_ids: Sequence[str], act: Callable[[str], Routine[T]]) -> Outcomes[T]:
+    outcomes: Outcomes[T] = Outcomes({}, {})
+    for run_id in run_ids:
+        SyncDriver(SYSTEM).run(outcomes.add(run_id, act(run_id)))
+    return outcomes
+
+
+def _tell_all(run_ids: Sequence[str], refused: Mapping[str, str], done: str, stopped: str | None) -> int:
+    for run_id, reason in refused.items():
+        print(f"refused {clean(run_id)}: {clean(reason)}")
+    print(done if run_ids else "no runs match")
+    if stopped is not None:
+        print(f"{stopping(stopped)}go on with --after {clean(stopped)}")
+    return FAILED if refused else OK
 
 
 def _tell(invocation: Invocation, outcome: str, what: str, **facts: str) -> int:

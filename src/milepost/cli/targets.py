@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -175,6 +176,18 @@ def read_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
             raise click.UsageError(f"{option} gives {key!r} twice")
         found[key] = value
     return found
+
+
+def read_time(text: str, option: str) -> datetime:
+    """The time that an option gives, with its zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise click.UsageError(f"{option} takes a time such as 2026-12-24T18:00:00Z, not {text!r}") from exc
+    if moment.tzinfo is None:
+        example = moment.isoformat(timespec="seconds")
+        raise click.UsageError(f"{option} takes a time with its zone, such as {example}Z or {example}+01:00")
+    return moment
 
 
 def read_json(text: str, what: str) -> Any:

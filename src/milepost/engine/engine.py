@@ -22,8 +22,8 @@ from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import EngineOptions, Options, RequeueFilters, RunFilters, RunOptions, merge_options, start_time
-from milepost.store import RunRow, Store
+from milepost.options import BulkFilters, EngineOptions, Options, RunFilters, RunOptions, merge_options, start_time
+from milepost.store import ACTIVE, RunRow, Store
 from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, flow_of, store_of
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from milepost.engine.worker import Worker
     from milepost.model.events import Event
     from milepost.model.info import CheckpointInfo, RunInfo
-    from milepost.model.reports import Requeued
+    from milepost.model.reports import Cancelled, Requeued
     from milepost.model.results import WorkflowResult
     from milepost.options import CheckedOptions, FullOptions, OutputOptions
 
@@ -359,10 +359,23 @@ class Engine:
         update: Mapping[str, Any] | None = None,
         reroute: bool | None = None,
         into: AnyStore | None = None,
+        ready: bool = False,
     ) -> str:
-        """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume."""
-        amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return self._job_to_resume(flow, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
+        """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume.
+
+        With `ready` the new run is left to the workers at once, and `authorize` is asked about `requeue` of the run too.
+
+        >>> engine = Engine(store, flows=[doubling])
+        >>> _ = engine.run(doubling, 21, run_id="r-1")
+        >>> engine.fork_run(doubling, "r-1", "double", new_run_id="r-2", ready=True)
+        'r-2'
+        >>> engine.handle("r-2").info().status
+        'ready'
+        """
+        return self._handle(run_id, flow_of(_checked_flow(flow))).fork_run(
+            node_id, visit, new_run_id=new_run_id, state_override=state_override, update=update, reroute=reroute,
+            into=into, ready=ready,
+        )  # fmt: skip
 
     async def afork_run(
         self,
@@ -376,10 +389,13 @@ class Engine:
         update: Mapping[str, Any] | None = None,
         reroute: bool | None = None,
         into: AnyStore | None = None,
+        ready: bool = False,
     ) -> str:
         """Await the copy: the async form of `fork_run`."""
-        amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return await self._job_to_resume(flow, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
+        return await self._handle(run_id, flow_of(_checked_flow(flow))).afork_run(
+            node_id, visit, new_run_id=new_run_id, state_override=state_override, update=update, reroute=reroute,
+            into=into, ready=ready,
+        )  # fmt: skip
 
     # -- leaving it to a worker ------------------------------------------------------------------------
 
@@ -477,17 +493,20 @@ class Engine:
         """Await it: the async form of `requeue`."""
         await self._handle(run_id).arequeue(retry=retry, reopen=reopen, at=at)
 
-    def requeue_all(self, **filters: Unpack[RequeueFilters]) -> Requeued:
+    def requeue_all(self, **filters: Unpack[BulkFilters]) -> Requeued:
         """Leave every run that matches to the workers, as `requeue` does; return their ids, and why others are refused.
 
-        `flow`, `status` and `tags` are those of `list_runs`; status None: failed, interrupted and blocked runs.
+        `flow`, `status`, `tags` and `after` are those of `list_runs`; status None: failed, interrupted and blocked runs.
         `error_type` is the type of the error that a run failed with, such as `TypeError`, or `shop.orders.SoldOut` with
-        or without its module. `limit` takes the newest so many runs. Each run is taken at most once, and one that is
-        refused, by `authorize` too, does not keep the others from it.
+        or without its module, and `error_node` the node or step that failed. With either, status None means failed
+        runs, and the errors of at most 10 000 runs are compared: see `Requeued.stopped_after`. `run_id_prefix` is the
+        beginning of a run's id; `created_after` and `created_before` (aware) are the times that it was created
+        between. `limit` takes the newest so many runs. Each run is taken at most once, and one that is refused, by
+        `authorize` too, does not keep the others from it.
         """
         return drive(self._requeued_all(filters), None, self._bound["clock"], wakes=self.store)
 
-    async def arequeue_all(self, **filters: Unpack[RequeueFilters]) -> Requeued:
+    async def arequeue_all(self, **filters: Unpack[BulkFilters]) -> Requeued:
         """Await it: the async form of `requeue_all`."""
         return await adrive(self._requeued_all(filters), None, self._bound["clock"], wakes=self.store)
 
@@ -565,6 +584,23 @@ class Engine:
                 await self.acancel(run_id, reason)
                 asked.append(run_id)
         return asked
+
+    def cancel_matching(self, *, reason: str = "", **filters: Unpack[BulkFilters]) -> Cancelled:
+        """Ask every run that matches to end, as `cancel` does; return what became of each.
+
+        The filters are those of `requeue_all`; status None: all runs that have not ended, or with a filter on errors the
+        failed ones.
+
+        >>> engine = Engine(store, flows=[doubling])
+        >>> _ = engine.start(doubling, 21, run_id="old-1")
+        >>> engine.cancel_matching(run_id_prefix="old-", reason="no longer wanted").outcomes
+        {'old-1': 'cancelled'}
+        """
+        return drive(self._cancelled_matching(filters, reason), None, self._bound["clock"], wakes=self.store)
+
+    async def acancel_matching(self, *, reason: str = "", **filters: Unpack[BulkFilters]) -> Cancelled:
+        """Await the requests: the async form of `cancel_matching`."""
+        return await adrive(self._cancelled_matching(filters, reason), None, self._bound["clock"], wakes=self.store)
 
     # -- looking and deleting --------------------------------------------------------------------------
 
@@ -738,11 +774,26 @@ class Engine:
         if job.options.amends:
             self._gate.ask("override", run_id, job.flow.name)
 
-    def _requeued_all(self, filters: RequeueFilters) -> Routine[Requeued]:
-        from milepost.engine.requeue import matching, requeue_each  # few programs need it
+    def _requeued_all(self, filters: BulkFilters) -> Routine[Requeued]:
+        from milepost.engine.matching import each_matching  # few programs need it
+        from milepost.engine.requeue import STANDING
+        from milepost.model.reports import Requeued
 
-        run_ids = yield from matching(self.store, **filters)
-        return (yield from requeue_each(run_ids, lambda run_id: self._handle(run_id)._requeued()))
+        def requeue(run_id: str) -> Routine[None]:
+            return self._handle(run_id)._requeued()
+
+        outcomes, stopped = yield from each_matching(self.store, requeue, STANDING, filters)
+        return Requeued((*outcomes.done,), outcomes.refused, stopped)
+
+    def _cancelled_matching(self, filters: BulkFilters, reason: str) -> Routine[Cancelled]:
+        from milepost.engine.matching import each_matching  # few programs need it
+        from milepost.model.reports import Cancelled
+
+        def cancel(run_id: str) -> Routine[CancelOutcome]:
+            return self._handle(run_id)._ended(reason)
+
+        outcomes, stopped = yield from each_matching(self.store, cancel, ACTIVE, filters)
+        return Cancelled(outcomes.done, outcomes.refused, stopped)
 
     def _deletion(self, run_id: str, force: bool) -> Routine[None]:
         if self._gate.is_guarded:

@@ -39,6 +39,7 @@ from milepost.verbs import Job, adrive, drive
 from milepost.workflows.run import StepRun
 
 if TYPE_CHECKING:
+    from milepost.adapters.user_stores import AnyStore
     from milepost.model.events import Event
     from milepost.model.info import RunInfo
 
@@ -189,6 +190,40 @@ class RunHandle(Generic[R]):
         """Await it: the async form of `requeue`."""
         await self._arun(self._requeued(retry=retry, reopen=reopen, at=at), wakes=self.store)
 
+    def fork_run(
+        self,
+        node_id: str | None = None,
+        visit: int | None = None,
+        *,
+        new_run_id: str | None = None,
+        state_override: Callable[[Any], Any] | None = None,
+        update: Mapping[str, Any] | None = None,
+        reroute: bool | None = None,
+        into: AnyStore | None = None,
+        ready: bool = False,
+    ) -> str:
+        """Copy the run up to a visit into a new run, and return its id; see `Engine.fork_run`."""
+        amends = {"state_override": state_override, "update": update, "reroute": reroute}
+        job = self._job_to_fork(self._run(self._known()), amends, ready=ready)
+        return job.fork(node_id, visit, new_run_id, into, ready=ready)
+
+    async def afork_run(
+        self,
+        node_id: str | None = None,
+        visit: int | None = None,
+        *,
+        new_run_id: str | None = None,
+        state_override: Callable[[Any], Any] | None = None,
+        update: Mapping[str, Any] | None = None,
+        reroute: bool | None = None,
+        into: AnyStore | None = None,
+        ready: bool = False,
+    ) -> str:
+        """Await the copy: the async form of `fork_run`."""
+        amends = {"state_override": state_override, "update": update, "reroute": reroute}
+        job = self._job_to_fork(await self._arun(self._known()), amends, ready=ready)
+        return await job.afork(node_id, visit, new_run_id, into, ready=ready)
+
     # -- below ---------------------------------------------------------------------------------------
 
     def _run(self, routine: Routine[T], wakes: Store | None = None) -> T:
@@ -256,6 +291,13 @@ class RunHandle(Generic[R]):
         if self._gate.is_guarded:
             self._gate.ask("cancel", self.run_id, (yield from self._info()).flow)
         return (yield from signals.cancel(self.store, self.run_id, reason))
+
+    def _job_to_fork(self, flow: Flow, amends: Mapping[str, Any], *, ready: bool) -> Job:
+        job = Job(flow, self.store, self.run_id, amends, self._bound, ResumeRequest())
+        actions = {"resume": True, "override": job.options.amends, "requeue": ready}
+        for action in filter(actions.get, actions):
+            self._gate.ask(action, self.run_id, flow.name)
+        return job
 
     def _requeued(
         self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None

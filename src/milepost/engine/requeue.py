@@ -12,24 +12,19 @@ from datetime import datetime
 from typing import Any
 
 from milepost.engine.authorize import Gate
-from milepost.errors import MilepostError, StoreClosedError, StoreError
 from milepost.executor.checks import ResumeRequest, locked, not_resumable, refused_by_status
 from milepost.executor.effects import Routine
 from milepost.executor.journal import Journal, ask, take
 from milepost.executor.resume import as_before, make_claim
 from milepost.executor.signals import check_key
-from milepost.model.info import RunInfo
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import START, Record, format_time
-from milepost.model.reports import Requeued
-from milepost.options import RunFilters, merge_options, start_time
-from milepost.store import Claimed, Release, RunRow, RunSnapshot, Store, check_number, check_run_id
+from milepost.options import merge_options, start_time
+from milepost.store import Claimed, Release, RunRow, RunSnapshot, Store, check_run_id
 from milepost.workflows.replay import ranges_to_go_on
 
 STANDING = ("failed", "interrupted", "blocked")
 """The statuses of runs that nobody goes on with by himself: `requeue_all` takes these unless it is told others."""
-PAGE = 1000
-"""The number of runs that are listed at once."""
 WAIT_OR_STOP = "wait for its end, or stop it"
 
 
@@ -52,69 +47,6 @@ def requeue(
     yield from check_key(store, run_id)
     while not (yield from _leave(journal, latest, nonces, retry, wake_at)):
         latest = yield from ask(store, "latest", run_id)
-
-
-def requeue_each(run_ids: Iterable[str], requeue_one: Callable[[str], Routine[None]]) -> Routine[Requeued]:
-    """Leave runs to the workers, one after the other. One that is refused does not keep the others from it."""
-    done: list[str] = []
-    refused: dict[str, str] = {}
-    for run_id in run_ids:
-        try:
-            yield from requeue_one(run_id)
-        except MilepostError as exc:
-            if _is_of_all_runs(exc):
-                raise
-            refused[run_id] = str(exc)
-        else:
-            done.append(run_id)
-    return Requeued(tuple(done), refused)
-
-
-def matching(
-    store: Store,
-    *,
-    flow: str | None = None,
-    status: str | Iterable[str] | None = None,
-    error_type: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    limit: int | None = None,
-) -> Routine[list[str]]:
-    """Return the ids of the runs that `requeue_all` is for, newest first and each once, `limit` of them at most."""
-    left = None if limit is None else check_number(limit, "limit", least=1)
-    if status is None:
-        status = STANDING if error_type is None else "failed"
-    filters: RunFilters = {"flow": flow, "status": status if isinstance(status, str) else (*status,), "tags": tags}
-    found: list[str] = []
-    after: str | None = None
-    # Pages go by the time of creation, which never changes: a run that begins or moves on meanwhile shifts none of them.
-    while page := (yield from ask(store, "list_runs", **filters, after=after, limit=PAGE)):
-        for info in page:
-            if error_type is None or (yield from _has_failed_with(store, info, error_type)):
-                found.append(info.run_id)
-                if len(found) == left:
-                    return found
-        after = page[-1].run_id
-    return found
-
-
-def _has_failed_with(store: Store, info: RunInfo, error_type: str) -> Routine[bool]:
-    """Return whether a run failed with an error of this type, given with or without its module."""
-    error = info.error
-    if error is None and info.status == "failed":
-        # A page has the error only if it stands near the end of the journal.
-        try:
-            row: RunRow = yield from ask(store, "get_run", info.run_id)
-        except MilepostError as exc:
-            if _is_of_all_runs(exc):
-                raise
-            return False
-        error = row.info.error
-    return error is not None and f".{error.error_type}".endswith(f".{error_type}")
-
-
-def _is_of_all_runs(exc: MilepostError) -> bool:
-    """Return whether the store itself fails or is closed, so that no other run can be reached either."""
-    return isinstance(exc, StoreClosedError) or (isinstance(exc, StoreError) and not exc.is_of_one_run)
 
 
 def _leave(

@@ -169,8 +169,13 @@ class Run(ABC):
     """True if the flow's code runs again up to the point where the run goes on. It has to, even only to end the run."""
 
     @abstractmethod
-    def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
-        """Copy the run up to a visit into a new run, in the store `into` or (None) in its own; return the new id."""
+    def fork(
+        self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None, *, ready: bool
+    ) -> Routine[str]:
+        """Copy the run up to a visit into a new run, in the store `into` or (None) in its own; return the new id.
+
+        `ready`: the new run is left to the workers.
+        """
 
     @abstractmethod
     def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Any]:

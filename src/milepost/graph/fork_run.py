@@ -43,11 +43,12 @@ def fork(
     node_id: str | None = None,
     visit: int | None = None,
     run: Run | None = None,
+    ready: bool = False,
 ) -> Routine[str]:
     """Copy a run up to a visit of `node_id` (None: its newest point to resume from) into a new run; return its id.
 
     The options of `run`, the run with its flow, amend the state there. Without `run` the flow is not checked, and
-    nothing is amended.
+    nothing is amended. `ready`: the new run is left to the workers.
     """
     _check(store, into, node_id, visit, run)
     check_run_id(run_id)
@@ -64,7 +65,7 @@ def fork(
     if run is not None and run.flow.front == "graph":
         amendment = yield from _amendment(run, prefix, point, node_id)
     missed = content_of(point)[0].get("missed") or ()
-    lines = lines_of_fork(prefix, store.seals, into.clock.time(), missed, amendment)
+    lines = lines_of_fork(prefix, store.seals, into.clock.time(), missed, amendment, ready=ready)
     try:
         yield from ask(into, "import_run", lines, run_id=new_run_id)
     except RunExistsError as exc:

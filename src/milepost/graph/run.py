@@ -57,13 +57,16 @@ class NodeRun(Run):
         self.walker.followed_at = self.followed_at
         return self._unless_parked(self.walker.walk(given, self.flow.entry))
 
-    def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
+    def fork(
+        self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None, *, ready: bool
+    ) -> Routine[str]:
         """Copy the run up to a visit into a new one."""
         from milepost.graph.fork_run import fork  # imported here: most programs never need it
 
         return fork(
-            self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self
-        )
+            self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self,
+            ready=ready,
+        )  # fmt: skip
 
     def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
         """Examine the point that the verb goes on from."""

@@ -1,4 +1,4 @@
-"""Reports about runs: the point and reason of a resume, the result of a run of a graph, and of `requeue_all`."""
+"""Reports about runs: the point and reason of a resume, the result of a run of a graph, and of verbs for many runs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,24 @@ class RunResult(Generic[StateT]):
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """The result of `requeue_all`: the runs that workers go on with, and the others with the reason why not."""
+    """The result of `requeue_all`: the runs that workers go on with, and the others with the reason why not.
+
+    `stopped_after` is the run with which a filter on errors had compared as many runs as it may: `after=` goes on with
+    those before it. None: no older run matches.
+    """
 
     done: tuple[str, ...] = ()
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stopped_after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The result of `cancel_matching`: what `cancel` returned for each run, and the others with the reason why not.
+
+    `stopped_after` is that of `Requeued`.
+    """
+
+    outcomes: Mapping[str, Literal["cancelled", "requested", "ended"]] = dataclasses.field(default_factory=dict)
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stopped_after: str | None = None

@@ -214,13 +214,16 @@ class StepRun(Run):
 
     # -- beginning and going on ------------------------------------------------------------------------
 
-    def fork(self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None) -> Routine[str]:
+    def fork(
+        self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None, *, ready: bool
+    ) -> Routine[str]:
         """Copy the run up to a visit into a new one."""
         from milepost.graph.fork_run import fork  # most programs never need it
 
         return fork(
-            self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self
-        )
+            self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self,
+            ready=ready,
+        )  # fmt: skip
 
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
         """Play the workflow's code on its inputs."""

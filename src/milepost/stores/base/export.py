@@ -473,11 +473,13 @@ def lines_of_fork(
     now: float,
     missed: Sequence[str],
     amendment: tuple[Mapping[str, Any], bytes | None] | None,
+    *,
+    ready: bool,
 ) -> bytes:
     """Return the lines of the fork, under the run id of its origin and sealed with the origin's `seals`.
 
     `amendment` holds the fields of the owner record that amends the point, and the new state, encoded (None:
-    unchanged).
+    unchanged). `ready`: workers take the fork; else it is left to be resumed.
     """
     info, records = prefix.row.info, list(prefix.records)
     epoch = prefix.row.epoch
@@ -490,11 +492,11 @@ def lines_of_fork(
     row = Row(
         info.run_id,
         info.flow,
-        "interrupted",
+        "ready" if ready else "interrupted",
         created_at=now,
         updated_at=now,
         epoch=epoch,
-        reason=f"it was forked from run {info.run_id!r} at record {prefix.sequence}: resume it",
+        reason="" if ready else f"it was forked from run {info.run_id!r} at record {prefix.sequence}: resume it",
         signals=len(signals),
         degraded=bool(missed),
         missed=tuple(missed),
