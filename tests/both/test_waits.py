@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 import pytest
@@ -59,19 +59,21 @@ def approve(amount: int):
     return [reply.payload, reply.timed_out]
 
 
-def typed(payload: Any, name: str = "typed", **options: Any):
+def typed(payload: Any, name: str = "typed", signal: str = "go", **options: Any):
     @workflow(name, types=[Approval, Payment, Point, Colour])
     def wf():
-        reply = yield from step("ask").wait_for("go", payload=payload, **options)
+        reply = yield from step("ask").wait_for(signal, payload=payload, **options)
         return reply.payload
 
     return wf
 
 
-def asking(front: str) -> Any:
-    if front == "workflow":
+def asking(front: str, payload: Any = None) -> Any:
+    if front == "workflow" and payload is None:
         return approve.bind(amount=7)
-    graph = Graph(dict).add_wait("ask", "approval", apply=lambda state, reply: {"by": reply.payload})
+    if front == "workflow":
+        return typed(payload, signal="approval").bind()
+    graph = Graph(dict).add_wait("ask", "approval", apply=lambda state, reply: {"by": reply.payload}, payload=payload)
     return graph.add_edge("ask", END).set_entry("ask").compile("asks").bind({})
 
 
@@ -351,6 +353,39 @@ def test_an_early_payload_of_another_type_is_refused_and_the_run_waits_on(verbs,
     assert "taken" == verbs.call(engine, "signal", "r", "go", right)
     verbs.resume(engine, flow, "r")
     assert ["start", "wait", "reply", "reply", "checkpoint", "finish"] == kinds(timed)
+
+
+@pytest.mark.every_store
+@pytest.mark.parametrize("front", ["graph", "workflow"])
+def test_a_wait_and_its_record_tell_the_schema_the_beginning_and_the_answer_that_was_refused(
+    verbs, engine, timed, clock, front
+):
+    bound = asking(front, payload=int)
+    engine.start(bound, run_id="r")
+    assert "kept" == engine.signal("r", "approval", "seven")
+    begun = clock.now()
+    with pytest.raises(RunSuspended) as caught:
+        verbs.resume(engine, bound.flow, "r")
+    (record,) = timed.read("r", kinds=("wait",))
+    assert {"type": "integer"} == record.fields()["schema"]
+    (shown,) = timed.get_run("r").info.waiting_for
+    (raised,) = caught.value.waiting_for
+    clock.advance(60)
+    with pytest.raises(RunSuspended) as again:
+        verbs.resume(engine, bound.flow, "r")
+    for wait in (shown, raised, *again.value.waiting_for):
+        assert ({"type": "integer"}, begun) == (wait.schema, wait.since)
+        assert "the payload of signal 'approval' is refused" in wait.refused.text
+        assert (begun, None) == (wait.refused.time, wait.refused.by)
+
+
+def test_a_schema_of_more_than_16_kb_is_not_kept_and_its_type_still_checks(verbs, timed, park):
+    flow = typed(Literal[tuple(f"choice {n:06}" for n in range(2000))])
+    (wait,) = park(flow)
+    assert wait.schema is None
+    assert all("schema" not in record.fields() for record in timed.read("r"))
+    with pytest.raises(SignalRefusedError):
+        verbs.call(Engine(timed, flows=[flow]), "signal", "r", "go", "choice")
 
 
 def test_a_refused_answer_stays_refused_and_the_next_one_counts(verbs, engine):

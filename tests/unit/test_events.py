@@ -85,6 +85,8 @@ def test_values_are_told_plainly() -> None:
         "prompt": {"n": [1, 2]},
         "wake_at": "2026-01-01T00:00:00+00:00",
         "schema": None,
+        "since": None,
+        "refused": None,
     } == waiting.to_dict()["wait"]
 
 

@@ -101,7 +101,7 @@ def test_a_run_stands_where_the_records_after_its_point_say():
 def test_a_wait_is_open_until_its_reply_or_the_end_of_a_step_around_it():
     journal = Journal().add(WAIT, "s/w", wait_id="s/w#1", signal="go").add(REPLY, "s/w", signal=1, refused="no")
     (found,) = journal.read().open_waits().values()
-    assert ("s/w#1", 1, "no") == (found.wait.wait_id, found.sequence, found.refused)
+    assert ("s/w#1", 1, "no") == (found.wait.wait_id, found.sequence, found.wait.refused and found.wait.refused.text)
     assert {} == Journal().add(WAIT, "s/w").add(REPLY, "s/w", signal=1).read().open_waits()
     assert {} == Journal().add(WAIT, "s/w").done("s").read().open_waits()
 

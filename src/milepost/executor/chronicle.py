@@ -8,7 +8,7 @@ from typing import Any
 
 from milepost.errors import CheckpointCorruptError, MilepostError
 from milepost.executor.flow import Flow, codec_at
-from milepost.executor.history_values import parent_of, wait_of
+from milepost.executor.history_values import parent_of, refused_answer, wait_of
 from milepost.model.events import (
     AttemptFailed,
     Event,
@@ -213,6 +213,8 @@ class Chronicle:
         elif not fields.get("refused"):
             return
         wait = self._waits.get(wait_id) or Wait(wait_id, None)
+        if record.kind != WAIT:
+            wait = self._waits[wait_id] = replace(wait, refused=refused_answer(fields))
         yield RunWaiting(node_id=record.node_id, wait=wait, reason=str(fields.get("refused") or ""), **told)
 
     def _undone(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:

@@ -212,11 +212,10 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         is_over = any(done.sequence > entry.sequence for done in around)
         return None if is_over or self.was_completed(step_id, entry.record.visit) else entry
 
-    def refusal_of(self, wait: StepRecord, step_id: str) -> str:
-        """Return the reason for which the newest reply to a wait was refused; "" for none."""
+    def refusal_of(self, wait: StepRecord, step_id: str) -> StepRecord | None:
+        """Return the record of the newest answer to a wait that the run refused; None for none."""
         refused = self.refused.get(step_id)
-        is_its = refused is not None and refused.sequence > wait.sequence
-        return str(refused.fields.get("refused")) if refused is not None and is_its else ""
+        return refused if refused is not None and refused.sequence > wait.sequence else None
 
     def open_waits(self) -> dict[str, OpenWait]:
         """Return the waits that have not ended, by step."""
@@ -226,11 +225,10 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
             if entry is not None:
                 fields = entry.fields
                 found[step_id] = OpenWait(
-                    wait_of(fields, entry.record.state()),
+                    wait_of(fields, entry.record.state(), self.refusal_of(entry, step_id)),
                     entry.sequence,
                     int(fields.get("seen") or 0),
                     fields.get("early", True) is not False,
-                    self.refusal_of(entry, step_id),
                 )
         return found
 

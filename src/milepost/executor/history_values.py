@@ -12,7 +12,7 @@ from milepost.executor.flow import Renames
 from milepost.model.record import Record, StepHead, parse_time, turnings, way_to
 
 if TYPE_CHECKING:
-    from milepost.model.info import Wait
+    from milepost.model.info import RefusedAnswer, Wait
     from milepost.model.results import StepResult, StepType
 
 
@@ -42,8 +42,6 @@ class OpenWait(NamedTuple):
     sequence: int
     seen: int
     is_early: bool
-    refused: str = ""
-    """The reason for which the newest reply was refused; "" for none."""
 
 
 class PendingRecord(NamedTuple):
@@ -172,8 +170,8 @@ def with_around(step_id: str) -> Iterator[str]:
     yield from around(step_id)
 
 
-def wait_of(fields: Mapping[str, Any], prompt: bytes | None) -> Wait:
-    """Make the wait that a record begins."""
+def wait_of(fields: Mapping[str, Any], prompt: bytes | None, refused: StepRecord | None = None) -> Wait:
+    """Make the wait that a record begins. `refused` is the record of the newest answer that the run refused."""
     from milepost.model.info import Wait  # imported here: most runs wait for nothing
 
     wake_at = fields.get("wake_at")
@@ -182,7 +180,17 @@ def wait_of(fields: Mapping[str, Any], prompt: bytes | None) -> Wait:
         fields.get("signal"),
         msgspec.json.decode(prompt or b"null"),
         None if wake_at is None else parse_time(str(wake_at)),
+        fields.get("schema"),
+        parse_time(str(fields.get("timestamp"))),
+        None if refused is None else refused_answer(refused.fields),
     )
+
+
+def refused_answer(fields: Mapping[str, Any]) -> RefusedAnswer:
+    """Make the answer that a record refused."""
+    from milepost.model.info import RefusedAnswer  # imported here: most runs refuse none
+
+    return RefusedAnswer(str(fields.get("refused")), parse_time(str(fields.get("timestamp"))), fields.get("by"))
 
 
 def left_of_pause(fields: Mapping[str, Any], now: float) -> float:

@@ -67,7 +67,7 @@ def _check_payload(store: Store, run_id: str, signal: Signal, find_wait: FindWai
             break
     else:
         return
-    work = None if wait.schema is None else (yield from find_wait(wait.wait_id))
+    work = yield from find_wait(wait.wait_id)
     refused = "" if work is None else reply_with(work, signal)[1]
     if not refused:
         return

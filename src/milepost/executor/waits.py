@@ -28,7 +28,7 @@ from milepost.errors import (
 )
 from milepost.executor.effects import Emit, Routine, Sleep
 from milepost.executor.flow import WaitWork
-from milepost.executor.history_values import OpenWait, PendingRecord
+from milepost.executor.history_values import OpenWait, PendingRecord, refused_answer, wait_of
 from milepost.executor.journal import ask
 from milepost.model.events import RunWaiting
 from milepost.model.failure import contained, describe
@@ -132,14 +132,16 @@ def wait(
         now = now_of(run)
         if signal is None:
             break
-        reply, refused = reply_with(work, signal)
+        reply, flaw = reply_with(work, signal)
         fields: dict[str, Any] = {"signal": signal.number, "wait_id": mine.wait.wait_id, **at}
         run.progress.used_signals.add(signal.number)
         if reply is not None:
             yield from _answer(run, step_id, visit, fields, reply)
             return reply_of(work, reply), reply
-        yield from run.record((PendingRecord(REPLY, step_id, visit, {**fields, "refused": refused}),), is_fatal=True)
-        mine = run.progress.open_waits[step_id] = mine._replace(refused=refused)
+        fields["refused"] = flaw
+        _, moment = yield from run.record((PendingRecord(REPLY, step_id, visit, fields),), is_fatal=True)
+        refused = refused_answer({**fields, "timestamp": moment})
+        mine = run.progress.open_waits[step_id] = mine._replace(wait=replace(mine.wait, refused=refused))
     if mine.wait.wake_at is not None and mine.wait.wake_at.timestamp() <= now:
         reply = _encode(_Reply(timed_out=work.signal is not None))
         yield from _answer(run, step_id, visit, {"timed_out": True, "wait_id": mine.wait.wait_id, **at}, reply)
@@ -206,7 +208,7 @@ def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, An
     if work.payload is not None:
         from milepost.codec.schema import schema_of  # few waits declare the type of their payload
 
-        schema = schema_of(work.payload)
+        schema = schema_of(work.payload) or None
     if known is not None:
         known = known._replace(wait=replace(known.wait, schema=schema))
         run.progress.open_waits[step_id] = known
@@ -233,15 +235,12 @@ def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, An
         "wake_at": None if ends is None else format_time(ends),
         "seen": seen or None,
         "early": None if work.early else False,
+        "schema": schema,
         **run.known_before(),
         **at,
     }
-    sequence, _ = yield from run.record((PendingRecord(WAIT, step_id, visit, fields, data),), is_fatal=True)
-    from milepost.model.info import Wait
-
-    wake_at = None if ends is None else parse_time(format_time(ends))
-    waits_for = Wait(wait_id, work.signal, msgspec.json.decode(data), wake_at, schema)
-    opened = OpenWait(waits_for, sequence, seen, work.early)
+    sequence, moment = yield from run.record((PendingRecord(WAIT, step_id, visit, fields, data),), is_fatal=True)
+    opened = OpenWait(wait_of({**fields, "timestamp": moment}, data), sequence, seen, work.early)
     run.progress.open_waits[step_id] = opened
     return opened
 
@@ -410,7 +409,7 @@ def park(run: Run, waits: tuple[OpenWait, ...]) -> Routine[bool]:
     ends = [wait.wait.wake_at.timestamp() for wait in ordered if wait.wait.wake_at is not None]
     if ends and min(ends) <= now_of(run):
         return False
-    refused = [wait.refused for wait in ordered if wait.refused]
+    refused = [opened.wait.refused.text for opened in ordered if opened.wait.refused is not None]
     release = run.journal.make_release(
         "waiting",
         refused[-1] if refused else "",
@@ -425,14 +424,14 @@ def park(run: Run, waits: tuple[OpenWait, ...]) -> Routine[bool]:
     run.status = "waiting"
     run.progress.open_waits = {wait.wait.wait_id: wait for wait in ordered}
     if run.is_listening:
-        for wait in ordered:
+        for wait, *_ in ordered:
             yield Emit(
                 RunWaiting(
                     run_id=run.run_id,
                     timestamp=run.options.clock.time(),
-                    node_id=wait.wait.wait_id.rpartition("#")[0],
-                    wait=wait.wait,
-                    reason=wait.refused,
+                    node_id=wait.wait_id.rpartition("#")[0],
+                    wait=wait,
+                    reason="" if wait.refused is None else wait.refused.text,
                 )
             )
     return True

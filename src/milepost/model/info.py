@@ -15,10 +15,21 @@ from milepost.model.retry import as_seconds
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedAnswer:
+    """An answer that a run refused: the reason, the time of the refusal, and who sent the answer if that is known."""
+
+    text: str
+    time: datetime
+    by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """One thing that a run waits for. `signal` is None for a timer; `wake_at` is None if the wait has no end.
 
-    `schema` is a JSON Schema of the payload, as far as it follows from the declared type; None if none is declared.
+    `schema` is a JSON Schema (2020-12) of the payload, as far as it follows from the declared type; None if nothing
+    follows, or more than 16 KB. `since` is the time at which the wait began, `refused` the newest answer that the run
+    refused.
     """
 
     wait_id: str
@@ -26,6 +37,8 @@ class Wait:
     prompt: Any = None
     wake_at: datetime | None = None
     schema: Any = field(default=None, compare=False, repr=False)
+    since: datetime | None = field(default=None, compare=False)
+    refused: RefusedAnswer | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,8 @@ def _fill_open(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> No
         step.step_type = "timer" if wait.fields.get("signal") is None else "wait"
         if not is_over and recorded.open_wait(step_id) is not None:
             step.status, step.wait = "waiting", _wait_of(wait)
-            step.reason = recorded.refusal_of(wait, step_id)
+            refused = recorded.refusal_of(wait, step_id)
+            step.reason = "" if refused is None else str(refused.fields.get("refused"))
 
 
 def _place(step: TreeStep, entry: StepRecord) -> None:

@@ -270,7 +270,7 @@ class RecordCipher:
     # -- the row's texts ----------------------------------------------------------------------------
 
     def keep_row(self, row: Row) -> Row:
-        """Return `row` with its texts encrypted: reason, its cancel's reason, and prompts and schemas of its waits."""
+        """Return `row` with its texts encrypted: reason, its cancel's reason, and texts of its waits."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
             return row
         return msgspec.structs.replace(
@@ -301,6 +301,10 @@ class RecordCipher:
         changed: dict[str, Any] = {
             name: change(run_id, f"{name} {wait.wait_id}", text) for name, text in texts.items() if text is not None
         }
+        if wait.refused is not None:
+            place, refused = f"refused {wait.wait_id}", wait.refused
+            by = None if refused.by is None else change(run_id, place, refused.by)
+            changed["refused"] = replace(refused, text=change(run_id, place, refused.text), by=by)
         return replace(wait, **changed)
 
     def _kept_value(self, run_id: str, what: str, value: Any) -> str:
