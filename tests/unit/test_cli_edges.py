@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from test_cli_looking import make_run
 
 from milepost import SQLiteStore
 from milepost.cli.app import cli
-from milepost.cli.live import OneLine
+from milepost.cli.logs import OneLine
 from milepost.model.info import Wait
 from milepost.store import Release
 from milepost.testing.tables import for_each
@@ -401,6 +402,19 @@ def test_json_stays_json_whatever_the_encoding_of_the_output(shop: Shop, encodin
     assert "Öł" == told("state", "Öł")[0]["id"]
     assert "Öł" == told("runs", "--json")[0]["runs"][0]["run_id"]
     assert "'ö'" in told("show", "ö", "--json")[0]["error"]["message"]
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each_commands_own_help() -> None:
+    said = {name: command.load().get_short_help_str(200) for name, command in cli.commands.items()}
+    assert said == {name: command.short_help for name, command in cli.commands.items()}
+
+
+def test_the_help_of_the_command_line_imports_no_store_and_no_engine() -> None:
+    listed = "import sys; from milepost.cli import main; main(['--help']); print(sorted(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", listed], capture_output=True, check=True, text=True).stdout
+    loaded = set(ast.literal_eval(told.splitlines()[-1]))
+    assert "milepost.cli.app" in loaded
+    assert set() == loaded & {"asyncio", "jsonpatch", "msgspec", "rich", "sqlite3", "milepost.store", "milepost.engine"}
 
 
 def test_no_line_of_a_help_text_is_cut_at_80_columns(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,22 +6,15 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
 from milepost import __version__
-from milepost.cli.checking import doctor, draw_graph
-from milepost.cli.database import db
-from milepost.cli.demo import demo
-from milepost.cli.keeping import delete, export, fork, import_run, prune, stats, verify
-from milepost.cli.live import logging_warnings
-from milepost.cli.looking import diff, history, runs, show, state, watch
+from milepost.cli.logs import logging_warnings
 from milepost.cli.places import EXIT_CODES, INTERRUPTED, USAGE, Invocation, code_of, shared_options
-from milepost.cli.running import resume, retry, run
-from milepost.cli.sending import cancel, requeue, signal, start
 from milepost.cli.text import to_json
-from milepost.cli.working import recover, worker
 from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
 from milepost.views.text import clean, in_options
 
@@ -54,35 +47,52 @@ def cli(context: click.Context) -> None:
         context.exit(USAGE)
 
 
-for _command in (
-    demo,
-    run,
-    resume,
-    retry,
-    start,
-    watch,
-    signal,
-    cancel,
-    requeue,
-    worker,
-    recover,
-    runs,
-    show,
-    history,
-    state,
-    diff,
-    export,
-    import_run,
-    fork,
-    verify,
-    delete,
-    prune,
-    stats,
-    draw_graph,
-    doctor,
-    db,
+class _Deferred(click.Command):
+    """A command that is imported when it is called. To list it takes only its name and its summary."""
+
+    def __init__(self, name: str, home: str, summary: str) -> None:
+        super().__init__(name, short_help=summary)
+        self._home = home
+
+    def load(self) -> click.Command:
+        """Import the command."""
+        module, _, name = self._home.partition(":")
+        command: click.Command = getattr(import_module(f"milepost.cli.{module}"), name)
+        return command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        return self.load().make_context(*args, **kwargs)
+
+
+for _name, _home, _summary in (
+    ("cancel", "sending:cancel", "Ask a run to end."),
+    ("db", "database:db", "Look at the tables of a database, and bring them up to date."),
+    ("delete", "keeping:delete", "Delete a run, or one node of it, for good."),
+    ("demo", "demo:demo", "See a pipeline survive a SIGKILL, on real data."),
+    ("diff", "looking:diff", "Show what changed in the state from A to B."),
+    ("doctor", "checking:doctor", "Check Python, SQLite, the store and the extras."),
+    ("export", "keeping:export", "Write everything of a run as JSON lines."),
+    ("fork", "keeping:fork", "Copy a run up to a node into a new run, and print its id."),
+    ("graph", "checking:draw_graph", "Draw a graph as Mermaid, Graphviz or JSON."),
+    ("history", "looking:history", "List all records of a run in order."),
+    ("import", "keeping:import_run", "Take in a run that export wrote."),
+    ("prune", "keeping:prune", "Delete old runs and old visits for good, of runs that have ended."),
+    ("recover", "working:recover", "Go once through what is due or has lost its process."),
+    ("requeue", "sending:requeue", "Leave runs to the workers, by id or all that match."),
+    ("resume", "running:resume", "Go on with a run where its records end."),
+    ("retry", "running:retry", "Run again what failed, with fresh attempts."),
+    ("run", "running:run", "Run a flow and record it."),
+    ("runs", "looking:runs", "List runs, newest first."),
+    ("show", "looking:show", "Show where a run stands, and why."),
+    ("signal", "sending:signal", "Send a run a signal."),
+    ("start", "sending:start", "Record a run for a worker to take up, and print its id."),
+    ("state", "looking:state", "Print a recorded state, as the JSON that it is."),
+    ("stats", "keeping:stats", "Tell how much a store holds: runs by status, records, bytes."),
+    ("verify", "keeping:verify", "Check all records of a run, or with --all of all runs."),
+    ("watch", "looking:watch", "Follow a run to its end, whoever executes it."),
+    ("worker", "working:worker", "Execute runs that were started, are due, or lost their process."),
 ):
-    cli.add_command(_command)
+    cli.add_command(_Deferred(_name, _home, _summary))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

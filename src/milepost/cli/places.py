@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sqlite3
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import click
@@ -28,8 +26,9 @@ from milepost.errors import (
     RunSuspended,
     StoreError,
 )
-from milepost.store import Store
-from milepost.stores.url import open_store, shown_url
+
+if TYPE_CHECKING:
+    from milepost.store import Store
 
 # Durations as options take them: a number with its unit, so that nobody deletes by the second what is meant by
 # the day.
@@ -202,6 +201,8 @@ def project() -> tuple[Path, dict[str, str]]:
     root = next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file()), None)
     if root is None:
         return here, {}
+    import tomllib
+
     try:
         tool = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError) as exc:
@@ -277,6 +278,8 @@ def url_of_store(store: Store) -> str | None:
 
 def store_words(url: str | None) -> list[str]:
     """Return the option that names a store in a command that is shown; a URL that may hold a secret is left to the reader."""
+    from milepost.stores.url import shown_url
+
     return [] if url is None else ["--store", url if shown_url(url) == url else "URL"]
 
 
@@ -308,7 +311,7 @@ def is_file_store(folder: Path) -> bool:
 
 def open_or_make(invocation: Invocation) -> Store:
     """The store to run something in, which is made if it is not there."""
-    return open_store(chosen_url(invocation) or DEFAULT_URL)
+    return _open(chosen_url(invocation) or DEFAULT_URL)
 
 
 def open_existing(invocation: Invocation) -> Store:
@@ -335,11 +338,19 @@ def _open_there(url: str) -> Store:
     elif folder is not None and not is_file_store(folder):
         what = "is a folder without runs" if folder.is_dir() else "is no folder"
         raise NotFound(f"{folder.absolute()} {what}: run something first, or give the store with --store")
+    return _open(url)
+
+
+def _open(url: str) -> Store:
+    from milepost.stores.url import open_store  # the help texts need no store
+
     return open_store(url)
 
 
 def _refuse_foreign(path: Path) -> None:
     """Refuse a database of something else: to open it as a store would add tables to it."""
+    import sqlite3
+
     try:
         with closing(sqlite3.connect(f"file:{quote(os.fspath(path.absolute()))}?mode=ro", uri=True)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
@@ -56,6 +55,8 @@ _ROWS_BESIDE = 6
 
 def fit_screen(text: str) -> tuple[str, int]:
     """Return as much of a text as a screen shows beside other lines, and the number of lines that are left out."""
+    import shutil
+
     columns, rows = shutil.get_terminal_size()
     lines, left = text.split("\n"), max(rows - _ROWS_BESIDE, 4)
     for number, line in enumerate(lines):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import click
 
-from milepost.cli.live import logging_runs, prints_aside
+from milepost.cli.logs import logging_runs, prints_aside
 from milepost.cli.places import FAILED, OK, Invocation, app_option, command, read_duration, read_pause
 from milepost.cli.targets import App, Works, loaded, read_pairs
 from milepost.cli.text import print_table, to_json

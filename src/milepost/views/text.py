@@ -10,10 +10,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from milepost.codec.plain import plain_text
-from milepost.model.info import Wait
+if TYPE_CHECKING:
+    from milepost.model.info import Wait
 
 _ENCRYPTED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):[A-Za-z0-9+/]{38,}=*")
 """An encrypted text of a run's row, as a store without the key returns it."""
@@ -33,6 +33,8 @@ def short(text: object, limit: int = 60) -> str:
 
 def json_text(value: object) -> str:
     """Return recorded JSON in one line, without the codec's marks."""
+    from milepost.codec.plain import plain_text  # the codec, which what is shown rarely needs
+
     return plain_text(json.dumps(value, ensure_ascii=False, default=str))
 
 
