@@ -292,13 +292,3 @@ def test_a_function_finds_its_own_context_below_a_step(verbs, store, work):
         return [(yield step("a").python(work(told))), (yield step("m").map(lambda n: told(), [1]))[0]]
 
     assert [["r", "a", 1, 1, False], ["r", "m/0", 1, 1, False]] == verbs.run(wf, store=store, run_id="r")
-
-
-def test_outside_a_run_there_is_no_context(verbs, store):
-    @workflow("w")
-    def wf():
-        yield step("a").python(int)
-
-    verbs.run(wf, store=store)
-    with pytest.raises(LookupError, match=r"milepost\.testing\.context"):
-        current()

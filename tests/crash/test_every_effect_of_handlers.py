@@ -101,11 +101,11 @@ def subject(seed: int) -> Subject:
 
 
 def test_workflows_made_at_random_catch_failures_and_end_in_all_ways() -> None:
-    endings = [play(subject(seed), (), None) for seed in range(100)]
+    endings = [play(subject(seed), (), None) for seed in range(60)]
     assert {"finished", "failed"} == {ending.status for ending in endings}
     assert {"StepError", "WorkflowError"} < {ending.told for ending in endings if ending.status == "failed"} | {""}
     caught = [ending for ending in endings if ending.status == "finished" and "StepError" in ending.told]
-    assert 15 < len(caught)
+    assert 8 < len(caught)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -116,19 +116,12 @@ def test_a_workflow_with_handlers_that_dies_at_any_effect_ends_as_if_undisturbed
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "seeds", [range(start, start + 10) for start in range(0, 100, 10)], ids=lambda seeds: str(seeds[0])
+    "seeds", [range(start, start + 10) for start in range(6, 46, 10)], ids=lambda seeds: str(seeds[0])
 )
-def test_a_hundred_workflows_with_handlers_that_die_at_any_effect_end_as_if_undisturbed(seeds: range) -> None:
-    for seed in seeds:
-        crash_everywhere(subject(seed))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "seeds", [range(start, start + 10) for start in range(0, 100, 10)], ids=lambda seeds: str(seeds[0])
-)
-def test_a_hundred_workflows_with_handlers_that_die_twice_end_as_if_undisturbed(seeds: range) -> None:
+def test_more_workflows_with_handlers_that_die_once_or_twice_end_as_if_undisturbed(seeds: range) -> None:
     for seed in seeds:
         effects = len(play(subject(seed), (), None).effects)
-        crash_twice(subject(seed), random.Random(seed).randrange(effects // 2))
+        if seed % 2:
+            crash_everywhere(subject(seed))
+        else:
+            crash_twice(subject(seed), random.Random(seed).randrange(effects // 2))
