@@ -175,7 +175,7 @@ class Travel(Shop):
         """The tree that show prints: name as it stands, kind, status, and what is told."""
         parts = self.call("show", "a").out.split("\n\n")
         header, *rows = next(part for part in parts if " kind " in part).splitlines()
-        at = [header.index(column) for column in ("kind", "status", "attempts", "told")]
+        at = [header.index(column) for column in ("kind", "status", "attempts", "detail")]
         return [
             [row[: at[0]].rstrip(), row[at[0] : at[1]].strip(), row[at[1] : at[2]].strip(), row[at[3] :]]
             for row in rows

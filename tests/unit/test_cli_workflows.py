@@ -179,7 +179,7 @@ class Bookings(Shop):
         """The table of steps that show prints: name as it stands, kind, status, and what is told."""
         parts = self.call("show", run_id).out.split("\n\n")
         header, *rows = next(part for part in parts if " kind " in part).splitlines()
-        at = [header.index(column) for column in ("kind", "status", "attempts", "told")]
+        at = [header.index(column) for column in ("kind", "status", "attempts", "detail")]
         return [
             [row[: at[0]].rstrip(), row[at[0] : at[1]].strip(), row[at[1] : at[2]].strip(), row[at[3] :]]
             for row in rows
@@ -492,7 +492,7 @@ def test_show_tells_inputs_output_and_marked_points(bookings: Bookings) -> None:
     assert 'order="ab" rate="2.50" ratio=1.0' == facts["inputs"]
     assert '{"order": "ab", "paid": "paid 5.00"}' == facts["output"]
     header, priced, charged = out.partition("\n\n")[2].splitlines()
-    assert ["step", "kind", "status", "attempts", "took", "point", "told"] == header.split()
+    assert ["step", "kind", "status", "attempts", "took", "point", "detail"] == header.split()
     assert ("marked", False) == (priced.split()[6], "marked" in charged)
     shown = bookings.show("a")
     assert [True, False] == [step["is_marked"] for step in shown["steps"]]

@@ -85,12 +85,12 @@ def shown(value: Any) -> Any:
 def test_a_run_stands_where_the_records_after_its_point_say():
     journal = Journal().add(CHECKPOINT, "a", next_node="b").add(ROUTE, "x", next_node="y").add(OWNER, state=b"7")
     at = position_after(journal.records[1], "b", journal.records[2:])
-    assert ("b", 1, b"7", False, None) == (at.next_node, at.told_at, at.override.state(), at.is_rerouted, at.turn)  # type: ignore[union-attr]
+    assert ("b", 1, b"7", False, None) == (at.next_node, at.route_at, at.override.state(), at.is_rerouted, at.turn)  # type: ignore[union-attr]
     journal.add(OWNER, reroute=True)
     assert position_after(journal.records[1], "b", journal.records[2:]).is_rerouted
     journal.add(ROUTE, "a", next_node="c").add(OWNER, overrides=99, state=b"8", reroute=True)
     at = position_after(journal.records[1], "b", journal.records[2:])
-    assert ("c", 5, journal.records[3], False) == (at.next_node, at.told_at, at.override, at.is_rerouted)
+    assert ("c", 5, journal.records[3], False) == (at.next_node, at.route_at, at.override, at.is_rerouted)
     journal.add(FINISH).add(OWNER, verb="continue", entry="a", state=b"9")
     at = position_after(journal.records[1], "b", journal.records[2:])
     assert ("a", journal.records[8], journal.records[8], (journal.records[8],)) == (

@@ -293,10 +293,10 @@ class FolderStore(LooksOutside, FileStore):
                 self.points.remove(run_id)
         super().delete_run(run_id, force=force)
 
-    def _forget(self, run_id: str, wish: Any) -> bool:
-        if not wish.is_dry:
+    def _forget(self, run_id: str, removal: Any) -> bool:
+        if not removal.is_dry:
             self.points.remove(run_id)
-        return super()._forget(run_id, wish)
+        return super()._forget(run_id, removal)
 
     # -- what other programs left ----------------------------------------------------------------------
 
@@ -469,12 +469,12 @@ class _FilePoints(_Points):
         """Write the point's file from the journal, until the journal no longer changes meanwhile."""
         folder = self._folder
         for _ in range(_TRIES):
-            told = folder.journaled(run_id, checkpoint_id)
-            if told is None:
+            state = folder.journaled(run_id, checkpoint_id)
+            if state is None:
                 folder.points.remove(run_id, {checkpoint_id})
-            elif not folder.points.write(run_id, self._point(run_id, checkpoint_id, told)):
+            elif not folder.points.write(run_id, self._point(run_id, checkpoint_id, state)):
                 continue
-            if folder.journaled(run_id, checkpoint_id) == told:
+            if folder.journaled(run_id, checkpoint_id) == state:
                 return
         raise StoreError(
             f"checkpoint {checkpoint_id!r} of run {run_id!r} is recorded, but others saved it {_TRIES} times while its "

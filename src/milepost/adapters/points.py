@@ -55,9 +55,9 @@ def origin_of(store: Store, run_id: str) -> Origin:
 
 def origin_in(begun: Record) -> Origin:
     """Return the origin that a start record gives."""
-    told = begun.fields()
+    fields = begun.fields()
     flow, inputs_hash = NO_ORIGIN
-    return str(told.get("flow") or flow), str(told.get("inputs_hash") or inputs_hash)[:16]
+    return str(fields.get("flow") or flow), str(fields.get("inputs_hash") or inputs_hash)[:16]
 
 
 def point_of(data: bytes, origin: Callable[[], Origin]) -> CheckpointData:
@@ -150,15 +150,15 @@ class Marked:
             counting = self._counting(record)
             if counting:
                 # The run went on from this point, and has nothing else of what came before it.
-                taken, results = point_of(record.state() or b"", lambda: NO_ORIGIN), counting
+                start, results = point_of(record.state() or b"", lambda: NO_ORIGIN), counting
                 own = [later for later in own if later.sequence > record.sequence]
-                origin = (taken.workflow_name, taken.inputs_hash)
+                origin = (start.workflow_name, start.inputs_hash)
                 run = next((result.pop("run") for result in results.values() if "run" in result), {})
                 break
         history = read_history((record for record in own if not record.is_foreign), self._live)
         if history.start is not None:
-            told, origin = history.start.fields, origin_in(history.start.record)
-            run = {"begun_at": told.get("timestamp"), "version": told.get("flow_version")}
+            fields, origin = history.start.fields, origin_in(history.start.record)
+            run = {"begun_at": fields.get("timestamp"), "version": fields.get("flow_version")}
         for entry in sorted(history.done.values(), key=attrgetter("sequence")):
             results.pop(entry.record.node_id, None)
             results[entry.record.node_id] = _result_of(entry.record)
@@ -181,11 +181,11 @@ class Marked:
 
     def _counting(self, record: Record) -> dict[str, dict[str, Any]]:
         """Return the live results of a point that was recorded from outside: they have its number and those before it."""
-        taken = point_of(record.state() or b"", lambda: NO_ORIGIN)
-        first = record.sequence - len(taken.step_results) + 1
+        point = point_of(record.state() or b"", lambda: NO_ORIGIN)
+        first = record.sequence - len(point.step_results) + 1
         return {
             str(result.get("name")): dict(result)
-            for number, result in enumerate(taken.step_results, first)
+            for number, result in enumerate(point.step_results, first)
             if is_live(max(0, number), self._live)
         }
 

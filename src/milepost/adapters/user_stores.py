@@ -318,11 +318,11 @@ def _placed(node_id: str, data: bytes) -> StoredCheckpoint:
     """Build a checkpoint with the numbers that its envelope, or its point's last result,
     names. Other bytes may name none."""
     try:
-        told = _decode_envelope(data)
+        envelope = _decode_envelope(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        told = _Envelope()
-    place = told.step_results[-1] if told.workflow_name is not None and told.step_results else told
-    is_of_steps = told.workflow_name is not None or told.step_type is not None
+        envelope = _Envelope()
+    place = envelope.step_results[-1] if envelope.workflow_name is not None and envelope.step_results else envelope
+    is_of_steps = envelope.workflow_name is not None or envelope.step_type is not None
     return StoredCheckpoint(node_id, data, max(0, place.sequence), max(1, place.visit), is_of_steps)
 
 
@@ -511,30 +511,30 @@ class Adapted(LooksOutside):
                 row = tx.row(run_id)
                 if row is not None and self._state(row, self.clock.time()) in {"live", "ours"}:
                     return  # its owner in this process has sent the user's store everything
-                told = None if row is None else self._told(tx, run_id, row.live)
+                expected = None if row is None else self._expected(tx, run_id, row.live)
             entries, origin = self._user.entries(run_id)
-            if not self._is_same(run_id, told, entries):
+            if not self._is_same(run_id, expected, entries):
                 self._take_in(run_id, entries, origin)
 
-    def _told(self, tx: Transaction, run_id: str, live: Ranges, before: int | None = None) -> _Told:
+    def _expected(self, tx: Transaction, run_id: str, live: Ranges, before: int | None = None) -> _Expected:
         """Return what the user's store should have of a run, from the records below `before`."""
         is_marked = self._user.by_point and run_id in self._front.of_steps
-        return _Told(tx, run_id, live, self._origin(run_id), before, is_marked=is_marked)
+        return _Expected(tx, run_id, live, self._origin(run_id), before, is_marked=is_marked)
 
-    def _told_now(self, run_id: str) -> _Told:
+    def _expected_now(self, run_id: str) -> _Expected:
         with self._front._read("look") as tx:
-            return self._told(tx, run_id, self._ranges(tx, run_id))
+            return self._expected(tx, run_id, self._ranges(tx, run_id))
 
-    def _is_same(self, run_id: str, told: _Told | None, entries: Sequence[StoredCheckpoint]) -> bool:
+    def _is_same(self, run_id: str, expected: _Expected | None, entries: Sequence[StoredCheckpoint]) -> bool:
         """Return whether the newest checkpoint is the same on both sides, or all are: then the
         journal's order is the better one."""
         theirs = {entry.node_id: entry.data for entry in entries}
-        mine = {} if told is None else told.records
+        mine = {} if expected is None else expected.records
 
         def is_kept(record: Record) -> bool:
-            assert told is not None
+            assert expected is not None
             kept = theirs.get(record.node_id)
-            return kept is not None and kept == self._user.kept_as(run_id, told.kept(record), self._origin(run_id))
+            return kept is not None and kept == self._user.kept_as(run_id, expected.kept(record), self._origin(run_id))
 
         if not mine or not entries:
             return not mine and not entries
@@ -609,12 +609,12 @@ class Adapted(LooksOutside):
             if not self._user.by_point or run_id not in self._front.of_steps:
                 self._keep(run_id, StoredCheckpoint(record.node_id, record.envelope()))
             elif is_marked(record):
-                told = self._told(tx, run_id, self._ranges(tx, run_id), record.sequence + 1)
-                self._keep(run_id, told.kept(record))
+                expected = self._expected(tx, run_id, self._ranges(tx, run_id), record.sequence + 1)
+                self._keep(run_id, expected.kept(record))
         elif record.kind == ROLLBACK:
             live = self._ranges(tx, run_id)
-            before = self._told(tx, run_id, live, record.sequence)
-            self._update(run_id, before, self._told(tx, run_id, live, record.sequence + 1))
+            before = self._expected(tx, run_id, live, record.sequence)
+            self._update(run_id, before, self._expected(tx, run_id, live, record.sequence + 1))
 
     def _ranges(self, tx: Transaction, run_id: str) -> Ranges:
         row = tx.row(run_id)
@@ -636,10 +636,10 @@ class Adapted(LooksOutside):
         claimed = super()._claim(tx, row, request, **how)
         if claimed.token is not None and request.live is not None:
             run_id = row.run_id
-            self._update(run_id, self._told(tx, run_id, row.live), self._told(tx, run_id, request.live))
+            self._update(run_id, self._expected(tx, run_id, row.live), self._expected(tx, run_id, request.live))
         return claimed
 
-    def _update(self, run_id: str, old: _Told, new: _Told) -> None:
+    def _update(self, run_id: str, old: _Expected, new: _Expected) -> None:
         """Let the user's store keep the checkpoints that count from now on, and remove those that do not."""
         before, now = old.records, new.records
         changed = [node_id for node_id, record in before.items() if now.get(node_id) != record]
@@ -665,9 +665,9 @@ class Adapted(LooksOutside):
         with self._turn:
             if run_id in self._front.of_steps:
                 # All that no longer counts without the step goes with it.
-                before = self._told_now(run_id)
+                before = self._expected_now(run_id)
                 Runs.delete(self, run_id, node_id, force=force)
-                self._update(run_id, before, self._told_now(run_id))
+                self._update(run_id, before, self._expected_now(run_id))
                 return
             if any(info.node_id == node_id for info in self.history(run_id)):
                 self._check_free(run_id, "deleted from", force)
@@ -682,10 +682,10 @@ class Adapted(LooksOutside):
             Runs.delete_run(self, run_id, force=force)
             self._front.forget(run_id)
 
-    def _forget(self, run_id: str, wish: Any) -> bool:
+    def _forget(self, run_id: str, removal: Any) -> bool:
         with self._turn:
-            was_meant = super()._forget(run_id, wish)
-            if was_meant and not wish.is_dry:
+            was_meant = super()._forget(run_id, removal)
+            if was_meant and not removal.is_dry:
                 self._user.forget_run(run_id)
         return was_meant
 
@@ -706,9 +706,9 @@ class Adapted(LooksOutside):
             )
         for begun in self.read(run_id, kinds=(START,), limit=1):
             self._front.know(run_id, begun)
-        told = self._told_now(run_id)
-        for record in sorted(told.records.values(), key=lambda record: record.sequence):
-            self._keep(run_id, told.kept(record))
+        expected = self._expected_now(run_id)
+        for record in sorted(expected.records.values(), key=lambda record: record.sequence):
+            self._keep(run_id, expected.kept(record))
 
     def _check_free(self, run_id: str, deed: str, force: bool = False) -> None:
         """Raise `RunLockedError` if somebody executes the run, unless `force` is set."""
@@ -718,7 +718,7 @@ class Adapted(LooksOutside):
             self._refuse_live(row, self._state(row, self.clock.time()), deed)
 
 
-class _Told:
+class _Expected:
     """The checkpoints that a user's store should have of a run: each node's live one, or each
     point that a workflow marked."""
 

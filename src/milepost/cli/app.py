@@ -139,13 +139,13 @@ def _tell(exc: BaseException, invocation: Invocation) -> int:
         traceback.print_exception(exc.__cause__)
     print(f"milepost: {line}", file=sys.stderr)
     if invocation.is_json:
-        told: dict[str, Any] = {"type": type(exc).__name__, "message": line, "exit_code": code}
+        document: dict[str, Any] = {"type": type(exc).__name__, "message": line, "exit_code": code}
         if isinstance(exc, MilepostError):
-            told |= {"run_id": exc.run_id, "node_id": exc.node_id}
+            document |= {"run_id": exc.run_id, "node_id": exc.node_id}
         if isinstance(exc, FlowChangedError):
-            told["differences"] = list(exc.differences)
+            document["differences"] = list(exc.differences)
         marked = {"event": "Error"} if invocation.is_live else {}
-        print(to_json({**marked, "error": told}, is_line=True))
+        print(to_json({**marked, "error": document}, is_line=True))
     return code
 
 

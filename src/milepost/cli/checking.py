@@ -62,11 +62,11 @@ def draw_graph(invocation: Invocation, target: str | None, run_id: str | None, f
     stands = None if found is None else found[1]
     status, notes = (None, None) if stands is None else (stands.statuses, notes_of(stands))
     if invocation.is_json or form == "json":
-        told: dict[str, Any] = _recorded(found) if graph is None else graph.to_dict()
-        told["warnings"] = (
+        document: dict[str, Any] = _recorded(found) if graph is None else graph.to_dict()
+        document["warnings"] = (
             [] if graph is None else [{"code": w.code, "where": w.where, "text": w.text} for w in graph.warnings]
         )
-        print(to_json(told if found is None else told | _run_document(*found)))
+        print(to_json(document if found is None else document | _run_document(*found)))
     elif graph is not None:
         print(graph.to_mermaid(status, notes) if form == "mermaid" else graph.to_dot(status, notes), end="")
     else:
@@ -112,10 +112,10 @@ def _recorded(found: tuple[RunInfo, RunStatus] | None) -> dict[str, Any]:
 
 
 def _run_document(info: RunInfo, stands: RunStatus) -> dict[str, Any]:
-    told = status_document(stands)
+    document = status_document(stands)
     return {
         "run": {"run_id": info.run_id, "status": info.status},
-        **{name: told[name] for name in ("statuses", "next_nodes", "maps")},
+        **{name: document[name] for name in ("statuses", "next_nodes", "maps")},
     }
 
 

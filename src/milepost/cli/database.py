@@ -121,10 +121,10 @@ def _files(folder: Path) -> Iterator[Finding]:
     except OSError as exc:
         yield Finding("fsync", "no", "problem", f"a file could not be brought to the disk: {exc}")
         return
-    taken = (time.perf_counter() - began) * 1000
+    duration = (time.perf_counter() - began) * 1000
     written = Path(made).stat().st_mtime
     files.discard(made)
-    yield Finding("fsync", f"{taken:.1f} ms for a new file")
+    yield Finding("fsync", f"{duration:.1f} ms for a new file")
     yield _clock(written - moment)
 
 

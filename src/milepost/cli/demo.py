@@ -204,8 +204,8 @@ def _run_to_end(arguments: list[str], url: str, folder: Path) -> DemoProcess:
 def _failed(child: DemoProcess, what: str) -> DemoError:
     assert child.process.stderr is not None
     child.process.kill()
-    told = child.process.stderr.read().strip().splitlines()
-    return DemoError(f"the demo's child process {what}: {told[-1] if told else 'it said nothing'}")
+    lines = child.process.stderr.read().strip().splitlines()
+    return DemoError(f"the demo's child process {what}: {lines[-1] if lines else 'it said nothing'}")
 
 
 def _close(child: DemoProcess) -> None:

@@ -95,11 +95,11 @@ def verify(invocation: Invocation, run_id: str | None, is_all: bool) -> int:
         reports = _verify_all(store) if run_id is None else {run_id: store.verify(run_id)}
     damaged = {name: report for name, report in reports.items() if not report.ok}
     if invocation.is_json:
-        told = [
+        documents = [
             {"run_id": name, "ok": report.ok, "problems": list(report.problems)} for name, report in reports.items()
         ]
-        problems = [document for document in told if not document["ok"]]
-        print(to_json({"ok": not damaged, "runs": len(reports), "damaged": problems} if is_all else told[0]))
+        problems = [document for document in documents if not document["ok"]]
+        print(to_json({"ok": not damaged, "runs": len(reports), "damaged": problems} if is_all else documents[0]))
     elif is_all and not damaged:
         print(f"{plural(len(reports), 'run')} verified, nothing is wrong")
     elif not damaged:

@@ -431,7 +431,7 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
         is_of_steps = is_workflow(store, run_id)
         flow = _Undecoded(info.flow, "workflow" if is_of_steps else "graph")
         chronicle = Chronicle(run_id, cast("Flow", flow), _result_of if flow.front == "workflow" else None)
-        told, maps = "", MapProgress()
+        shown_status, maps = "", MapProgress()
         for records, found in follow(store, run_id, after, is_replayed=is_of_steps):
             info = found
             for record in records:
@@ -442,9 +442,9 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
                 if (progress := maps.tell(record, events[-1] if events else None)) is not None:
                     tell(progress, None)
             if len(records) < _PAGE and info.status not in ENDED:
-                if info.status not in {told, "running"}:
+                if info.status not in {shown_status, "running"}:
                     print(f"milepost: run {clean(run_id)!r} {clean(_stands(info))}", file=sys.stderr)
-                told = info.status
+                shown_status = info.status
     return info
 
 

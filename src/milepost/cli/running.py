@@ -265,16 +265,16 @@ def _ended_by_second_signal() -> Iterator[None]:
 
 
 def _show_result(invocation: Invocation, flow: Runnable, result: Result, *, is_full: bool) -> None:
-    told = result.to_dict()
+    document = result.to_dict()
     if isinstance(result, WorkflowResult):
         assert isinstance(flow, Workflow)
         # Its events told of the steps, and show does.
-        told = {name: told[name] for name in told if name not in {"step_results", "final_output"}}
-        output = told["output"] = recorded(flow._definition.output_codec, result.output)
+        document = {name: document[name] for name in document if name not in {"step_results", "final_output"}}
+        output = document["output"] = recorded(flow._definition.output_codec, result.output)
     else:
-        output = told["state"] = recorded(flow._definition.codec, result.state)
+        output = document["state"] = recorded(flow._definition.codec, result.state)
     if invocation.is_json:
-        print(to_json({"event": "Result", **told}, is_line=True))
+        print(to_json({"event": "Result", **document}, is_line=True))
         return
     if result.degraded:
         print(f"without a checkpoint: {', '.join(map(clean, result.missed))}", file=sys.stderr)
@@ -312,8 +312,8 @@ def _show_waits(invocation: Invocation, waiting: RunSuspended, target: str | Non
     """Show what a run waits for, and the commands that go on with it as they can be typed."""
     run_id, waits = str(waiting.run_id), waiting.waiting_for
     if invocation.is_json:
-        told = {"run_id": run_id, "status": "waiting", "waiting_for": [wait_document(wait) for wait in waits]}
-        print(to_json({"event": "Result", **told, "wake_at": iso(waiting.wake_at)}, is_line=True))
+        document = {"run_id": run_id, "status": "waiting", "waiting_for": [wait_document(wait) for wait in waits]}
+        print(to_json({"event": "Result", **document, "wake_at": iso(waiting.wake_at)}, is_line=True))
         return
     store = _store_words(invocation)
     for wait in waits:

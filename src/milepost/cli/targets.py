@@ -74,8 +74,8 @@ def find_target(target: str, root: Path | None = None) -> tuple[ModuleType, Any,
         except GraphError as exc:
             raise click.UsageError(f"the graph in target {target!r} is wrong: {exc}") from exc
         except (Exception, SystemExit) as exc:
-            told = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
-            raise click.UsageError(f"target {target!r} could not be imported: {told}") from exc
+            message = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+            raise click.UsageError(f"target {target!r} could not be imported: {message}") from exc
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -135,9 +135,9 @@ def read_input(flow: Runnable, text: str | None, fields: Sequence[str]) -> Any:
             return _inputs(flow, text)
         return flow._definition.codec.decode(_encoded(text), root="input")
     except DeserializeStateError as exc:
-        told = str(exc).replace("the record", "the input").partition(": pass ")[0]
+        message = str(exc).replace("the record", "the input").partition(": pass ")[0]
         kind = "does not fit workflow" if isinstance(flow, Workflow) else "is no state of flow"
-        raise click.UsageError(f"the input {kind} {flow.name!r}: {told}") from exc
+        raise click.UsageError(f"the input {kind} {flow.name!r}: {message}") from exc
 
 
 def _inputs(flow: Workflow[..., Any], text: str) -> dict[str, Any]:

@@ -82,11 +82,11 @@ def recover(invocation: Invocation) -> int:
         before = list(_idle(host.store))
         with prints_aside(invocation.is_json), _stopped_by_signals(works) as received:
             works.run(until_idle=True)
-        told = list(_told(works, host, before))
-    _show(invocation, told)
+        outcomes = list(_outcomes(works, host, before))
+    _show(invocation, outcomes)
     if received:
         return 128 + received[0]
-    return FAILED if any(became in {"failed", "refused", "blocked"} for became, _, _ in told) else OK
+    return FAILED if any(became in {"failed", "refused", "blocked"} for became, _, _ in outcomes) else OK
 
 
 # -- the worker -----------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def _idle(store: Store) -> Iterator[RunInfo]:
         after = page[-1].run_id
 
 
-def _told(works: Worker, host: _Noting, before: list[RunInfo]) -> Iterator[tuple[str, RunInfo, str]]:
+def _outcomes(works: Worker, host: _Noting, before: list[RunInfo]) -> Iterator[tuple[str, RunInfo, str]]:
     """Return what became of each run, the run, and why: first of those that were taken, then of those that should have been."""
     for run_id in [*host.taken, *(info.run_id for info in before if info.run_id not in host.taken)]:
         try:
@@ -214,15 +214,15 @@ def _told(works: Worker, host: _Noting, before: list[RunInfo]) -> Iterator[tuple
             yield "left", info, f"this app has no flow {info.flow!r}"
 
 
-def _show(invocation: Invocation, told: list[tuple[str, RunInfo, str]]) -> None:
-    counts = Counter(became for became, _, _ in told)
+def _show(invocation: Invocation, outcomes: list[tuple[str, RunInfo, str]]) -> None:
+    counts = Counter(became for became, _, _ in outcomes)
     if invocation.is_json:
-        runs = [{**info_document(info), "became": became, "why": in_options(why)} for became, info, why in told]
+        runs = [{**info_document(info), "became": became, "why": in_options(why)} for became, info, why in outcomes]
         print(to_json({"runs": runs, "counts": dict(counts)}))
         return
-    if not told:
+    if not outcomes:
         print("nothing was due")
         return
-    rows = [(info.run_id, info.flow, became, short(in_options(why), 200)) for became, info, why in told]
+    rows = [(info.run_id, info.flow, became, short(in_options(why), 200)) for became, info, why in outcomes]
     print_table(("run", "flow", "became", "why"), rows)
-    print(f"{plural(len(told), 'run')}: {', '.join(f'{count} {became}' for became, count in counts.items())}")
+    print(f"{plural(len(outcomes), 'run')}: {', '.join(f'{count} {became}' for became, count in counts.items())}")

@@ -251,8 +251,8 @@ class RecordPlan(Plan):
             made = self.family.build(values, sides)
             settled = self.family.settle_defaults(made, missing) if missing else None
         except Exception as exc:  # a property's setter, a validator, a default that looks at the object: code of a user
-            told = f", with the default of {', '.join(missing)}" if missing else ""
-            raise self.unreadable(raw, f"the object cannot be built{told}: {shown(exc, 1000)}") from exc
+            defaults = f", with the default of {', '.join(missing)}" if missing else ""
+            raise self.unreadable(raw, f"the object cannot be built{defaults}: {shown(exc, 1000)}") from exc
         if not settled:
             return made
         self._check_defaults(settled, missing)

@@ -556,7 +556,7 @@ class AsyncDriver(Driver):
                         task = asyncio.ensure_future(_ended(self.perform, effect))
                         try:
                             while not task.done():
-                                await self._told(task)
+                                await self._report_end(task)
                                 while events:
                                     yield events.popleft()
                         finally:
@@ -595,7 +595,7 @@ class AsyncDriver(Driver):
 
         return tell
 
-    async def _told(self, task: asyncio.Future[Any]) -> None:
+    async def _report_end(self, task: asyncio.Future[Any]) -> None:
         """Wait until there is an event, or the call has ended."""
         assert self._wake is not None
         self._wake.clear()

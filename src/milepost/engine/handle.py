@@ -146,7 +146,7 @@ class RunHandle(Generic[R]):
         look = partial(await_records, chronicle=chronicle)
         while not is_over:
             records, is_over = self._run(self._on(partial(look, after=after), is_awaited=False))
-            yield from self._told(chronicle, records)
+            yield from self._events_of(chronicle, records)
             after = records[-1].sequence if records else after
 
     async def aevents(self, after: int = 0) -> AsyncIterator[Event]:
@@ -156,7 +156,7 @@ class RunHandle(Generic[R]):
         look = partial(await_records, chronicle=chronicle)
         while not is_over:
             records, is_over = await self._arun(self._on(partial(look, after=after)))
-            for event in self._told(chronicle, records):
+            for event in self._events_of(chronicle, records):
                 yield event
             after = records[-1].sequence if records else after
 
@@ -316,7 +316,7 @@ class RunHandle(Generic[R]):
 
         return Chronicle(self.run_id, flow, load)
 
-    def _told(self, chronicle: Chronicle, records: list[Record]) -> Iterator[Event]:
+    def _events_of(self, chronicle: Chronicle, records: list[Record]) -> Iterator[Event]:
         for record in records:
             with naming(self.run_id):
                 self.store.seals.check(self.run_id, record)

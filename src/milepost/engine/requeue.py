@@ -61,13 +61,13 @@ def _leave(
     if info.status == "finished":
         raise not_resumable(journal, info.status, info.reason, "nothing of it is left to do")
     is_retry = info.status == "failed" if retry is None else retry
-    wish = ResumeRequest("retry" if is_retry else "resume")
-    refusal = refused_by_status(journal, wish, row)
+    request = ResumeRequest("retry" if is_retry else "resume")
+    refusal = refused_by_status(journal, request, row)
     if refusal is not None:
         raise refusal
-    live, again = yield from _ranges(journal, wish, latest)
+    live, again = yield from _ranges(journal, request, latest)
     claim = make_claim(
-        journal.run_id, options, row, latest.newest, nonces(), wish,
+        journal.run_id, options, row, latest.newest, nonces(), request,
         latest.newest if latest.point is None else latest.point.sequence,
         now=format_time(options.clock.time()), fields={"reopen": options.reopen or None}, live=live, again=again,
         reason="it was left to the workers",
@@ -95,7 +95,7 @@ def _is_taken_anyway(row: RunRow, now: float, *, reopen: bool) -> bool:
     return is_due or info.status in {"ready", "running", "dead"}
 
 
-def _ranges(journal: Journal, wish: ResumeRequest, latest: RunSnapshot) -> Routine[tuple[Ranges | None, str | None]]:
+def _ranges(journal: Journal, request: ResumeRequest, latest: RunSnapshot) -> Routine[tuple[Ranges | None, str | None]]:
     """Do `ranges_to_go_on` for a run of a workflow. A graph goes on at its newest checkpoint: all of its records count."""
     store, run_id = journal.store, journal.run_id
     begun: list[Record] = yield from ask(store, "read", run_id, limit=1, kinds=(START,))
@@ -106,4 +106,4 @@ def _ranges(journal: Journal, wish: ResumeRequest, latest: RunSnapshot) -> Routi
     for record in records:
         if is_live(record.sequence, latest.row.live):
             store.seals.check(run_id, record)
-    return ranges_to_go_on(wish, latest, records, reopen=journal.options.reopen)
+    return ranges_to_go_on(request, latest, records, reopen=journal.options.reopen)

@@ -289,7 +289,7 @@ class Worker:
         self._begin_schedules()
         while not self._is_stopping:
             self._wake.clear()
-            taken = 0
+            claims = 0
             # A limit may have kept runs waiting. They are looked for once more after the runs that held them up, even
             # if these end meanwhile.
             is_busy = bool(self._running)
@@ -298,7 +298,7 @@ class Worker:
                     await self._recall_refused()
                     knows_refused = True
                 await self._start_scheduled()
-                taken = await self._claim()
+                claims = await self._claim()
                 if self._now() - tidied_at >= TIDY:
                     tidied_at = self._now()
                     self._forget_refused()
@@ -313,13 +313,13 @@ class Worker:
                 level = logging.WARNING if self._failures == 1 else logging.DEBUG
                 logger.log(level, "a worker could not look for work in %s: %s", self.engine.store.place, exc)
             is_busy = is_busy or bool(self._put_off)
-            if until_idle and not is_busy and not taken and not self._running and not self._failures:
+            if until_idle and not is_busy and not claims and not self._running and not self._failures:
                 return
-            await self._pause(self._next_look(taken))
+            await self._pause(self._next_look(claims))
 
-    def _next_look(self, taken: int) -> float:
+    def _next_look(self, claims: int) -> float:
         """Return the seconds until the next poll, which is not at the same moment as those of other workers."""
-        if taken and self._busy() < self.concurrency:
+        if claims and self._busy() < self.concurrency:
             return 0.0
         if self._failures:
             return min(self.poll * 2.0 ** min(self._failures, 64), LONGEST_PAUSE)  # more has no float
@@ -359,7 +359,7 @@ class Worker:
         unlimited = [name for name in names if name not in self.limits]
         if unlimited:
             groups.insert(self._turn % (len(groups) + 1), unlimited)
-        taken = 0
+        count = 0
         for group in groups:
             room = self.concurrency - self._busy()
             if group[0] in self.limits:
@@ -368,8 +368,8 @@ class Worker:
                 continue
             # Of suspects the one that died least often goes first: it is the least likely to be to blame.
             claimed = sorted(await self._ask_due(group, room), key=lambda one: one[1].info.crash_count)
-            taken += await self._begin(claimed)
-        return taken
+            count += await self._begin(claimed)
+        return count
 
     def _busy(self, flow: str | None = None) -> int:
         """Count the slots in use, by any run or by those of one flow."""
@@ -484,8 +484,8 @@ class Worker:
             if not isinstance(exc, Exception):
                 if is_cancellation(exc) or (self._is_stopping and isinstance(exc, KeyboardInterrupt)):
                     raise
-                told = ("run %r is %s, its code raised %s", run_id, job.run.status, describe(exc))
-                logger.warning(*told, exc_info=exc, extra={"run_id": run_id})
+                message = ("run %r is %s, its code raised %s", run_id, job.run.status, describe(exc))
+                logger.warning(*message, exc_info=exc, extra={"run_id": run_id})
                 return
             if job.run.status == "running" and isinstance(exc, MilepostError) and not isinstance(exc, OSError):
                 self.refused[run_id] = str(exc)

@@ -172,7 +172,7 @@ class WorkflowEngine:
         run = job.run
         if not isinstance(run, StepRun) or run.status != "failed":
             raise exc
-        return run.told(None, exc)
+        return run.result_of(None, exc)
 
     def keep(self, result: WorkflowResult[R]) -> WorkflowResult[R]:
         """Keep the result of an execution for `get_result`."""
@@ -235,7 +235,7 @@ class Execution(AsyncIterator[Event]):
         self._job = job
         self._is_begun = False
         # The generators do not refer to this object, so the outermost of them is the first to be closed.
-        self._events = _told(engine, job, given, opened)
+        self._events = _events_of_job(engine, job, given, opened)
 
     @property
     def run_id(self) -> str:
@@ -263,7 +263,9 @@ class Execution(AsyncIterator[Event]):
             )
 
 
-async def _told(engine: WorkflowEngine, job: Job, given: Any, opened: Engine | None) -> AsyncGenerator[Event, None]:
+async def _events_of_job(
+    engine: WorkflowEngine, job: Job, given: Any, opened: Engine | None
+) -> AsyncGenerator[Event, None]:
     """Iterate over the events of a call.
 
     The workflow's result is kept, and its failure is no error. Closes `opened` afterwards.

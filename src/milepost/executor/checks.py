@@ -68,14 +68,14 @@ class Amendment(msgspec.Struct, frozen=True):
     """The values of an update for fields with a reducer, as JSON, if the graph forks; None for a whole state."""
 
 
-def refused_by_status(run: Run | Journal, wish: ResumeRequest, row: RunRow) -> MilepostError | None:
+def refused_by_status(run: Run | Journal, request: ResumeRequest, row: RunRow) -> MilepostError | None:
     """Return the error if the run's status does not let the verb go on; else None."""
     info, options = row.info, run.options
     status = info.status
-    if wish.verb == CONTINUE:
+    if request.verb == CONTINUE:
         return refused(run, row)
     is_closed = status == "cancelled" or (status == "blocked" and info.blocked_by not in GOES_ON)
-    if wish.verb == "retry" and status != "failed":
+    if request.verb == "retry" and status != "failed":
         how = ", with reopen=True" if is_closed else ""
         return not_resumable(
             run, status, info.reason, f"retry is for a run that failed; use resume or resume_from{how}"
@@ -84,7 +84,7 @@ def refused_by_status(run: Run | Journal, wish: ResumeRequest, row: RunRow) -> M
         return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
     is_due = info.wake_at is not None and run.is_recorded and info.wake_at.timestamp() <= run.store.clock.time()
     is_ending = row.cancel is not None and not options.reopen
-    if status == "waiting" and wish.verb == "resume" and not is_due and not is_ending:
+    if status == "waiting" and request.verb == "resume" and not is_due and not is_ending:
         return RunSuspended(
             f"run {run.run_id!r} waits for {', '.join(w.wait_id for w in info.waiting_for) or 'its time'}: send the "
             f"signal, or resume when its time has come",
@@ -135,17 +135,17 @@ def check_recordable(run: Run) -> None:
             run_id=run.run_id,
         )
     if not run.is_recorded and getattr(flow, "has_waits", False):
-        told = "waits for signals, which nobody can send to a run without a store"
+        obstacle = "waits for signals, which nobody can send to a run without a store"
     elif (
         run.is_recorded
         and not run.store.can_park
         and (getattr(flow, "has_waits", False) or getattr(flow, "has_timers", False))
     ):
-        told = f"has to wait, and {run.store.place} can't keep a run that waits"
+        obstacle = f"has to wait, and {run.store.place} can't keep a run that waits"
     else:
         return
     raise OptionError(
-        f"flow {flow.name!r} {told}: give store= with one of Milepost's stores", option="store", run_id=run.run_id
+        f"flow {flow.name!r} {obstacle}: give store= with one of Milepost's stores", option="store", run_id=run.run_id
     )
 
 
@@ -207,11 +207,11 @@ def _other_inputs(run: Run, digests: Mapping[str, str], recorded: bytes, given: 
     names += [name for name in now if name not in digests and now[name] != usual.get(name)]
     parts: Mapping[str, Any] = msgspec.json.decode(recorded or b"{}", type=dict[str, msgspec.Raw])
     new = msgspec.json.decode(flow.codec.encode(given), type=dict[str, msgspec.Raw])
-    told = []
+    changes = []
     for name in names:
         shown = _both(bytes(parts.get(name, b"nothing")), bytes(new.get(name, b"nothing")))
-        told.append(f"input {name!r}" + (f" ({shown})" if shown else ""))
-    return tuple(names), ", ".join(told)
+        changes.append(f"input {name!r}" + (f" ({shown})" if shown else ""))
+    return tuple(names), ", ".join(changes)
 
 
 def _both(recorded: bytes, given: bytes) -> str:
@@ -226,10 +226,10 @@ def locked(
 ) -> RunLockedError:
     """Make the error of a run that another owner has, or another verb of this process; `hint` says what to do."""
     until = row.info.lease_until
-    told = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
+    ending = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
     who = "another verb of this process" if row.lease == "ours" else describe_owner(row.info.owner)
     return RunLockedError(
-        f"run {run.run_id!r} is being executed by {who}{told}: {hint}",
+        f"run {run.run_id!r} is being executed by {who}{ending}: {hint}",
         run_id=run.run_id,
         owner=row.info.owner,
         lease_until=until,
@@ -238,9 +238,9 @@ def locked(
 
 def not_resumable(run: Run | Journal, status: str, reason: str, hint: str, **facts: Any) -> RunNotResumableError:
     """Make the error of a run that the verb does not go on with; `hint` says what to do instead."""
-    told = f" ({reason})" if reason else ""
+    because = f" ({reason})" if reason else ""
     return RunNotResumableError(
-        f"run {run.run_id!r} is {status}{told}: {hint}", run_id=run.run_id, status=status, reason=reason, **facts
+        f"run {run.run_id!r} is {status}{because}: {hint}", run_id=run.run_id, status=status, reason=reason, **facts
     )
 
 

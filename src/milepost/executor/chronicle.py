@@ -84,34 +84,34 @@ class Chronicle:
         """
         try:
             fields = record.fields()
-            told: dict[str, Any] = {"run_id": self._run_id, "sequence": record.sequence}
-            told["timestamp"] = parse_time(fields["timestamp"]).timestamp()
+            common: dict[str, Any] = {"run_id": self._run_id, "sequence": record.sequence}
+            common["timestamp"] = parse_time(fields["timestamp"]).timestamp()
         except (CheckpointCorruptError, KeyError, TypeError, ValueError):
             return  # from outside, or damaged: verify() reports that
         if self._began is None:
-            self._began = told["timestamp"]
+            self._began = common["timestamp"]
         if record.kind == START or (record.kind == OWNER and fields.get("verb") != "delete"):
-            yield self._started(record, fields, told)
+            yield self._started(record, fields, common)
         elif record.kind == CHECKPOINT:
             self._unended.pop(record.node_id, None)
-            yield from self._failed_steps(f"{record.node_id}/", told)
-            yield self._completed(record, fields, told)
+            yield from self._failed_steps(f"{record.node_id}/", common)
+            yield self._completed(record, fields, common)
         elif record.kind == FAILURE:
-            yield from self._attempt(record, fields, told)
+            yield from self._attempt(record, fields, common)
         elif record.kind in {WAIT, REPLY}:
-            yield from self._waiting(record, fields, told)
+            yield from self._waiting(record, fields, common)
         elif record.kind == ROLLBACK:
             around = parent_of(record.node_id)
-            yield from self._failed_steps(f"{around}/" if around else "", told)
-            yield self._undone(record, fields, told)
+            yield from self._failed_steps(f"{around}/" if around else "", common)
+            yield self._undone(record, fields, common)
         elif record.kind == FINISH:
             if fields.get("status") != "finished":
-                yield from self._failed_steps("", told)
-            yield self._ended(record, fields, told)
+                yield from self._failed_steps("", common)
+            yield self._ended(record, fields, common)
 
     # -- one kind of record each -----------------------------------------------------------------------
 
-    def _started(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+    def _started(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
         is_first = record.kind == START
         self._final = None
         since = fields.get("from", -1)
@@ -119,14 +119,14 @@ class Chronicle:
         self._is_workflow = self._is_workflow or fields.get("front") == "workflow"
         is_turn = fields.get("verb") == CONTINUE
         if is_turn:
-            self._began = told["timestamp"]
+            self._began = common["timestamp"]
         given = self._flow.codec.decode(record.state() or b"null") if is_first or is_turn else None
         resumed = None if is_first else self._resumed(fields)
         if self._is_workflow:
-            return WorkflowStarted(workflow_name=self._flow.name, inputs=given or {}, resumed=resumed, **told)
-        return RunStarted(flow=self._flow.name, input=given, resumed=resumed, **told)
+            return WorkflowStarted(workflow_name=self._flow.name, inputs=given or {}, resumed=resumed, **common)
+        return RunStarted(flow=self._flow.name, input=given, resumed=resumed, **common)
 
-    def _completed(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+    def _completed(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
         duration = fields.get("duration_ms", 0.0)
         if "step_type" in fields:
             outcome = str(fields.get("outcome", "succeeded"))
@@ -137,7 +137,7 @@ class Chronicle:
                 duration_ms=duration,
                 outcome=outcome,
                 _load=lambda: self._loaded(record),
-                **told,
+                **common,
             )
         return NodeCompleted(
             node_id=record.node_id,
@@ -146,7 +146,7 @@ class Chronicle:
             next_node=fields.get("next_node"),
             duration_ms=duration,
             _load=lambda: self._loaded(record),
-            **told,
+            **common,
         )
 
     def _loaded(self, record: Record) -> Any:
@@ -154,34 +154,34 @@ class Chronicle:
             return self._load(record)
         return codec_at(self._flow, record.node_id).decode(record.state() or b"null")
 
-    def _attempt(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Iterator[Event]:
+    def _attempt(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Iterator[Event]:
         """Make the event of a failed attempt, and those of steps that ended with it: inside the step, or the step itself."""
         if fields.get("final"):
             self._final = fields, record.node_id
         if fields.get("held"):
-            yield from self._failed_steps("", told)
+            yield from self._failed_steps("", common)
             error = self._error(fields, "")
-            yield RunBlocked(reason=first_line(error), error=error, **told)
+            yield RunBlocked(reason=first_line(error), error=error, **common)
         if self._is_workflow and not record.node_id:
             return  # the code between steps failed, which is no attempt of anything: the event of the end reports it
-        yield from self._failed_steps(f"{record.node_id}/", told)
+        yield from self._failed_steps(f"{record.node_id}/", common)
         yield AttemptFailed(
             node_id=record.node_id,
             visit=record.visit,
             attempt=fields.get("attempt", 1),
             error=self._error(fields, record.node_id),
-            retry_in=self._pause(fields, told["timestamp"]),
-            **told,
+            retry_in=self._pause(fields, common["timestamp"]),
+            **common,
         )
         if record.node_id in self.step_types:
-            ended = self._failed(record, fields, told)
+            ended = self._failed(record, fields, common)
             if fields.get("final") or fields.get("caught"):
                 self._unended.pop(record.node_id, None)
                 yield ended
             else:
                 self._unended[record.node_id] = record.sequence, ended
 
-    def _failed(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> StepCompleted:
+    def _failed(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> StepCompleted:
         """Make the event of a step that ends with a failure and leaves no other record of its end."""
         kind, error_type = self.step_types[record.node_id], str(fields.get("error_type"))
         name = record.node_id.rpartition("/")[2]
@@ -196,16 +196,16 @@ class Chronicle:
             duration_ms=0.0,
             outcome="failed",
             _load=lambda: result,
-            **told,
+            **common,
         )
 
-    def _failed_steps(self, prefix: str, told: dict[str, Any]) -> Iterator[Event]:
+    def _failed_steps(self, prefix: str, common: dict[str, Any]) -> Iterator[Event]:
         """Make the events of steps that have ended with a failure, now that nothing can follow it, innermost first."""
         ended = [step for step in self._unended if step.startswith(prefix)]
         for step in sorted(ended, key=lambda step: -step.count("/")):
-            yield replace(self._unended.pop(step)[1], **told)
+            yield replace(self._unended.pop(step)[1], **common)
 
-    def _waiting(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Iterator[Event]:
+    def _waiting(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Iterator[Event]:
         """Make the event of a step that begins to wait, or waits on after an answer that was refused."""
         wait_id = str(fields.get("wait_id"))
         if record.kind == WAIT:
@@ -215,17 +215,17 @@ class Chronicle:
         wait = self._waits.get(wait_id) or Wait(wait_id, None)
         if record.kind != WAIT:
             wait = self._waits[wait_id] = replace(wait, refused=refused_answer(fields))
-        yield RunWaiting(node_id=record.node_id, wait=wait, reason=str(fields.get("refused") or ""), **told)
+        yield RunWaiting(node_id=record.node_id, wait=wait, reason=str(fields.get("refused") or ""), **common)
 
-    def _undone(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+    def _undone(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
         error = None
         if fields.get("message") is not None:
             error = self._error(fields, record.node_id)
             failed = RollbackError(record.node_id, str(fields["message"]))
             self._rollback_errors = (*self._rollback_errors, failed)
-        return RollbackCompleted(step_name=record.node_id, error=error, **told)
+        return RollbackCompleted(step_name=record.node_id, error=error, **common)
 
-    def _ended(self, record: Record, fields: dict[str, Any], told: dict[str, Any]) -> Event:
+    def _ended(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
         status = str(fields.get("status"))
         error: MilepostError | None = None
         if status == "failed":
@@ -234,10 +234,10 @@ class Chronicle:
             else:
                 error = self._error(*(self._final or (fields, "")))
         assert self._began is not None
-        passed = (told["timestamp"] - self._began) * 1000
+        passed = (common["timestamp"] - self._began) * 1000
         if not self._is_workflow:
             return RunCompleted(
-                flow=self._flow.name, status=status, result=None, total_duration_ms=passed, error=error, **told
+                flow=self._flow.name, status=status, result=None, total_duration_ms=passed, error=error, **common
             )
         output = None
         if status == "finished":
@@ -260,12 +260,12 @@ class Chronicle:
             result=result,
             total_duration_ms=passed,
             error=error,
-            **told,
+            **common,
         )
 
     def _error(self, fields: dict[str, Any], node_id: str) -> MilepostError:
-        told = recorded_step_error if self._is_workflow else recorded_error
-        return told(self._run_id, fields, node_id)
+        common = recorded_step_error if self._is_workflow else recorded_error
+        return common(self._run_id, fields, node_id)
 
     def _resumed(self, fields: dict[str, Any]) -> ResumeInfo:
         return ResumeInfo(

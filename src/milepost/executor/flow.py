@@ -77,12 +77,12 @@ class Renames:
         return bool(self.recorded or self.given)
 
     @classmethod
-    def told_by(cls, fields: Mapping[str, Any] | None, given: Pairs | None) -> Renames:
+    def read(cls, fields: Mapping[str, Any] | None, given: Pairs | None) -> Renames:
         """Read the recorded maps from the header fields of an owner record, and add the map that is given now."""
-        told = (fields or {}).get("renames") or ()
-        return cls(((int(sequence), pairs) for sequence, pairs in told), given)
+        recorded = (fields or {}).get("renames") or ()
+        return cls(((int(sequence), pairs) for sequence, pairs in recorded), given)
 
-    def told(self, sequence: int) -> list[list[Any]] | None:
+    def as_fields(self, sequence: int) -> list[list[Any]] | None:
         """Give the maps for the owner record with this number to hold; None if there are none."""
         maps = [*self.recorded, *([(sequence, self.given)] if self.given else [])]
         return [[number, dict(pairs)] for number, pairs in maps] or None

@@ -273,15 +273,15 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         """Return the state of a checkpoint, amended if it was, and the node to go on at (None: its router is asked)."""
         node_id = self.renamed(entry.record.node_id, entry.sequence)
         data = self.state_of(entry)
-        next_node, told_at = entry.fields.get("next_node"), entry.sequence
+        next_node, route_at = entry.fields.get("next_node"), entry.sequence
         route = self.choices.get(node_id)
         if route is not None and route.sequence > entry.sequence and route.record.visit == entry.record.visit:
-            next_node, told_at = route.fields.get("next_node"), route.sequence
+            next_node, route_at = route.fields.get("next_node"), route.sequence
         is_answered = route is not None and route.sequence > self.reroutes.get(entry.sequence, -1)
         if next_node is None or (entry.sequence in self.reroutes and not is_answered):
             return data, None
         prefix = prefix_of(entry.record.node_id)
-        return data, self.renamed(prefix + str(next_node), told_at).rpartition("/")[2]
+        return data, self.renamed(prefix + str(next_node), route_at).rpartition("/")[2]
 
     def answered_late(self, entry: StepRecord) -> int:
         """Return the number of the record in which a checkpoint's router answered; -1 if the checkpoint has the answer."""
@@ -340,8 +340,8 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
 
     def updates_in(self, entry: StepRecord) -> list[dict[str, Any]]:
         """Return, as JSON, the values in one checkpoint that nodes returned for fields with a reducer."""
-        told = entry.fields.get("updates")
-        return [*told] if isinstance(told, list) else [] if told is None else [told]
+        updates = entry.fields.get("updates")
+        return [*updates] if isinstance(updates, list) else [] if updates is None else [updates]
 
     def updates(
         self, label: str, parent: str, replaced: Callable[[bytes, bytes], Sequence[str]]

@@ -59,12 +59,12 @@ def read_history(
     known = parsed or {}
     for record in records:
         counts = not live or is_live(record.sequence, live)
-        told = known.get(record.sequence)
-        if counts and isinstance(told, StepHead):
-            builder.complete(record, told)
+        head = known.get(record.sequence)
+        if counts and isinstance(head, StepHead):
+            builder.complete(record, head)
             continue
         try:
-            builder.add(record, counts, None if isinstance(told, StepHead) else told)
+            builder.add(record, counts, None if isinstance(head, StepHead) else head)
         except DeserializeStateError:
             if not is_lenient:
                 raise
@@ -356,7 +356,7 @@ class RunPosition(NamedTuple):
 
     next_node: str | None
     """The next node by the records; None if the point's router has not answered yet."""
-    told_at: int
+    route_at: int
     """The number of the record that names it."""
     override: Record | None
     """The owner record whose state replaces that of the point; None if the point was never amended."""
@@ -371,17 +371,17 @@ class RunPosition(NamedTuple):
 def position_after(point: Record, next_node: str | None, tail: Sequence[Record]) -> RunPosition:
     """Find where a run stands: `next_node` is that of the point itself, `tail` are the records after it that count."""
     override: Record | None = None
-    told_at, is_rerouted = point.sequence, False
+    route_at, is_rerouted = point.sequence, False
     turn, tail = newest_turn(tail)
     if turn is not None:
-        next_node, told_at = turn.fields().get("entry"), turn.sequence
+        next_node, route_at = turn.fields().get("entry"), turn.sequence
     for record in tail:
         if record.kind == ROUTE and record.node_id == point.node_id:
-            next_node, told_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
+            next_node, route_at, is_rerouted = record.fields().get("next_node"), record.sequence, False
         elif record.kind == OWNER and record.fields().get("overrides") in {None, point.sequence}:
             override = override if record.payload is None else record
             is_rerouted = bool(record.fields().get("reroute", is_rerouted))
-    return RunPosition(next_node, told_at, override, is_rerouted, turn, tail)
+    return RunPosition(next_node, route_at, override, is_rerouted, turn, tail)
 
 
 def newest_turn(tail: Sequence[Record]) -> tuple[Record | None, tuple[Record, ...]]:

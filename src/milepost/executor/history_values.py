@@ -106,16 +106,16 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
     """One record of a step."""
 
     sequence: int
-    told: Mapping[str, Any] | StepHead
+    header: Mapping[str, Any] | StepHead
     """The header: all its fields, or only those that a replay needs, until somebody asks for more."""
     record: Record
 
     @property
     def fields(self) -> Mapping[str, Any]:
         """The fields of its header."""
-        if isinstance(self.told, StepHead):
-            self.told = self.record.fields()
-        return self.told
+        if isinstance(self.header, StepHead):
+            self.header = self.record.fields()
+        return self.header
 
     def made(self) -> CallResult | None:
         """Return the result of a call that succeeded; None if the record holds something else, which `kept` reads."""

@@ -68,15 +68,15 @@ def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
         ) from exc
 
 
-def take(store: Store, method: str, wish: NewRun | Claim, epoch: int, was: Release) -> Routine[Any]:
+def take(store: Store, method: str, request: NewRun | Claim, epoch: int, was: Release) -> Routine[Any]:
     """Call `create` or `claim` of the store. If it is interrupted or the store fails, give the run up again.
 
     A store that fails may have taken the run all the same: then the run gets the status of `was` back, once the store
     can write that.
     """
-    token = Token(wish.run_id, epoch, wish.nonce, this_process().key)
+    token = Token(request.run_id, epoch, request.nonce, this_process().key)
     try:
-        return (yield from ask(store, method, wish))
+        return (yield from ask(store, method, request))
     except GeneratorExit:
         raise
     except StoreError as exc:
@@ -242,8 +242,8 @@ class NullJournal:
 
     def failure(self, op: str, node_id: str, visit: int, attempt: int, error: BaseException, **fields: Any) -> Record:
         """Make a failure record; it holds the error as text."""
-        told = failure_fields(error)
-        return self.make(FAILURE, node_id, visit, op=op, attempt=attempt, **told, **fields)
+        recorded = failure_fields(error)
+        return self.make(FAILURE, node_id, visit, op=op, attempt=attempt, **recorded, **fields)
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -300,8 +300,8 @@ class NullJournal:
         The record describes `original`, if given, and else `error`.
         """
         reason = first_line(error)
-        told = failure_fields(original or error)
-        finish = self.make(FINISH, status="failed", reason=reason, **told)
+        error_fields = failure_fields(original or error)
+        finish = self.make(FINISH, status="failed", reason=reason, **error_fields)
         release = self.make_release("failed", reason)
         yield from self.write((*before, finish), release, None, statements)
 
@@ -379,8 +379,8 @@ class NullJournal:
 
     def cancelled(self, reason: str) -> RunCancelled:
         """Make the error of a run that was cancelled."""
-        told = f": {reason}" if reason else ""
-        return RunCancelled(f"run {self.run_id!r} was cancelled{told}", run_id=self.run_id, reason=reason)
+        because = f": {reason}" if reason else ""
+        return RunCancelled(f"run {self.run_id!r} was cancelled{because}", run_id=self.run_id, reason=reason)
 
 
 class Journal(NullJournal):

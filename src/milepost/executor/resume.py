@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 def take(
     run: Run,
-    wish: ResumeRequest,
-    found: Any,
+    request: ResumeRequest,
+    examined: Any,
     amendment: Amendment | None,
     nonces: Callable[[], str],
     *,
@@ -77,23 +77,23 @@ def take(
     If another owner came first, raises `RunLockedError`, or returns False with on_locked="wait". Raises
     `RunNotResumableError` if too many owners died.
     """
-    row, options = found.row, run.options
-    is_turn = wish.verb == CONTINUE
-    entered = yield from _entered(run) if found.live is not None else _nothing()
-    inside: Record | None = found.at
-    reroute: bool | None = found.reroute
+    row, options = examined.row, run.options
+    is_turn = request.verb == CONTINUE
+    entered = yield from _entered(run) if examined.live is not None else _nothing()
+    inside: Record | None = examined.at
+    reroute: bool | None = examined.reroute
     updates = None
     if amendment is not None and amendment.updates is not None and inside is not None:
         updates = msgspec.Raw(amendment.updates)
-    now, sequence = format_time(options.clock.time()), found.newest + 1
+    now, sequence = format_time(options.clock.time()), examined.newest + 1
     claim = make_claim(
         run.run_id,
         options,
         row,
-        found.newest,
+        examined.newest,
         nonces(),
-        wish,
-        found.point.sequence,
+        request,
+        examined.point.sequence,
         now=now,
         entered=entered,
         state=None if amendment is None else amendment.data,
@@ -104,13 +104,13 @@ def take(
             "updates": updates,
             "reroute": reroute,
         },
-        live=found.live,
-        reason=found.info.superseded or ("the owner before it was gone" if row.lease == "ended" else None),
-        renames=run.renames.told(sequence),
-        again=found.again,
+        live=examined.live,
+        reason=examined.info.superseded or ("the owner before it was gone" if row.lease == "ended" else None),
+        renames=run.renames.as_fields(sequence),
+        again=examined.again,
     )._replace(takeover=options.takeover)
     if is_end:
-        end = {"status": "finished", "result": found.point.sequence, "epoch": claim.epoch}
+        end = {"status": "finished", "result": examined.point.sequence, "epoch": claim.epoch}
         claim = claim._replace(finish=make_record(run.run_id, sequence + 1, now, FINISH, fields=end))
     claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(row.info))
     if claimed.outcome == "blocked":
@@ -127,9 +127,9 @@ def take(
         run.renamed_at = sequence
     if is_turn:
         # The first visit of the turn follows this record, now and after a crash.
-        found.fields = {**found.fields, "timestamp": now}
+        examined.fields = {**examined.fields, "timestamp": now}
     if claim.crashed and claim.live is None:
-        found.spent.attempts += 1
+        examined.spent.attempts += 1
     return True
 
 
@@ -139,7 +139,7 @@ def make_claim(
     row: RunRow,
     newest: int,
     nonce: str,
-    wish: ResumeRequest,
+    request: ResumeRequest,
     origin: int,
     *,
     now: str,
@@ -156,7 +156,7 @@ def make_claim(
     It goes on after record `origin`. `entered` is the visit whose number is not used again, `fields` are those that
     only some verbs have, and `live` are the ranges that count up to the claim if a part of the journal no longer does.
     """
-    crashed, is_turn = row.lease == "ended", wish.verb == CONTINUE
+    crashed, is_turn = row.lease == "ended", request.verb == CONTINUE
     epoch, sequence = row.epoch + 1, newest + 1
     ranges = None if live is None else (*live, ("", sequence, None))
     record = make_record(
@@ -167,7 +167,7 @@ def make_claim(
         *entered,
         state=state,
         fields={
-            "verb": wish.verb,
+            "verb": request.verb,
             "from": origin,
             **(fields or {}),
             "epoch": epoch,
@@ -217,14 +217,16 @@ def _entered(run: Run) -> Routine[tuple[str, int]]:
     return (yield from run.in_flight(latest))
 
 
-def take_over(run: Run, wish: ResumeRequest, latest: RunSnapshot, nonces: Callable[[], str]) -> Routine[Token | None]:
+def take_over(
+    run: Run, request: ResumeRequest, latest: RunSnapshot, nonces: Callable[[], str]
+) -> Routine[Token | None]:
     """Take the run from a live owner, so that it stands still; return None if its journal has grown meanwhile.
 
     Afterwards this store object owns the run, and no verb holds it: whoever goes on with it claims it again.
     """
     now = format_time(run.options.clock.time())
     claim = make_claim(
-        run.run_id, run.options, latest.row, latest.newest, nonces(), wish, latest.newest,
+        run.run_id, run.options, latest.row, latest.newest, nonces(), request, latest.newest,
         now=now, reason="taken over by request",
     )._replace(takeover=True)  # fmt: skip
     claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(latest.row.info))
@@ -348,36 +350,38 @@ def resume(run: Run, request: ResumeRequest, nonces: Callable[[], str]) -> Routi
         latest = yield from _look(run)
         if latest is None:
             continue
-        wish, latest = yield from _turn_wish(run, request, latest)
-        if wish.verb == CONTINUE and not has_tried and is_to_be_finished(run, latest.row):
+        effective, latest = yield from _effective_request(run, request, latest)
+        if effective.verb == CONTINUE and not has_tried and is_to_be_finished(run, latest.row):
             has_tried = True
             yield from _finish_turn(run, nonces)
             continue
         if latest.row.lease in {"live", "ours"}:
-            token = yield from take_over(run, wish, latest, nonces)
+            token = yield from take_over(run, effective, latest, nonces)
             if token is None:
                 continue
-            return (yield from _after_fence(run, wish, latest.row, token, nonces))
-        waiting = refused_by_status(run, wish, latest.row)
+            return (yield from _after_fence(run, effective, latest.row, token, nonces))
+        waiting = refused_by_status(run, effective, latest.row)
         if waiting is not None and not (isinstance(waiting, RunSuspended) and _asks_of_state(run)):
             raise waiting
-        found = yield from run.find(wish, latest)
+        examined = yield from run.find(effective, latest)
         is_ending = _is_ending(run, latest.row)
-        refusal = None if is_ending else run.refusal(wish, found)
+        refusal = None if is_ending else run.refusal(effective, examined)
         if refusal is not None:
             raise refusal
-        amendment = None if is_ending else (yield from _amended(run, wish, found))
-        if found.info.already_completed:
-            if amendment is None or (yield from take(run, wish, found, amendment, nonces, is_end=True)):
-                return (yield from run.stored(found))
+        amendment = None if is_ending else (yield from _amended(run, effective, examined))
+        if examined.info.already_completed:
+            if amendment is None or (yield from take(run, effective, examined, amendment, nonces, is_end=True)):
+                return (yield from run.stored(examined))
             continue
         if waiting is not None and amendment is None and not run.renames.given:
             raise waiting
-        if (yield from take(run, wish, found, amendment, nonces)):
-            return (yield from _go(run, wish, found, amendment, is_ending=is_ending))
+        if (yield from take(run, effective, examined, amendment, nonces)):
+            return (yield from _go(run, effective, examined, amendment, is_ending=is_ending))
 
 
-def _turn_wish(run: Run, request: ResumeRequest, latest: RunSnapshot) -> Routine[tuple[ResumeRequest, RunSnapshot]]:
+def _effective_request(
+    run: Run, request: ResumeRequest, latest: RunSnapshot
+) -> Routine[tuple[ResumeRequest, RunSnapshot]]:
     """Return what a request comes to, and where the run stands for it.
 
     A turn that is recorded already is resumed instead, unless it failed. If others followed it, the run stands at its end.
@@ -432,13 +436,13 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         is_ending = _is_ending(run, latest.row)
         if is_ending and not run.is_replayed:
             return (yield from run.hold(run.end(None, latest.row), None))
-        wish = ResumeRequest()
-        found = yield from run.find(wish, latest)
-        refusal = None if is_ending else run.refusal(wish, found)
+        request = ResumeRequest()
+        examined = yield from run.find(request, latest)
+        refusal = None if is_ending else run.refusal(request, examined)
         if refusal is not None:
             raise refusal
         if not is_ending and not run.is_replayed:
-            yield from _revalidate(run, found, None)
+            yield from _revalidate(run, examined, None)
     except GeneratorExit:
         raise
     except BaseException as exc:
@@ -455,13 +459,13 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         raise
     if run.renames.given and not is_ending:
         yield from _record_renames(run)
-    return (yield from _go(run, wish, found, None, is_ending=is_ending))
+    return (yield from _go(run, request, examined, None, is_ending=is_ending))
 
 
 def _record_renames(run: Run) -> Routine[None]:
     """Record the renames of a run that a worker has claimed: its claim was written before they were known."""
     journal = run.journal
-    record = journal.make(OWNER, "", 1, verb="rename", renames=run.renames.told(journal.sequence + 1))
+    record = journal.make(OWNER, "", 1, verb="rename", renames=run.renames.as_fields(journal.sequence + 1))
     yield from journal.write((record,))
     run.renamed_at = record.sequence
 
@@ -478,11 +482,13 @@ def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
         yield from run.journal.let_go(giving_back())
 
 
-def _go(run: Run, wish: ResumeRequest, found: Any, amendment: Amendment | None, *, is_ending: bool) -> Routine[Any]:
+def _go(
+    run: Run, request: ResumeRequest, examined: Any, amendment: Amendment | None, *, is_ending: bool
+) -> Routine[Any]:
     """Go on with a run that this call owns, or carry out its open cancel."""
-    run.info = found.info
-    body = run.end(found, found.row) if is_ending else run.go_on(wish, found, amendment)
-    return (yield from run.hold(body, found.state if amendment is None else amendment.state))
+    run.info = examined.info
+    body = run.end(examined, examined.row) if is_ending else run.go_on(request, examined, amendment)
+    return (yield from run.hold(body, examined.state if amendment is None else amendment.state))
 
 
 def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[None]:
@@ -507,28 +513,28 @@ def make_ready(run: Run, request: ResumeRequest, nonces: Callable[[], str], at: 
         latest = yield from _look(run)
         if latest is None:
             continue
-        wish, latest = yield from _turn_wish(run, request, latest)
+        effective, latest = yield from _effective_request(run, request, latest)
         row = latest.row
-        is_parked = row.info.status == "waiting" and wish is not request
-        if (row.info.status == "ready" and wish.verb != CONTINUE and not run.options.amends) or is_parked:
+        is_parked = row.info.status == "waiting" and effective is not request
+        if (row.info.status == "ready" and effective.verb != CONTINUE and not run.options.amends) or is_parked:
             return
-        waiting = refused_by_status(run, wish, row)
+        waiting = refused_by_status(run, effective, row)
         if waiting is not None and not (isinstance(waiting, RunSuspended) and _asks_of_state(run)):
             raise waiting
-        found = yield from run.find(wish, latest)
-        refusal = run.refusal(wish, found)
+        examined = yield from run.find(effective, latest)
+        refusal = run.refusal(effective, examined)
         if refusal is not None:
             raise refusal
-        amendment = yield from _amended(run, wish, found)
-        if found.info.already_completed:
-            if amendment is None or (yield from take(run, wish, found, amendment, nonces, is_end=True)):
+        amendment = yield from _amended(run, effective, examined)
+        if examined.info.already_completed:
+            if amendment is None or (yield from take(run, effective, examined, amendment, nonces, is_end=True)):
                 return
             continue
         if waiting is not None and amendment is None and not run.renames.given:
             raise waiting
-        if (yield from take(run, wish, found, amendment, nonces)):
+        if (yield from take(run, effective, examined, amendment, nonces)):
             release = Release("ready", wake_at=at or None, degraded=row.info.degraded, missed=row.info.missed)
-            if row.info.status in {"ready", "waiting"} and wish.verb != CONTINUE:
+            if row.info.status in {"ready", "waiting"} and effective.verb != CONTINUE:
                 wake_at = None if row.info.wake_at is None else row.info.wake_at.timestamp()
                 release = release._replace(status=row.info.status, reason=row.info.reason, wake_at=at or wake_at)
                 release = release._replace(waiting_for=row.info.waiting_for, signals=row.signals)
@@ -542,21 +548,23 @@ def _left(run: Run, release: Release) -> Routine[None]:
         yield from run.journal.give_up(Release("ready", degraded=release.degraded, missed=release.missed))
 
 
-def plan(run: Run, wish: ResumeRequest) -> Routine[ResumePlan]:
+def plan(run: Run, request: ResumeRequest) -> Routine[ResumePlan]:
     """Return what `resume` would do, and the reason. Runs nothing and writes nothing."""
     refusal: MilepostError | None = None
     try:
         latest = yield from _look(run, is_planning=True)
         assert latest is not None
-        refusal = refused_by_status(run, wish, latest.row)
-        found = yield from run.find(wish, latest)
+        refusal = refused_by_status(run, request, latest.row)
+        examined = yield from run.find(request, latest)
         if _is_ending(run, latest.row):
-            return _plan_of(found.info, "roll_back", f"a cancel is open ({latest.row.cancel}): the run is ended", None)
-        refusal = refusal or run.refusal(wish, found) or run.held_by()
+            return _plan_of(
+                examined.info, "roll_back", f"a cancel is open ({latest.row.cancel}): the run is ended", None
+            )
+        refusal = refusal or run.refusal(request, examined) or run.held_by()
         if isinstance(refusal, RunSuspended):
-            return _plan_of(found.info, "waiting", str(refusal), refusal)
+            return _plan_of(examined.info, "waiting", str(refusal), refusal)
         if refusal is not None:
-            return _plan_of(found.info, "refuse", str(refusal), refusal)
+            return _plan_of(examined.info, "refuse", str(refusal), refusal)
     except MilepostError as exc:
         if isinstance(exc, (StoreError, StoreClosedError)) or (
             isinstance(exc, NoCheckpointFoundError) and refusal is None
@@ -568,9 +576,9 @@ def plan(run: Run, wish: ResumeRequest) -> Routine[ResumePlan]:
             run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False
         )
         return _plan_of(nothing, "refuse", str(refusal), refusal)
-    if found.info.already_completed:
-        return _plan_of(found.info, "finished", "the run has finished; its stored result is returned", None)
-    return _plan_of(found.info, "continue", found.plan, None)
+    if examined.info.already_completed:
+        return _plan_of(examined.info, "finished", "the run has finished; its stored result is returned", None)
+    return _plan_of(examined.info, "continue", examined.plan, None)
 
 
 def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException | None) -> ResumePlan:
@@ -640,11 +648,11 @@ def await_due(run: Run) -> Routine[None]:
 
 
 def _after_fence(
-    run: Run, wish: ResumeRequest, before: RunRow, token: Token, nonces: Callable[[], str]
+    run: Run, request: ResumeRequest, before: RunRow, token: Token, nonces: Callable[[], str]
 ) -> Routine[Any]:
     """Go on with a run that was taken over. If it is refused, give it back with the status that it had."""
     try:
-        return (yield from resume(run, wish, nonces))
+        return (yield from resume(run, request, nonces))
     except GeneratorExit:
         raise
     except BaseException as exc:
@@ -662,25 +670,25 @@ def _is_ending(run: Run, row: RunRow) -> bool:
 # -- correct: user code ------------------------------------------------------------------------------------
 
 
-def _amended(run: Run, wish: ResumeRequest, found: Any) -> Routine[Amendment | None]:
+def _amended(run: Run, request: ResumeRequest, examined: Any) -> Routine[Amendment | None]:
     """Return the amended state that the run goes on with; None if it goes on with the recorded one.
 
     The call's `revalidate` is asked about the state that the run will go on with.
     """
-    if wish.verb == CONTINUE:
-        turn = Amendment(*open_turn(run, found, wish.state))
-        yield from _revalidate(run, found, turn)
+    if request.verb == CONTINUE:
+        turn = Amendment(*open_turn(run, examined, request.state))
+        yield from _revalidate(run, examined, turn)
         return turn
     amendment = None
     if run.options.amends:
         flow, where = cast("GraphFlow", run.flow), f"run {run.run_id!r}"
-        amendment = yield from amended(run, flow, flow.codec, found.data_seen, found.info.from_node, where)
-    if amendment is not None and found.at is not None:
-        entry = found.since.entry_at(found.at.sequence)
-        check_branch(run, flow, found.since, entry, found.point, found.data, amendment)
-    yield from _revalidate(run, found, amendment)
-    if amendment is not None and found.at is None:
-        found.state, found.data = amendment.state, amendment.data
+        amendment = yield from amended(run, flow, flow.codec, examined.data_seen, examined.info.from_node, where)
+    if amendment is not None and examined.at is not None:
+        entry = examined.since.entry_at(examined.at.sequence)
+        check_branch(run, flow, examined.since, entry, examined.point, examined.data, amendment)
+    yield from _revalidate(run, examined, amendment)
+    if amendment is not None and examined.at is None:
+        examined.state, examined.data = amendment.state, amendment.data
     return amendment
 
 
@@ -689,7 +697,7 @@ def _asks_of_state(run: Run) -> bool:
     return run.options.amends or run.options.revalidate is not None or bool(run.options.rename)
 
 
-def _revalidate(run: Run, found: Any, amendment: Amendment | None) -> Routine[None]:
+def _revalidate(run: Run, examined: Any, amendment: Amendment | None) -> Routine[None]:
     """Ask `revalidate` whether the state, amended or not, is still good, and raise `StateValidationError` if not.
 
     It refuses by raising or returning an exception, or by returning False or a text. It gets a state of its own: a change
@@ -698,24 +706,24 @@ def _revalidate(run: Run, found: Any, amendment: Amendment | None) -> Routine[No
     check = run.options.revalidate
     if check is None:
         return
-    told = ""
+    reason = ""
     cause: BaseException | None = None
-    decode, data = cast("GraphFlow", run.flow).codec.decode, found.data_seen if amendment is None else amendment.data
+    decode, data = cast("GraphFlow", run.flow).codec.decode, examined.data_seen if amendment is None else amendment.data
     try:
         answer = yield Call(check, (decode(data),), None, iscoroutinefunction(check))
     except Exception as exc:
-        told, cause = message_of(exc) or type(exc).__qualname__, exc
+        reason, cause = message_of(exc) or type(exc).__qualname__, exc
     else:
         if isinstance(answer, BaseException):
-            told, cause = message_of(answer) or type(answer).__qualname__, answer
+            reason, cause = message_of(answer) or type(answer).__qualname__, answer
         elif answer is False:
-            told = "revalidate returned False"
+            reason = "revalidate returned False"
         elif isinstance(answer, str):
-            told = answer
-    if told:
+            reason = answer
+    if reason:
         raise StateValidationError(
-            f"the recorded state of run {run.run_id!r} was refused: {told}; correct it with state_override=",
+            f"the recorded state of run {run.run_id!r} was refused: {reason}; correct it with state_override=",
             run_id=run.run_id,
-            node_id=found.info.from_node,
+            node_id=examined.info.from_node,
             state=decode(data),
         ) from cause

@@ -134,10 +134,10 @@ class Run(ABC):
         self.recorded = recorded
         self.progress = RunProgress(recorded)
 
-    def know_renames(self, told: Record | None) -> None:
+    def know_renames(self, owner: Record | None) -> None:
         """Take up the renames in this owner record (None: there are none), and those of the call."""
-        self.renamed_at = None if told is None else told.sequence
-        self.renames = Renames.told_by(None if told is None else told.fields(), self.options.rename)
+        self.renamed_at = None if owner is None else owner.sequence
+        self.renames = Renames.read(None if owner is None else owner.fields(), self.options.rename)
 
     def spent(self, node_id: str, followed: int) -> AttemptBudget:
         """Return the attempts that a visit in flight has used up; `followed` is the number of the record before it."""
@@ -178,14 +178,14 @@ class Run(ABC):
         """
 
     @abstractmethod
-    def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Any]:
+    def find(self, request: ResumeRequest, latest: RunSnapshot) -> Routine[Any]:
         """Find and examine the point where the verb goes on, as a value of the front end's own type.
 
         Runs nothing new and writes nothing.
         """
 
     @abstractmethod
-    def refusal(self, wish: ResumeRequest, found: Any) -> MilepostError | None:
+    def refusal(self, request: ResumeRequest, examined: Any) -> MilepostError | None:
         """Return the error if the verb cannot go on at the point that `find` returned; else None."""
 
     @abstractmethod
@@ -200,8 +200,8 @@ class Run(ABC):
         return False
 
     @abstractmethod
-    def go_on(self, wish: ResumeRequest, found: Any, amendment: Amendment | None) -> Routine[Any]:
-        """Go on from the point `found`, and return what the flow ends with."""
+    def go_on(self, request: ResumeRequest, examined: Any, amendment: Amendment | None) -> Routine[Any]:
+        """Go on from the point `examined`, and return what the flow ends with."""
 
     @abstractmethod
     def recorded_end(self, failure: Record, end: Record) -> Routine[MilepostError]:
@@ -374,8 +374,8 @@ class Run(ABC):
             blocked_by = crash.blocked_by
         elif isinstance(exc, WorkflowHeldError):
             self.status, reason, blocked_by = "blocked", first_line(exc), "bug"
-            told = failure_fields(exc.__cause__ or exc)
-            records = (journal.make(FAILURE, op="workflow", attempt=1, held=True, **told),)
+            fields = failure_fields(exc.__cause__ or exc)
+            records = (journal.make(FAILURE, op="workflow", attempt=1, held=True, **fields),)
         elif isinstance(exc, RunSuspended):
             self.status, reason = "waiting", ""
         elif isinstance(exc, RunTimeoutError) and self.claims and not journal.has_saved:

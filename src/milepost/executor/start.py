@@ -72,9 +72,9 @@ def enqueue(run: Run, state: Any, nonces: Callable[[], str], at: float = 0.0) ->
     try:
         yield from _create(run, data, inputs_hash, nonces, state, at)
     except RunExistsError as exists:
-        wish = yield from _wish(run, exists, state)
-        if wish is not None:
-            yield from make_ready(run, wish, nonces, at)
+        request = yield from _request_for(run, exists, state)
+        if request is not None:
+            yield from make_ready(run, request, nonces, at)
 
 
 def _check_input(run: Run, state: Any) -> None:
@@ -149,13 +149,13 @@ def _create(
 
 def _existing(run: Run, exists: RunExistsError, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     """Handle a run that exists as `if_exists` says."""
-    wish = yield from _wish(run, exists, state)
-    if wish is None:
+    request = yield from _request_for(run, exists, state)
+    if request is None:
         return (yield from attach(run))
-    return (yield from resume(run, wish, nonces))
+    return (yield from resume(run, request, nonces))
 
 
-def _wish(run: Run, exists: RunExistsError, state: Any) -> Routine[ResumeRequest | None]:
+def _request_for(run: Run, exists: RunExistsError, state: Any) -> Routine[ResumeRequest | None]:
     """Return the request with which `if_exists` goes on with an existing run; None: wait for its end.
 
     Raises an error if `if_exists` refuses the run.
@@ -213,8 +213,8 @@ def attach(run: Run) -> Routine[Any]:
 
 
 def _recorded_end(run: Run, latest: RunSnapshot) -> Routine[MilepostError]:
-    told = [record for record in latest.tail if record.kind in {FAILURE, FINISH}]
-    failure = next((record for record in reversed(told) if record.kind == FAILURE), told[-1] if told else None)
+    records = [record for record in latest.tail if record.kind in {FAILURE, FINISH}]
+    failure = next((record for record in reversed(records) if record.kind == FAILURE), records[-1] if records else None)
     if failure is None:
         return RunNotResumableError(
             f"run {run.run_id!r} failed: {latest.row.info.reason}",
@@ -222,4 +222,4 @@ def _recorded_end(run: Run, latest: RunSnapshot) -> Routine[MilepostError]:
             status="failed",
             reason=latest.row.info.reason,
         )
-    return (yield from run.recorded_end(failure, told[-1]))
+    return (yield from run.recorded_end(failure, records[-1]))

@@ -111,9 +111,9 @@ def wait(
     """
     if not run.is_recorded:
         return (yield from _wait_here(run, work, step_id))
-    told = run.recorded.replies.get(step_id)
-    if told is not None and (told.record.visit == visit or run.recorded.is_in_flight(step_id, told)):
-        data = told.record.state() or b"{}"
+    recorded = run.recorded.replies.get(step_id)
+    if recorded is not None and (recorded.record.visit == visit or run.recorded.is_in_flight(step_id, recorded)):
+        data = recorded.record.state() or b"{}"
         try:
             return reply_of(work, data), data
         except DeserializeStateError as exc:
@@ -350,8 +350,8 @@ def reply_with(work: Waits, signal: Signal) -> tuple[bytes | None, str]:
         try:
             payload = contained(_typed, payload, work.payload)
         except Exception as exc:  # a model's own validators are user code
-            told = exc.args[0] if isinstance(exc, MilepostError) and exc.args else describe(exc)
-            return None, f"the payload of signal {signal.name!r} is refused: {told}"
+            reason = exc.args[0] if isinstance(exc, MilepostError) and exc.args else describe(exc)
+            return None, f"the payload of signal {signal.name!r} is refused: {reason}"
     return _encode(_Reply(msgspec.Raw(payload), format_time(signal.sent_at))), ""
 
 
@@ -383,13 +383,13 @@ def reply_of(work: Waits, data: bytes) -> Reply[Any]:
     from milepost.model.results import Reply
 
     try:
-        told = msgspec.json.decode(data, type=_Reply)
+        reply = msgspec.json.decode(data, type=_Reply)
     except msgspec.MsgspecError as exc:
         raise DeserializeStateError(f"the reply of a wait is damaged: {exc}") from exc
     codec: Codec[Any] = Codec(Any if work.payload is None else work.payload)
-    is_empty = told.timed_out or work.signal is None
-    payload = None if is_empty else codec.decode(bytes(told.payload), root="payload")
-    return Reply(payload, None if told.sent_at is None else parse_time(told.sent_at), told.timed_out)
+    is_empty = reply.timed_out or work.signal is None
+    payload = None if is_empty else codec.decode(bytes(reply.payload), root="payload")
+    return Reply(payload, None if reply.sent_at is None else parse_time(reply.sent_at), reply.timed_out)
 
 
 def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) -> Waits:
@@ -441,9 +441,9 @@ def suspended(run: Run) -> RunSuspended:
     """Make the error for a run that was parked."""
     waits = tuple(opened.wait for opened in run.progress.open_waits.values())
     ends = [wait.wake_at for wait in waits if wait.wake_at is not None]
-    told = ", ".join(wait.wait_id for wait in waits)
+    ids = ", ".join(wait.wait_id for wait in waits)
     return RunSuspended(
-        f"run {run.run_id!r} waits for {told}: send the signal, or resume when its time has come; a worker does that by itself",
+        f"run {run.run_id!r} waits for {ids}: send the signal, or resume when its time has come; a worker does that by itself",
         run_id=run.run_id,
         waiting_for=waits,
         wake_at=min(ends, default=None),

@@ -293,8 +293,8 @@ def _recorded_stand(run: NodeRun, point: Record, tail: tuple[Record, ...], since
             iteration = int(record.fields().get("iteration", iteration))
     named: tuple[str, ...] = ()
     if next_node is not None:
-        named = (run.renames.before(next_node, position.told_at),)
-        next_node = run.renames.now(next_node, position.told_at)
+        named = (run.renames.before(next_node, position.route_at),)
+        next_node = run.renames.now(next_node, position.route_at)
     return _Stand(fields, data, next_node, named, iteration, position.is_rerouted, position.turn, position.tail)
 
 

@@ -227,13 +227,13 @@ def _amendment(
     updates = (
         None if since is None or amendment is None or amendment.updates is None else msgspec.Raw(amendment.updates)
     )
-    told = {
+    amending = {
         "from": point.sequence if trunk is None else trunk,
         "overrides": None if trunk is None else point.sequence,
         "updates": updates,
         "reroute": reroute,
     }
-    return told, None if amendment is None else amendment.data
+    return amending, None if amendment is None else amendment.data
 
 
 def _newest_override(prefix: Prefix, point: Record) -> bytes | None:

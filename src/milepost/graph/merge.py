@@ -268,7 +268,7 @@ class Merging:
             if reducer is None or old is new:
                 continue
             try:
-                self._told(reducer, old, new)
+                self._difference(reducer, old, new)
             except (ValueError, TypeError):
                 yield name
 
@@ -290,11 +290,11 @@ class Merging:
     def _added(self, reducer: Reducer, fork: Fork, name: str, branch: str, value: Any, old: Any, new: Any) -> Any:
         """Reduce into `value` what a branch added to the old value."""
         try:
-            return reducer(value, self._told(reducer, old, new))
+            return reducer(value, self._difference(reducer, old, new))
         except (ValueError, TypeError) as exc:
             raise self._conflict(fork, name, [branch], f": {exc}") from exc
 
-    def _told(self, reducer: Reducer, old: Any, new: Any) -> Any:
+    def _difference(self, reducer: Reducer, old: Any, new: Any) -> Any:
         """Return what a branch added to the old value; raise ValueError if that cannot be derived."""
         if old is _NOTHING:
             return new
@@ -327,7 +327,7 @@ class Merging:
                 continue
             if branch in changed and (not updates or is_replaced):
                 try:
-                    updates = [self._told(reducer, old, changed[branch])]
+                    updates = [self._difference(reducer, old, changed[branch])]
                 except (ValueError, TypeError) as exc:
                     raise self._conflict(fork, name, [branch], f": {exc}") from exc
             for update in updates:
@@ -336,10 +336,10 @@ class Merging:
 
     def _conflict(self, fork: Fork, name: str, branches: list[str], why: str = "") -> MergeConflictError:
         who = ", ".join(map(repr, branches))
-        told = f"{why}, or give" if why else ", and nothing says how to merge it: give the field a reducer, or"
+        hint = f"{why}, or give" if why else ", and nothing says how to merge it: give the field a reducer, or"
         return MergeConflictError(
             f"field {name!r} was changed by branch{'es' if len(branches) > 1 else ''} {who} of the fork after "
-            f"{fork.node_id!r}{told} {fork.merge_option} to node {fork.join!r}",
+            f"{fork.node_id!r}{hint} {fork.merge_option} to node {fork.join!r}",
             node_id=fork.join,
             field=name,
             branches=tuple(branches),

@@ -154,10 +154,10 @@ def _branch_error(
     failed: Mapping[str, NodeError],
 ) -> BranchError:
     run, (one, several) = walker.run, words
-    told = _first_few(f"{name!r}: {error}" for name, error in failed.items())
+    errors = _first_few(f"{name!r}: {error}" for name, error in failed.items())
     kept = "; what the others did is kept" if walker.is_recorded else ""
     error = BranchError(
-        f"{one if len(failed) == 1 else f'{len(failed)} {several}'} {where} of run {run.run_id!r} failed ({told}){kept}",
+        f"{one if len(failed) == 1 else f'{len(failed)} {several}'} {where} of run {run.run_id!r} failed ({errors}){kept}",
         run_id=run.run_id,
         node_id=node_id,
         visit=visit,

@@ -49,16 +49,16 @@ if TYPE_CHECKING:
     from milepost.graph.run import NodeRun
 
 
-def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
+def find(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
     """Find and examine the point from which a verb goes on: the newest, the requested one, or the newest undamaged one."""
     check_flow(run, latest.row)
     yield from _know_renames(run, latest)
     spot = ResumePoint(latest.point, latest.tail)
-    if wish.verb == "resume_from":
-        spot = yield from _wished(run, wish, latest)
-    elif wish.verb == CONTINUE and latest.row.info.status != "finished":
+    if request.verb == "resume_from":
+        spot = yield from _requested_point(run, request, latest)
+    elif request.verb == CONTINUE and latest.row.info.status != "finished":
         spot = yield from _before_turn(run, latest)
-    is_lenient = run.options.on_corrupt == "previous" and wish.verb != "resume_from"
+    is_lenient = run.options.on_corrupt == "previous" and request.verb != "resume_from"
     remarks: list[str] = []
     begun = None
     if latest.newest < latest.expected:
@@ -83,16 +83,16 @@ def find(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
         newest = spot.point
         try:
             whole = yield from _from_trunk(run, latest, spot, is_cut=bool(passed_over))
-            told = (*remarks, *passed_over)
+            notes = (*remarks, *passed_over)
             if whole.since is not None and run.origins:
                 # What failed in the original run is left to its fork.
                 whole = whole._replace(since=renewed_at(whole.since, run.origins[0].sequence))
-            found = examine(run, latest, whole, wish, begun, told, nodes, is_cut=bool(passed_over))
+            examined = examine(run, latest, whole, request, begun, notes, nodes, is_cut=bool(passed_over))
             names = [run.renames.before(name, 0) for name in nodes]
-            check_renames(run, found.since, (*found.named, *names))
-            if wish.verb != CONTINUE and (latest.row.cancel is None or run.options.reopen):
-                decode_inside(run, run.flow, found.since, found.decoded)
-            return found
+            check_renames(run, examined.since, (*examined.named, *names))
+            if request.verb != CONTINUE and (latest.row.cancel is None or run.options.reopen):
+                decode_inside(run, run.flow, examined.since, examined.decoded)
+            return examined
         except CheckpointCorruptError as exc:
             if not is_lenient or newest is None:
                 raise
@@ -115,8 +115,8 @@ def _know_renames(run: NodeRun, latest: RunSnapshot) -> Routine[None]:
 
     Damaged records are ignored here: they are refused, or passed over, when the point is examined.
     """
-    told, point = newest_renames(latest.tail), latest.point
-    if told is None and point is not None and point.kind == CHECKPOINT:
+    owner, point = newest_renames(latest.tail), latest.point
+    if owner is None and point is not None and point.kind == CHECKPOINT:
         after = -1 if point.is_foreign else _fields_of(point).get("renamed")
         if after is not None:
             owners: list[Record] = yield from ask(
@@ -124,8 +124,8 @@ def _know_renames(run: NodeRun, latest: RunSnapshot) -> Routine[None]:
             )
             for record in owners:
                 check_seal(run, record)
-            told = newest_renames(owners)
-    run.know_renames(told)
+            owner = newest_renames(owners)
+    run.know_renames(owner)
 
 
 def _fields_of(record: Record) -> Mapping[str, Any]:
@@ -179,10 +179,12 @@ def check_live(run: Run, latest: RunSnapshot) -> Routine[None]:
     opened = [first for _, first, last in latest.row.live if last is None]
     if not opened:
         return
-    found: list[Record] = yield from ask(run.store, "read", run.run_id, after=max(opened) - 1, limit=1, kinds=(OWNER,))
-    if found and found[0].sequence == max(opened):
-        run.store.seals.check(run.run_id, found[0])
-        if found[0].fields().get("live") == [list(span) for span in latest.row.live]:
+    records: list[Record] = yield from ask(
+        run.store, "read", run.run_id, after=max(opened) - 1, limit=1, kinds=(OWNER,)
+    )
+    if records and records[0].sequence == max(opened):
+        run.store.seals.check(run.run_id, records[0])
+        if records[0].fields().get("live") == [list(span) for span in latest.row.live]:
             return
     raise CheckpointCorruptError(
         f"what the row of run {run.run_id!r} tells of superseded records is not what record {max(opened)} says: restore the "
@@ -210,9 +212,9 @@ def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
     return begun
 
 
-def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ResumePoint]:
+def _requested_point(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[ResumePoint]:
     """Return the checkpoint after which `resume_from` goes on; with `rerun` the point before it, and its amendments."""
-    node_id = wish.node_id
+    node_id = request.node_id
     if node_id is None or node_id not in run.flow.units:
         raise InvalidResumeNodeError(
             f"flow {run.flow.name!r} has no node {shown(node_id)} to resume from: it has {', '.join(run.flow.units)}",
@@ -223,19 +225,19 @@ def _wished(run: NodeRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[R
     record: Record | None = None
     for recorded, after, upto in run.renames.sources(node_id):
         found = yield from newest_live(
-            run.store, run.run_id, CHECKPOINT, recorded, wish.visit, latest.row.live, after, upto
+            run.store, run.run_id, CHECKPOINT, recorded, request.visit, latest.row.live, after, upto
         )
         if found is not None and (record is None or found.sequence > record.sequence):
             record = found
     if record is None:
-        visit = f" visit {wish.visit} of" if wish.visit is not None else ""
+        visit = f" visit {request.visit} of" if request.visit is not None else ""
         raise NoCheckpointFoundError(
             run.run_id, node_id, f"there is none for{visit} this node that was not superseded; see history()"
         )
     trunk = None if record.is_foreign else record.fields().get("trunk")
     if trunk is not None:
-        return (yield from _inside(run, wish, record, int(trunk), latest))
-    if not wish.rerun:
+        return (yield from _inside(run, request, record, int(trunk), latest))
+    if not request.rerun:
         return ResumePoint(record, (yield from _late_answer(run, record, node_id, latest)))
     older: RunSnapshot = yield from ask(run.store, "latest", run.run_id, before=record.sequence)
     before = older.point
@@ -266,15 +268,17 @@ def _before_turn(run: NodeRun, latest: RunSnapshot) -> Routine[ResumePoint]:
     return ResumePoint(before.point, before.tail, live=ranges_upto(live, upto))
 
 
-def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, latest: RunSnapshot) -> Routine[ResumePoint]:
+def _inside(
+    run: NodeRun, request: ResumeRequest, record: Record, trunk: int, latest: RunSnapshot
+) -> Routine[ResumePoint]:
     """Go on inside a branch.
 
     Records after this one in the branch, and after its fork, are superseded; siblings stay.
     """
     spot = yield from _since(run, trunk, latest.row.live)
     mine = str(record.fields().get("branch") or "")
-    last = record.sequence - 1 if wish.rerun else record.sequence
-    is_redone = _redone(record, spot) if wish.rerun else lambda other: False
+    last = record.sequence - 1 if request.rerun else record.sequence
+    is_redone = _redone(record, spot) if request.rerun else lambda other: False
     beside = {other.sequence for other in spot.tail if _is_beside(mine, str(other.fields().get("branch") or ""))}
     changed = [other.sequence for other in spot.tail if _overridden(other) == record.sequence]
 
@@ -289,10 +293,10 @@ def _inside(run: NodeRun, wish: ResumeRequest, record: Record, trunk: int, lates
             return amends in beside or (amends is None and other.payload is None)
         # A late answer of its router counts if it is about the same state.
         is_late = other.kind == ROUTE and (other.node_id, other.visit) == (record.node_id, record.visit)
-        return is_late and not wish.rerun and not any(number < other.sequence for number in changed)
+        return is_late and not request.rerun and not any(number < other.sequence for number in changed)
 
     narrowed = yield from _narrowed(run, latest, spot, stays)
-    if not wish.rerun:
+    if not request.rerun:
         return narrowed._replace(at=record)
     if not run.options.amends:
         return narrowed
@@ -402,12 +406,12 @@ def newest_live(
 ) -> Routine[Record | None]:
     """Return the newest record of this kind, node and visit (None: any) in the ranges `live` (empty: all); None: none."""
     while True:
-        found: list[Record] = yield from ask(
+        records: list[Record] = yield from ask(
             store, "read", run_id, kinds=(kind,), node_id=node_id, after=after, before=before, newest=True, limit=1
         )
-        if not found or (is_live(found[0].sequence, live) and visit in {None, found[0].visit}):
-            return found[0] if found else None
-        before = found[0].sequence
+        if not records or (is_live(records[0].sequence, live) and visit in {None, records[0].visit}):
+            return records[0] if records else None
+        before = records[0].sequence
 
 
 def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot) -> Routine[tuple[Record, ...]]:
@@ -433,8 +437,8 @@ def in_flight(run: NodeRun, latest: RunSnapshot) -> Routine[tuple[str, int]]:
     assert latest.point is not None
     try:
         fields = latest.point.fields()
-        told = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
-        position = position_after(latest.point, told, latest.tail)
+        next_node = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
+        position = position_after(latest.point, next_node, latest.tail)
     except CheckpointCorruptError:
         # The damaged record was passed over: the node after it is not known.
         return "", 1
@@ -460,53 +464,53 @@ def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
 # -- going on --------------------------------------------------------------------------------------------
 
 
-def go_on(run: NodeRun, wish: ResumeRequest, found: ExaminedRun, amendment: Amendment | None) -> Routine[Any]:
+def go_on(run: NodeRun, request: ResumeRequest, examined: ExaminedRun, amendment: Amendment | None) -> Routine[Any]:
     """Go on from the point, with its state or the amended one, and return the final state."""
-    state, data = found.state, found.data
+    state, data = examined.state, examined.data
     walker = run.walker
     number = run.journal.sequence
-    recorded = found.since.crashed_at(number) if found.row.lease == "ended" else found.since
-    recorded = retried_at(recorded, number) if wish.verb == "retry" else recorded
-    if amendment is not None and found.at is not None:
+    recorded = examined.since.crashed_at(number) if examined.row.lease == "ended" else examined.since
+    recorded = retried_at(recorded, number) if request.verb == "retry" else recorded
+    if amendment is not None and examined.at is not None:
         updates = None if amendment.updates is None else msgspec.json.decode(amendment.updates)
-        recorded = recorded.overridden(found.at.sequence, amendment.data, updates)
-        found.decoded.pop(found.at.sequence, None)
+        recorded = recorded.overridden(examined.at.sequence, amendment.data, updates)
+        examined.decoded.pop(examined.at.sequence, None)
     elif amendment is not None:
         # A decoded copy is used, so that the object that was given stays the caller's own.
         data = amendment.data
         state = run.flow.codec.decode(data)
     run.know(recorded)
-    run.progress.decoded, run.knows_signals = found.decoded, False
+    run.progress.decoded, run.knows_signals = examined.decoded, False
     walker.given = data
     # A turn that begins uses no recorded outcome.
-    walker.is_resuming = wish.verb != CONTINUE
-    walker.sequence = found.point.sequence
-    walker.iteration = found.iteration
-    walker.prev_node_id = "" if found.is_turn else found.point.node_id
-    walker.at = (recorded.renamed(found.point.node_id, found.point.sequence), found.point.visit)
-    walker.followed_at = str(found.fields.get("timestamp") or run.followed_at)
+    walker.is_resuming = request.verb != CONTINUE
+    walker.sequence = examined.point.sequence
+    walker.iteration = examined.iteration
+    walker.prev_node_id = "" if examined.is_turn else examined.point.node_id
+    walker.at = (recorded.renamed(examined.point.node_id, examined.point.sequence), examined.point.visit)
+    walker.followed_at = str(examined.fields.get("timestamp") or run.followed_at)
     # If only claims follow the start, no node was ever entered, and the store need not be asked about visits.
-    run.live_ranges = found.row.live if found.live is None else (*found.live, ("", run.journal.sequence, None))
-    walker.tally.knows_visits = found.point.sequence == 0 and found.newest == run.claims and not run.live_ranges
-    run.journal.missed = tuple(found.fields.get("missed", ()))
+    run.live_ranges = examined.row.live if examined.live is None else (*examined.live, ("", run.journal.sequence, None))
+    walker.tally.knows_visits = examined.point.sequence == 0 and examined.newest == run.claims and not run.live_ranges
+    run.journal.missed = tuple(examined.fields.get("missed", ()))
     run.journal.degraded = bool(run.journal.missed)
-    if wish.verb == "retry":
-        found.spent.failures = 0
-        found.spent.pause = 0.0
+    if request.verb == "retry":
+        examined.spent.failures = 0
+        examined.spent.pause = 0.0
     for node_id in run.renames.targets:
         # The core counts the visits of a node under the id that it has now.
         walker.tally.visits[node_id] = yield from last_visit(run, node_id)
-    next_node = found.next_node
-    if found.is_split:
+    next_node = examined.next_node
+    if examined.is_split:
         return (yield from walker.walk(state, walker.at[0], is_split=True))
     if next_node is None:
         next_node = yield from walker.ask_again(state)
-        if next_node != found.way:
-            found.spent = AttemptBudget(visit=0)
+        if next_node != examined.way:
+            examined.spent = AttemptBudget(visit=0)
     if next_node == END:
-        yield from run.journal.finish(found.point.sequence)
+        yield from run.journal.finish(examined.point.sequence)
         return state
-    if found.spent.visit == 0:
-        found.spent.visit = 1 if walker.tally.knows_visits else (yield from last_visit(run, next_node)) + 1
-    walker.spent = found.spent
+    if examined.spent.visit == 0:
+        examined.spent.visit = 1 if walker.tally.knows_visits else (yield from last_visit(run, next_node)) + 1
+    walker.spent = examined.spent
     return (yield from walker.walk(state, next_node))

@@ -68,13 +68,13 @@ class NodeRun(Run):
             ready=ready,
         )  # fmt: skip
 
-    def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
+    def find(self, request: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
         """Examine the point that the verb goes on from."""
-        return finding.find(self, wish, latest)
+        return finding.find(self, request, latest)
 
-    def refusal(self, wish: ResumeRequest, found: Any) -> MilepostError | None:
-        """Return the error if the verb cannot go on at the point `found`; else None."""
-        return refusal_of(self, wish, found)
+    def refusal(self, request: ResumeRequest, examined: Any) -> MilepostError | None:
+        """Return the error if the verb cannot go on at the point `examined`; else None."""
+        return refusal_of(self, request, examined)
 
     def in_flight(self, latest: RunSnapshot) -> Routine[tuple[str, int]]:
         """Return the node that may have been entered last, and the number of that visit."""
@@ -91,16 +91,16 @@ class NodeRun(Run):
         self.walker.iteration = found.iteration
         return super().stored(found)
 
-    def go_on(self, wish: ResumeRequest, found: Any, amendment: Amendment | None) -> Routine[Any]:
-        """Walk on from the point `found`."""
-        return self._unless_parked(finding.go_on(self, wish, found, amendment))
+    def go_on(self, request: ResumeRequest, examined: Any, amendment: Amendment | None) -> Routine[Any]:
+        """Walk on from the point `examined`."""
+        return self._unless_parked(finding.go_on(self, request, examined, amendment))
 
     def recorded_end(self, failure: Record, end: Record) -> Routine[MilepostError]:
         """Make the error that a run failed with: that of a node, or of all branches of a fork that failed."""
-        told = end.fields()
-        if is_branch_error(told):
+        fields = end.fields()
+        if is_branch_error(fields):
             failures: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(FAILURE,))
-            return recorded_branch_error(self.run_id, told, failures)
+            return recorded_branch_error(self.run_id, fields, failures)
         error = recorded_error(self.run_id, failure.fields(), failure.node_id)
         if isinstance(error, NodeError):
             error.visit = failure.visit
@@ -144,10 +144,10 @@ class NodeRun(Run):
         newest, after = self.journal.sequence, -1
         used: set[int] = set()
         waits: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(WAIT,), newest=True, limit=1)
-        for told in (record.fields().get("used_before") for record in waits):
-            if told is not None:
-                after = int(told["upto"])
-                used.update(*(range(first, last + 1) for first, last in told["numbers"]))
+        for used_before in (record.fields().get("used_before") for record in waits):
+            if used_before is not None:
+                after = int(used_before["upto"])
+                used.update(*(range(first, last + 1) for first, last in used_before["numbers"]))
         records: list[Record] = yield from ask(self.store, "read", self.run_id, kinds=(REPLY, OWNER), after=after)
         for record in records:
             fields = record.fields()

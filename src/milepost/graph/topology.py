@@ -347,7 +347,9 @@ def _changed_kind(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
         if old.get(name) != new.get(name):
             yield f"the {name} of {node} is now {new.get(name)!r} instead of {old.get(name)!r}"
     if old.get("shape") != new.get("shape"):
-        yield from (f"in {node}: {told}" for told in _differences(old.get("shape") or {}, new.get("shape") or {}))
+        yield from (
+            f"in {node}: {difference}" for difference in _differences(old.get("shape") or {}, new.get("shape") or {})
+        )
 
 
 def _by_source(edges: Iterable[Iterable[str]]) -> dict[str, list[str]]:

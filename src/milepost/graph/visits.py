@@ -204,14 +204,14 @@ class NodeVisit(UnitVisit):
         # A StateTypeError that user code raises, such as one of a nested run, is an error like any other.
         if outcome.is_refused and isinstance(exc, StateTypeError):
             return self._no_state(exc, facts)
-        told = f"node {self.node_id!r} of run {run.run_id!r} {self.describe_end(exc, describe(exc))}"
+        message = f"node {self.node_id!r} of run {run.run_id!r} {self.describe_end(exc, describe(exc))}"
         if isinstance(exc, AttemptTimedOut):
             advice = ": give it more time, or resume to try again"
-            return NodeTimeoutError(told + advice, timeout=exc.timeout, **facts)
+            return NodeTimeoutError(message + advice, timeout=exc.timeout, **facts)
         is_used_up = policy is not None and budget.failures >= policy.max_attempts
         verb = "retry to run it again with fresh attempts" if is_used_up else "resume to run it again"
         advice = f"; mend the cause, then {verb}" if run.is_recorded else ""
-        return NodeError(told + advice, op=outcome.op, **facts)
+        return NodeError(message + advice, op=outcome.op, **facts)
 
     def _no_state(self, exc: StateTypeError, facts: dict[str, Any]) -> StateTypeError:
         """Complete `exc`, the error of a node that returned no state of its graph, with the place and an advice."""
@@ -327,8 +327,8 @@ def ask_router(run: Run, router: Router, context: Context[Any], state: Any) -> R
     try:
         answer = yield Call(router.fn, args, context, router.is_async, None, None, True)
     except Exception as exc:
-        told = f"failed: {describe(exc)}; the node's work is kept: mend the router, then resume"
-        raise _router_error(run, context, told) from exc
+        problem = f"failed: {describe(exc)}; the node's work is kept: mend the router, then resume"
+        raise _router_error(run, context, problem) from exc
     target = answer
     if router.targets is not None:
         try:
@@ -337,16 +337,16 @@ def ask_router(run: Run, router: Router, context: Context[Any], state: Any) -> R
             target = None
     if not isinstance(target, str) or (target != END and target not in router.known):
         allowed = router.targets if router.targets is not None else (*sorted(router.known), END)
-        told = (
+        problem = (
             f"answered {shown(answer)}, which is none of {', '.join(map(repr, allowed))}: mend the router, then resume"
         )
-        raise _router_error(run, context, told, returned=answer)
+        raise _router_error(run, context, problem, returned=answer)
     return str(target)
 
 
-def _router_error(run: Run, context: Context[Any], told: str, **facts: Any) -> RouterError:
+def _router_error(run: Run, context: Context[Any], problem: str, **facts: Any) -> RouterError:
     return RouterError(
-        f"the router after node {context.node_id!r} of run {run.run_id!r} {told}",
+        f"the router after node {context.node_id!r} of run {run.run_id!r} {problem}",
         run_id=run.run_id,
         node_id=context.node_id,
         from_node=context.node_id,

@@ -267,8 +267,8 @@ class Walker:
             self.tally.iteration = max(self.iteration, int(entry.fields.get("iteration") or 0))
         codec = self.flow.update_codec
         if self.updates is not None and codec is not None:
-            told = self.run.recorded.updates(self.label, self.prefix[:-1], self._replaced)
-            self.updates += [codec.decode(msgspec.json.encode(update), root="updates") for update in told]
+            updates = self.run.recorded.updates(self.label, self.prefix[:-1], self._replaced)
+            self.updates += [codec.decode(msgspec.json.encode(update), root="updates") for update in updates]
         return self.run.progress.take(entry.sequence, lambda: self.flow.codec.decode(data)), next_node
 
     def _replaced(self, before: bytes, after: bytes) -> tuple[str, ...]:
@@ -474,12 +474,12 @@ class Walker:
     def checkpoint(self, outcome: AttemptOutcome, data: bytes, next_node: str | None) -> Record:
         """Make the record of a node that has completed; `next_node` None: its router has not answered."""
         context, updates = outcome.context, outcome.value.updates
-        told: bytes | None = None
+        encoded: bytes | None = None
         codec = self.flow.update_codec
         if codec is not None and self.is_untold:
-            told = b"[" + b",".join(codec.encode(update, root="state") for update in self.updates or ()) + b"]"
+            encoded = b"[" + b",".join(codec.encode(update, root="state") for update in self.updates or ()) + b"]"
         elif codec is not None and updates:
-            told = codec.encode(updates, root="state")
+            encoded = codec.encode(updates, root="state")
         journal, options = self.journal, self.options
         self.followed_at = format_time(options.clock.time())
         fork = self.flow.splits.get(self.at[0])
@@ -504,7 +504,7 @@ class Walker:
             None if fork is None else fork.branches,
             self.label,
             self.trunk,
-            told,
+            encoded,
             digest,
             self.run.renamed_at,
         )

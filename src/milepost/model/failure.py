@@ -171,7 +171,7 @@ def recorded_error(run_id: str, fields: Mapping[str, Any], node_id: str) -> Mile
     The error has no `__cause__`; its text has type, message and traceback of the original.
     """
     where = f" at node {node_id!r}" if node_id else ""
-    text = f"run {run_id!r} failed{where}: {_told(fields)}, then resume or retry it{_traced(fields)}"
+    text = f"run {run_id!r} failed{where}: {_ending_text(fields)}, then resume or retry it{_traced(fields)}"
     kind = NodeTimeoutError if fields.get("op") == "timeout" else NodeError
     return kind(
         text,
@@ -192,7 +192,7 @@ def recorded_branch_error(run_id: str, fields: Mapping[str, Any], failures: Sequ
 
     Failures of several branches may be recorded one after another. Those of an earlier owner do not count.
     """
-    text = f"run {run_id!r} failed: {_told(fields)}, then resume or retry it{_traced(fields)}"
+    text = f"run {run_id!r} failed: {_ending_text(fields)}, then resume or retry it{_traced(fields)}"
     found = []
     for record in failures:
         failed = record.fields()
@@ -227,7 +227,7 @@ def recorded_step_error(run_id: str, fields: Mapping[str, Any], step_id: str, st
     if fields.get("of") and fields.get("op") == "execute":
         step_id = str(fields["of"])  # the error of a step left the code later
     what = f"step {step_id!r} of run {run_id!r}" if step_id else f"the workflow of run {run_id!r}"
-    text = f"{what} failed: {_told(fields)}, then resume or retry{_traced(fields)}"
+    text = f"{what} failed: {_ending_text(fields)}, then resume or retry{_traced(fields)}"
     usual: type[MilepostError] = StepError if step_id else WorkflowError
     kind = _OURS.get(str(fields.get("error_type")), usual)
     if step_id and fields.get("op") != "save" and not issubclass(kind, StepError):
@@ -271,7 +271,7 @@ _OURS = {
 }  # fmt: skip
 
 
-def _told(fields: Mapping[str, Any]) -> str:
+def _ending_text(fields: Mapping[str, Any]) -> str:
     return f"{fields.get('error_type', 'error')}: {fields.get('message') or ''}; mend the cause"
 
 

@@ -17,8 +17,8 @@ NODES = "abc"
 
 def chat(messages: int) -> bytes:
     """Return a state that grows at its end and changes at its beginning."""
-    told = [{"role": "user", "content": f"Nº {n}: " + f"how are you, {n * n}? " * 20} for n in range(messages)]
-    return msgspec.json.encode({"count": messages, "messages": told, "cost": messages / 7})
+    history = [{"role": "user", "content": f"Nº {n}: " + f"how are you, {n * n}? " * 20} for n in range(messages)]
+    return msgspec.json.encode({"count": messages, "messages": history, "cost": messages / 7})
 
 
 def talk(store: Store, token: Token, first: int, last: int, *, compressing: bool = False) -> None:

@@ -177,7 +177,7 @@ class _Scenario:
             return None
         crash = self.to_come.pop(0)
         self.since = 0
-        self.died.append(f"{'after' if crash.is_after else 'before'} effect {number} ({_told(effect)})")
+        self.died.append(f"{'after' if crash.is_after else 'before'} effect {number} ({_describe(effect)})")
         return crash
 
     def check_call(self, call: Call) -> None:
@@ -283,9 +283,9 @@ class _Subject:
     def _live(self, world: _World, scenario: _Scenario, first: ResumeRequest | None) -> None:
         """Let one process after the other work on the run until it has ended."""
         left, epoch, answers = self._resumes, world.epoch, Answers(self._signals)
-        wish, turn = first, 0
+        request, turn = first, 0
         while True:
-            process = self._process(world, wish, turn)
+            process = self._process(world, request, turn)
             if self._drive(process, scenario):
                 world.die(process.tokens, self._lease)
             elif process.error is None and turn < len(self._turns):
@@ -301,7 +301,7 @@ class _Subject:
             else:
                 left -= 1
             # A verb that ended before it took the run is called again. After that the run is resumed.
-            wish = first if world.epoch == epoch else ResumeRequest()
+            request = first if world.epoch == epoch else ResumeRequest()
 
     def _recorded(self, result: Any) -> bytes:
         """Return the result of a run as it is recorded."""
@@ -309,16 +309,16 @@ class _Subject:
             return self._flow.codec.encode(result.state)
         return cast("StepFlow", self._flow).output_codec.encode(result.output, root="output")
 
-    def _process(self, world: _World, wish: ResumeRequest | None, turn: int = 0) -> Stepper[Any]:
-        """Build a process that carries out `wish`. None: it begins the run, or its continuation number `turn`."""
+    def _process(self, world: _World, request: ResumeRequest | None, turn: int = 0) -> Stepper[Any]:
+        """Build a process that carries out `request`. None: it begins the run, or its continuation number `turn`."""
         bound: dict[str, Any] = {"clock": world.clock}
         if turn:
             bound["if_exists"] = "continue"
-        job = Job(self._flow, world.store, RUN_ID, self._options, bound, wish)
+        job = Job(self._flow, world.store, RUN_ID, self._options, bound, request)
         # Events are effects too: a process can die between a write and its event.
         job.run.is_listening = True
-        state = None if wish is not None else self._flow.codec.decode(self._input)
-        if wish is None and turn:
+        state = None if request is not None else self._flow.codec.decode(self._input)
+        if request is None and turn:
             state = copy.deepcopy(self._turns[turn - 1])
         return Stepper(job.routine(state), clock=world.clock, hooks=job.options.hooks)
 
@@ -395,7 +395,7 @@ def was_written(write: Write, run_id: str) -> bool:
     return bool(found) and (found[0].header or b"").startswith(first.header or b"\0")
 
 
-def _told(effect: Effect) -> str:
+def _describe(effect: Effect) -> str:
     """Describe an effect in a few words."""
     kind = type(effect).__name__
     if isinstance(effect, Ask):

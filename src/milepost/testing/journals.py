@@ -105,8 +105,8 @@ def claim_of(latest: RunSnapshot, *, lease: float = 30.0, at: float = EPOCH_TIME
     """Build a claim that fits the snapshot `latest`. `changes` are fields of `Claim`."""
     row, sequence = latest.row, latest.newest + 1
     record = owner(row.info.run_id, sequence, row.epoch + 1, live=changes.get("live"), at=at)
-    wish = Claim(row.info.run_id, latest.newest, row.epoch + 1, secrets.token_hex(8), record, lease)
-    return wish._replace(crashed=row.lease == "ended")._replace(**changes)
+    request = Claim(row.info.run_id, latest.newest, row.epoch + 1, secrets.token_hex(8), record, lease)
+    return request._replace(crashed=row.lease == "ended")._replace(**changes)
 
 
 def take(store: Store, run_id: str, **changes: Any) -> Claimed:

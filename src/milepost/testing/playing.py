@@ -55,12 +55,12 @@ class Answers:
         """
         assert waiting.run_id is not None
         is_refused = any(wait.wait_id in self._answered for wait in waiting.waiting_for)
-        told = [wait for wait in waiting.waiting_for if wait.signal in self._signals and not is_refused]
-        for wait in told:
+        waits = [wait for wait in waiting.waiting_for if wait.signal in self._signals and not is_refused]
+        for wait in waits:
             self._answered.add(wait.wait_id)
             self._send(waiting.run_id, wait, store)
         clock = store.clock
-        if told:
+        if waits:
             return
         if is_refused or waiting.wake_at is None or not isinstance(clock, FakeClock):
             reason = store.get_run(waiting.run_id).info.reason
@@ -132,11 +132,11 @@ class Play:
             job = self._job(job)
 
     def _job(self, before: Job | None) -> Job:
-        run_id, given, wish = self._run_id, self._options, None
+        run_id, given, request = self._run_id, self._options, None
         if before is not None:
-            run_id, wish = before.run.run_id, ResumeRequest()
+            run_id, request = before.run.run_id, ResumeRequest()
             given = {name: value for name, value in given.items() if name not in {"if_exists", "tags"}}
-        return Job(cast("StepFlow", self._flow), self._store, run_id, given, {"clock": self._store.clock}, wish)
+        return Job(cast("StepFlow", self._flow), self._store, run_id, given, {"clock": self._store.clock}, request)
 
     def _routine(self, job: Job) -> Routine[Any]:
         """Start the job's routine. The inputs are copied, so that the test's own are never changed."""

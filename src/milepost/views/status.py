@@ -157,7 +157,7 @@ class RunView:
         )
         has_marks = any(isinstance(step, TreeStep) and step.is_marked for step, _, _ in rows)
         first = "step" if isinstance(content, Tree) else "node"
-        columns = [first, "kind", "status", "attempts", "took", *(["point"] if has_marks else []), "told"]
+        columns = [first, "kind", "status", "attempts", "took", *(["point"] if has_marks else []), "detail"]
         statuses = ["" if step is None else step.status for step, _, _ in rows]
         return columns, [_row(*row, has_marks=has_marks) for row in rows], statuses
 

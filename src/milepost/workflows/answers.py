@@ -50,10 +50,10 @@ def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepR
     entry, work = run.recorded.done.get(step_id), step.work
     if entry is None or type(work) is not Calls:
         return None
-    told = entry.told
-    if type(told) is not StepHead or told.outcome != "succeeded" or told.step_type != work.step_type:
+    head = entry.header
+    if type(head) is not StepHead or head.outcome != "succeeded" or head.step_type != work.step_type:
         return None
-    if told.args and step.modifiers.compare_args is not False and differs(told.args, asked_with(run, step)):
+    if head.args and step.modifiers.compare_args is not False and differs(head.args, asked_with(run, step)):
         return None
     made = entry.made()
     if made is None:
@@ -65,9 +65,9 @@ def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepR
     result = step_result(
         step.name, work.step_type, True, output, made.duration_ms, None, None, "succeeded", made.attempts
     )
-    if told.rollback:
+    if head.rollback:
         register(run, step, step_id, entry.sequence, output, frame)
-    frame.has_replayed(result, entry.sequence, told.timestamp)
+    frame.has_replayed(result, entry.sequence, head.timestamp)
     return result
 
 
@@ -144,10 +144,10 @@ def register_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) ->
 def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome | None = None) -> StepResult:
     """Return the failure of a step as its on_error got it. `kept` is the step's recorded outcome, if it has one."""
     failures = [entry.fields for entry in run.recorded.failures.get(step_id, ())]
-    told: Mapping[str, Any] = next((fields for fields in reversed(failures) if fields.get("op") != "on_error"), {})
-    kind = str(told.get("error_type") or (kept.error_type if kept is not None else ""))
-    text = str(told.get("message") or kind)
-    attempts = kept.attempts if kept is not None else int(told.get("attempt") or 1)
+    failure: Mapping[str, Any] = next((fields for fields in reversed(failures) if fields.get("op") != "on_error"), {})
+    kind = str(failure.get("error_type") or (kept.error_type if kept is not None else ""))
+    text = str(failure.get("message") or kind)
+    attempts = kept.attempts if kept is not None else int(failure.get("attempt") or 1)
     return StepResult(step.name, step.step_type, False, None, 0.0, text, kind, "failed", attempts)
 
 
@@ -228,14 +228,14 @@ def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routi
 
 def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: StepOutcome, frame: Frame) -> Routine[Any]:
     flow = work.flow
-    told = msgspec.json.decode(kept.output, type=dict[str, msgspec.Raw])
+    outputs = msgspec.json.decode(kept.output, type=dict[str, msgspec.Raw])
     if flow.front == "graph":
-        state = flow.codec.decode(bytes(told["final_output"]))
-        iterations = int(msgspec.json.decode(told["iterations"]))
+        state = flow.codec.decode(bytes(outputs["final_output"]))
+        iterations = int(msgspec.json.decode(outputs["iterations"]))
         return graph_invoked(run, state, iterations)
     inner = run.frame(flow, step_id, work.given, frame.ends_at, frame.followed)
     yield from run.play(inner)
-    output = flow.output_codec.decode(bytes(told["final_output"]), root="output")
+    output = flow.output_codec.decode(bytes(outputs["final_output"]), root="output")
     return invoked(run, inner, output, kept.duration_ms)
 
 

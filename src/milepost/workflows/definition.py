@@ -209,9 +209,9 @@ class WorkflowDefinition:
         """Describe how this workflow differs from a recorded `shape`, in one sentence for each difference."""
         before = list(recorded.get("parameters") or [])
         now = [p.name for p in self.parameters]
-        told = [f"input {name!r} is gone" for name in before if name not in now]
-        told += [f"input {name!r} is new" for name in now if name not in before]
-        return tuple(told) or ("its version is another one",)
+        changes = [f"input {name!r} is gone" for name in before if name not in now]
+        changes += [f"input {name!r} is new" for name in now if name not in before]
+        return tuple(changes) or ("its version is another one",)
 
     def inputs_hash(self, inputs: Mapping[str, Any]) -> str:
         """Return a digest (64 hex digits) of the inputs, which is the same for equal inputs in every process."""

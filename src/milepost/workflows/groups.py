@@ -175,8 +175,10 @@ class PartsVisit(UnitVisit):
                 raise
             yield from self._save_last(exc)
             raise PartsFailed from exc.error.__cause__ or exc.error
-        told = {"selected_index": index, "selected_step_name": option.name}
-        return BranchResult(index, option.name, answer_of(run, option, option_id, result, self.frame)), _encode(told)
+        document = {"selected_index": index, "selected_step_name": option.name}
+        return BranchResult(index, option.name, answer_of(run, option, option_id, result, self.frame)), _encode(
+            document
+        )
 
     def _first_true(self, work: Chooses) -> Routine[int]:
         run = self.run
@@ -290,8 +292,8 @@ class PartsVisit(UnitVisit):
             self.ended_by = inner.ended_by
             yield from self._inner_failed(exc)
             raise PartsFailed from getattr(exc, "error", exc)
-        told = data if isinstance(data, SerializeStateError) else b'{"final_output":' + data + b"}"
-        return invoked(run, inner, output, 0.0), told
+        encoded = data if isinstance(data, SerializeStateError) else b'{"final_output":' + data + b"}"
+        return invoked(run, inner, output, 0.0), encoded
 
     def _save_last(self, exc: BaseException) -> Routine[None]:
         """Record the last failure of a step, if `exc` is one that is not recorded yet."""
@@ -334,10 +336,10 @@ class PartsVisit(UnitVisit):
             state = yield from walker.go(state, data, graph.entry)
         except (NodeError, MaxIterationsError, StateTypeError) as exc:
             raise PartsFailed from exc
-        told = run.journal.encode(state, graph.codec, "state") if run.is_recorded else b"null"
-        if not isinstance(told, SerializeStateError):
-            told = b'{"final_output":' + told + b',"iterations":' + str(walker.iteration).encode() + b"}"
-        return graph_invoked(run, state, walker.iteration), told
+        encoded = run.journal.encode(state, graph.codec, "state") if run.is_recorded else b"null"
+        if not isinstance(encoded, SerializeStateError):
+            encoded = b'{"final_output":' + encoded + b',"iterations":' + str(walker.iteration).encode() + b"}"
+        return graph_invoked(run, state, walker.iteration), encoded
 
 
 def _at_once(
@@ -450,8 +452,8 @@ def _items_json(run: StepRun, work: Maps) -> bytes | None:
 
 
 def graph_invoked(run: StepRun, state: Any, iterations: int) -> SubWorkflowInvocationResult[Any]:
-    told = RunResult(state=state, run_id=run.run_id, status="finished", iterations=iterations)
-    return SubWorkflowInvocationResult(state, told)
+    result = RunResult(state=state, run_id=run.run_id, status="finished", iterations=iterations)
+    return SubWorkflowInvocationResult(state, result)
 
 
 def invoked(run: StepRun, inner: Frame, output: Any, duration: float) -> SubWorkflowInvocationResult[Any]:

@@ -355,7 +355,7 @@ class ExaminedWorkflow:
         return f"goes on at step {self.next_node!r}"
 
 
-def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
+def find(run: StepRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
     """Play the recorded part, up to the first thing that is new."""
     check_flow(run, latest.row)
     _refuse_states(run)
@@ -364,7 +364,7 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     run.forget()
     remarks: list[str] = []
     everything, records, parsed = yield from read(run, latest, remarks)
-    live, again = _live_ranges(run, wish, latest, records)
+    live, again = _live_ranges(run, request, latest, records)
     standing = latest.row.live if live is None else live
     run.know_renames(newest_renames(everything))
     recorded = read_history(everything, standing, run.renames, parsed)
@@ -372,7 +372,7 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     begun = recorded.start
     if begun is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
-    if wish.verb == "retry":
+    if request.verb == "retry":
         recorded = retried_at(recorded, latest.newest + 1)
     elif latest.row.info.status == "failed":
         recorded = renewed_at(recorded, latest.newest + 1)
@@ -381,7 +381,7 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     run.know(recorded)
     inputs = inputs_of(run, begun)
     run.version = int(begun.fields.get("flow_version") or 1)
-    is_finished = latest.row.info.status == "finished" and wish.verb == "resume"
+    is_finished = latest.row.info.status == "finished" and request.verb == "resume"
     differences = _differences(run, begun)
     newest = max(recorded.done.values(), key=attrgetter("sequence"), default=None)
     point = records[0] if newest is None else newest.record
@@ -402,24 +402,24 @@ def find(run: StepRun, wish: ResumeRequest, latest: RunSnapshot) -> Routine[Exam
     return found
 
 
-def refusal(run: StepRun, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
+def refusal(run: StepRun, request: ResumeRequest, examined: ExaminedWorkflow) -> MilepostError | None:
     """Return the reason why the verb does not go on from the end of the replay, or None."""
-    info = found.row.info
+    info = examined.row.info
     if run.held is not None and info.status == "blocked":
         return not_resumable(run, info.status, info.reason, "its code still has the bug: mend it, then resume")
-    if wish.verb == "resume" and info.status == "failed" and run.recorded.first_undone() is None:
+    if request.verb == "resume" and info.status == "failed" and run.recorded.first_undone() is None:
         for step_id, step in run.pending:
             policy = step.modifiers.retry or run.options.retry
             spent = run.spent(step_id, 0)
             if policy is not None and spent.failures >= policy.max_attempts:
                 hint = f"step {step_id!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry"
                 return not_resumable(run, info.status, info.reason, hint, node_id=step_id)
-    if run.options.strict and found.info.differences:
+    if run.options.strict and examined.info.differences:
         return FlowChangedError(
-            f"the flow of run {run.run_id!r} has changed ({'; '.join(found.info.differences)}): resume without strict "
+            f"the flow of run {run.run_id!r} has changed ({'; '.join(examined.info.differences)}): resume without strict "
             f"to go on",
             run_id=run.run_id,
-            differences=found.info.differences,
+            differences=examined.info.differences,
         )
     return None
 
@@ -496,30 +496,30 @@ def read(
 
 
 def _live_ranges(
-    run: StepRun, wish: ResumeRequest, latest: RunSnapshot, records: list[Record]
+    run: StepRun, request: ResumeRequest, latest: RunSnapshot, records: list[Record]
 ) -> tuple[Ranges | None, str | None]:
     """Do `ranges_to_go_on`, also for the visit that `resume_from` names."""
-    if wish.verb == "resume_from":
-        return ranges_upto(latest.row.live, _wished(run, wish, latest.row.live, records)), None
-    return ranges_to_go_on(wish, latest, records, reopen=run.options.reopen)
+    if request.verb == "resume_from":
+        return ranges_upto(latest.row.live, _last_to_keep(run, request, latest.row.live, records)), None
+    return ranges_to_go_on(request, latest, records, reopen=run.options.reopen)
 
 
 def ranges_to_go_on(
-    wish: ResumeRequest, latest: RunSnapshot, records: list[Record], *, reopen: bool
+    request: ResumeRequest, latest: RunSnapshot, records: list[Record], *, reopen: bool
 ) -> tuple[Ranges | None, str | None]:
     """Return new live ranges up to the claim if a part of the record no longer counts. None: they stay as they are.
 
     The second value is the step whose failure ended the run after its code had been given it, if that is tried again.
     """
     live = latest.row.live
-    standing = read_history(records, live) if _may_cut(wish, latest, reopen=reopen) else None
+    standing = read_history(records, live) if _may_cut(request, latest, reopen=reopen) else None
     cuts = []
     again: str | None = None
-    if standing is not None and (standing.final is None or standing.finish is not None or wish.verb == "retry"):
+    if standing is not None and (standing.final is None or standing.finish is not None or request.verb == "retry"):
         undone = standing.first_undone()
         if undone is not None and (standing.final is None or standing.finish is not None):
             cuts.append(undone - 1)
-        at = _tried_again(standing, wish)
+        at = _tried_again(standing, request)
         if at is not None and (at[0] or not cuts):
             again = at[0] or None
             cuts.append(at[1])
@@ -528,7 +528,7 @@ def ranges_to_go_on(
     return (ranges_upto(live, min(cuts)), again) if cuts else (None, None)
 
 
-def _tried_again(standing: JournalHistory, wish: ResumeRequest) -> tuple[str, int] | None:
+def _tried_again(standing: JournalHistory, request: ResumeRequest) -> tuple[str, int] | None:
     """Return the step whose failure left the code later than it was thrown, and the last number that still counts."""
     final = standing.final
     if final is None or final.record.node_id:
@@ -537,24 +537,24 @@ def _tried_again(standing: JournalHistory, wish: ResumeRequest) -> tuple[str, in
     failure = standing.standing_failure(of) if of else None
     if failure is not None:
         return str(of), failure.sequence
-    return standing.failed_root() if wish.verb == "retry" else None
+    return standing.failed_root() if request.verb == "retry" else None
 
 
-def _may_cut(wish: ResumeRequest, latest: RunSnapshot, *, reopen: bool) -> bool:
+def _may_cut(request: ResumeRequest, latest: RunSnapshot, *, reopen: bool) -> bool:
     is_reopened = latest.row.cancel is not None and reopen
-    return wish.verb == "retry" or is_reopened or latest.row.info.status in {"failed", "cancelled", "blocked"}
+    return request.verb == "retry" or is_reopened or latest.row.info.status in {"failed", "cancelled", "blocked"}
 
 
-def _wished(run: StepRun, wish: ResumeRequest, live: Ranges, records: list[Record]) -> int:
+def _last_to_keep(run: StepRun, request: ResumeRequest, live: Ranges, records: list[Record]) -> int:
     """Return the number of the last record that still counts for `resume_from`."""
     run.know_renames(newest_renames(records))
     standing = read_history(records, live, run.renames)
-    entry = standing.done.get(wish.node_id or "")
-    if entry is None or wish.visit not in {None, entry.record.visit}:
+    entry = standing.done.get(request.node_id or "")
+    if entry is None or request.visit not in {None, entry.record.visit}:
         raise NoCheckpointFoundError(
-            run.run_id, wish.node_id, "there is none of this step that was not superseded; see history()"
+            run.run_id, request.node_id, "there is none of this step that was not superseded; see history()"
         )
-    if not wish.rerun:
+    if not request.rerun:
         return entry.sequence
     step_id = entry.record.node_id
     mine = (

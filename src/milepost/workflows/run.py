@@ -229,18 +229,18 @@ class StepRun(Run):
         """Play the workflow's code on its inputs."""
         return self._played(self.whole(given))
 
-    def find(self, wish: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
+    def find(self, request: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedWorkflow]:
         """Play the recorded part, up to the first thing that is new."""
-        return replaying.find(self, wish, latest)
+        return replaying.find(self, request, latest)
 
-    def refusal(self, wish: ResumeRequest, found: ExaminedWorkflow) -> MilepostError | None:
+    def refusal(self, request: ResumeRequest, examined: ExaminedWorkflow) -> MilepostError | None:
         """Return the reason why the verb does not go on from the end of the replay, or None."""
-        return replaying.refusal(self, wish, found)
+        return replaying.refusal(self, request, examined)
 
-    def go_on(self, wish: ResumeRequest, found: ExaminedWorkflow, amendment: Amendment | None) -> Routine[Any]:
+    def go_on(self, request: ResumeRequest, examined: ExaminedWorkflow, amendment: Amendment | None) -> Routine[Any]:
         """Go on with the code that was replayed, or with the rollbacks of a failure that is already recorded."""
         assert self.main is not None
-        self._taken(found)
+        self._taken(examined)
         final = self.recorded.final
         if final is not None and self.recorded.finish is None:
             self.main.close()
@@ -426,8 +426,8 @@ class StepRun(Run):
         by = next((failed for error in chain for failed in frame.thrown if failed.error is error), None)
         frame.ended_by = None if by is None else frame.prefix + by.result.name
         if by is not None and by.error is end:
-            told = failure_fields(end.__cause__ or end)
-            draft = PendingRecord(FAILURE, "", 1, {"op": "execute", "attempt": 1, "of": frame.ended_by, **told})
+            fields = failure_fields(end.__cause__ or end)
+            draft = PendingRecord(FAILURE, "", 1, {"op": "execute", "attempt": 1, "of": frame.ended_by, **fields})
             raise StepFailed(by.error, by.result, None if frame.id else draft) from end.__cause__
         raise (
             self._placed(end) if isinstance(end, (WorkflowError, DuplicateStepNameError)) else self._broken(frame, end)
@@ -437,13 +437,13 @@ class StepRun(Run):
         """Raise `WorkflowHeldError` for a bug in the code, unless the run has no row that could say so."""
         if not self.is_recorded or not self.store.can_park or not frame.flow.hold_on:
             return
-        told = first_line(bug) if isinstance(bug, MilepostError) else describe(bug)
+        text = first_line(bug) if isinstance(bug, MilepostError) else describe(bug)
         error = WorkflowHeldError(
-            f"the code of workflow {frame.flow.name!r} of run {self.run_id!r} has a bug, which holds the run: {told}; nothing "
+            f"the code of workflow {frame.flow.name!r} of run {self.run_id!r} has a bug, which holds the run: {text}; nothing "
             f"is undone: mend the code, then resume",
             run_id=self.run_id,
         )
-        error.reason, self.held = told, error
+        error.reason, self.held = text, error
         raise error from (bug.__cause__ or bug if isinstance(bug, WorkflowError) else bug)
 
     def held_by(self) -> MilepostError | None:
@@ -481,13 +481,16 @@ class StepRun(Run):
             expected = frame.roots[frame.position]
             if expected != step_id:
                 raise non_determinism(
-                    self.run_id, frame.position, self._told(expected), described(step_id, asked.work.step_type.value)
+                    self.run_id,
+                    frame.position,
+                    self._describe_step(expected),
+                    described(step_id, asked.work.step_type.value),
                 )
         frame.position += 1
         frame.asked.append(step_id)
         return asked
 
-    def _told(self, step_id: str) -> str:
+    def _describe_step(self, step_id: str) -> str:
         entry = self.recorded.done.get(step_id)
         if entry is None:
             return f"step {step_id!r}"
@@ -495,7 +498,7 @@ class StepRun(Run):
 
     def _check_used_up(self, frame: Frame, end: str) -> None:
         if frame.position < len(frame.roots):
-            raise non_determinism(self.run_id, frame.position, self._told(frame.roots[frame.position]), end)
+            raise non_determinism(self.run_id, frame.position, self._describe_step(frame.roots[frame.position]), end)
 
     def _placed(self, exc: MilepostError) -> MilepostError:
         complete(exc, run_id=self.run_id)
@@ -676,9 +679,9 @@ class StepRun(Run):
         draft = failed.draft if failed is not None else None
         if draft is None:
             at = failed.result.name if failed is not None else ""
-            told = failure_fields(error.__cause__ or error)
+            fields = failure_fields(error.__cause__ or error)
             op = "workflow" if not at else "execute"
-            draft = PendingRecord(FAILURE, at, 1, {"op": op, "attempt": 1, "of": by, **told})
+            draft = PendingRecord(FAILURE, at, 1, {"op": op, "attempt": 1, "of": by, **fields})
         draft = draft._replace(fields={**draft.fields, "final": True})
         try:
             if self.undos:
@@ -687,8 +690,8 @@ class StepRun(Run):
                 yield from undoing.roll_back(self)
             else:
                 reason = first_line(error)
-                told = failure_fields(error.__cause__ or error)
-                finish = PendingRecord(FINISH, "", 1, {"status": "failed", "reason": reason, **told})
+                fields = failure_fields(error.__cause__ or error)
+                finish = PendingRecord(FINISH, "", 1, {"status": "failed", "reason": reason, **fields})
                 release = self.journal.make_release("failed", reason)
                 yield from self.record((draft, finish), is_fatal=True, release=release)
         except StoreError as lost:
@@ -703,9 +706,9 @@ class StepRun(Run):
 
     def result(self, value: Any) -> WorkflowResult[Any]:
         """Return the result of the workflow that has ended."""
-        return self.told(value, None)
+        return self.result_of(value, None)
 
-    def told(self, value: Any, error: BaseException | None) -> WorkflowResult[Any]:
+    def result_of(self, value: Any, error: BaseException | None) -> WorkflowResult[Any]:
         """Return the result so far, or with `error`."""
         results = () if self.root is None else tuple(self.root.results.values())
         if self.failed_step is not None and self.failed_step not in results:
@@ -729,7 +732,7 @@ class StepRun(Run):
     def so_far(self, stopped: MilepostError) -> WorkflowResult[Any]:
         """Return the result of a run that waits or was stopped."""
         waits = tuple(getattr(stopped, "waiting_for", ()))
-        return dataclasses.replace(self.told(None, None), waiting_for=waits)
+        return dataclasses.replace(self.result_of(None, None), waiting_for=waits)
 
     def _started(self, began_with: Any) -> Event:
         if self.info is not None and self.info.already_completed:
@@ -746,14 +749,14 @@ class StepRun(Run):
         if isinstance(error, WorkflowHeldError):
             now = self.options.clock.time()
             return RunBlocked(run_id=self.run_id, timestamp=now, reason=first_line(error), error=error.__cause__)
-        told = result if isinstance(result, WorkflowResult) else self.told(None, error)
+        outcome = result if isinstance(result, WorkflowResult) else self.result_of(None, error)
         return WorkflowCompleted(
             run_id=self.run_id,
             timestamp=self.options.clock.time(),
             workflow_name=self.flow.name,
-            success=told.success,
-            result=told,
-            total_duration_ms=told.total_duration_ms,
+            success=outcome.success,
+            result=outcome,
+            total_duration_ms=outcome.total_duration_ms,
             degraded=self.journal.degraded,
             missed=self.journal.missed,
             error=error,

@@ -251,34 +251,34 @@ class StepVisit(PartsVisit):
 
     def _thrown_again(self, entry: StepRecord) -> StepFailed:
         """Make the failure that the code was given before; refuse it if the step is asked for with other arguments."""
-        run, told, mine = self.run, entry.fields, self.step.work.step_type.value
-        if "text" in told:
-            was = described(self.node_id, str(told.get("step_type")), told.get("args"))
-            is_other = self.mods.compare_args is not False and differs(told.get("args"), self.arguments)
-            if told.get("step_type") != mine or is_other:
+        run, failure, mine = self.run, entry.fields, self.step.work.step_type.value
+        if "text" in failure:
+            was = described(self.node_id, str(failure.get("step_type")), failure.get("args"))
+            is_other = self.mods.compare_args is not False and differs(failure.get("args"), self.arguments)
+            if failure.get("step_type") != mine or is_other:
                 raise non_determinism(
                     run.run_id, self.frame.position - 1, was, described(self.node_id, mine, self.arguments),
-                    how_to_agree(told.get("args"), self.arguments) if is_other else "",
+                    how_to_agree(failure.get("args"), self.arguments) if is_other else "",
                 )  # fmt: skip
-        self.tried = int(told.get("attempt") or 1)
-        text = str(told.get("message") or told.get("error_type"))
+        self.tried = int(failure.get("attempt") or 1)
+        text = str(failure.get("message") or failure.get("error_type"))
         failed = StepFailed(
-            thrown_again(run.run_id, told, self.node_id), self._failure(text, str(told.get("error_type"))), None
+            thrown_again(run.run_id, failure, self.node_id), self._failure(text, str(failure.get("error_type"))), None
         )
-        failed.timestamp, failed.sequence = str(told.get("timestamp")), entry.sequence
+        failed.timestamp, failed.sequence = str(failure.get("timestamp")), entry.sequence
         return failed
 
     def _recorded_failure(self, entry: StepRecord) -> StepFailed:
-        told = entry.fields
-        text = f"{told.get('error_type')}: {told.get('message')}"
+        fields = entry.fields
+        text = f"{fields.get('error_type')}: {fields.get('message')}"
         self.budget.visit = entry.record.visit
         error = StepError(
             f"step {self.node_id!r} of run {self.run.run_id!r} failed: {text}", run_id=self.run.run_id,
             node_id=self.node_id, step_name=self.node_id, step_type=self.step.step_type.value,
-            error_bases=tuple(told.get("error_bases") or ()),
+            error_bases=tuple(fields.get("error_bases") or ()),
         )  # fmt: skip
-        self.tried = int(told.get("attempt", 1))
-        result = self._failure(str(told.get("message") or text), str(told.get("error_type")))
+        self.tried = int(fields.get("attempt", 1))
+        result = self._failure(str(fields.get("message") or text), str(fields.get("error_type")))
         return StepFailed(error, result, None)
 
     def _enter_call(self, work: Calls) -> Routine[None]:
@@ -380,8 +380,8 @@ class StepVisit(PartsVisit):
         )
         exc.run_id, exc.node_id = run.run_id, self.node_id
         yield from go_on_without(run, "encode", self.node_id, exc, is_fatal=True)
-        told = failure_fields(exc)
-        fields = {"op": "save", "attempt": self.tried, **told, "given_up": True}
+        error_fields = failure_fields(exc)
+        fields = {"op": "save", "attempt": self.tried, **error_fields, "given_up": True}
         result = self._failure(message_of(exc), type_name(exc))
         raise StepFailed(exc, result, PendingRecord(FAILURE, self.node_id, self.budget.visit, fields))
 
@@ -441,7 +441,7 @@ class StepVisit(PartsVisit):
             cause.message = message_of(cause)[:MAX_LINE]  # type: ignore[attr-defined]
             assert isinstance(cause, MilepostError)
             return cause
-        what = self.describe_end(cause, _told(cause))
+        what = self.describe_end(cause, _cause_text(cause))
         text = f"step {self.node_id!r} of run {self.run.run_id!r} {what}"
         error = StepError(f"{cut(text, MAX_LINE - len(ADVICE))}{self._advice()}", **facts)
         error.__cause__, error.message = cause, message_of(cause)[:MAX_LINE]
@@ -584,7 +584,7 @@ class StepVisit(PartsVisit):
 # -- parts -------------------------------------------------------------------------------------------------
 
 
-def _told(cause: BaseException) -> str:
+def _cause_text(cause: BaseException) -> str:
     """Describe the cause of a step's failure.
 
     For a failure inside it, this is the innermost failed step, whose id says where.

@@ -486,15 +486,19 @@ class Step(StepDefinition, Generic[OutputT]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as JSON: names and numbers, no live objects."""
-        told: dict[str, Any] = {"name": self.name, "step_type": self.work.step_type.value, **_told(self.work)}
+        document: dict[str, Any] = {
+            "name": self.name,
+            "step_type": self.work.step_type.value,
+            **_work_fields(self.work),
+        }
         for name in Modifiers.__struct_fields__:
             value = getattr(self.modifiers, name)
             if value == getattr(_PLAIN, name):
                 continue
             if isinstance(value, Retry):
                 value = {"max_attempts": value.max_attempts, "backoff": value.backoff}
-            told[name] = name_of(value) if callable(value) else value
-        return told
+            document[name] = name_of(value) if callable(value) else value
+        return document
 
 
 _set_work = vars(Step)["work"].__set__
@@ -665,7 +669,7 @@ def name_of(fn: Any) -> str:
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
-def _told(work: Work) -> dict[str, Any]:
+def _work_fields(work: Work) -> dict[str, Any]:
     if isinstance(work, Calls):
         return {"function": name_of(work.fn)}
     if isinstance(work, Maps):

@@ -178,8 +178,8 @@ def lines_of(
     envelope_of: Callable[[Record], bytes],
 ) -> list[bytes]:
     """Return the lines of a run. None contains a line break."""
-    told = {name: value for name, value in asdict(row).items() if name != "nonce" and (value or name != "blocked_by")}
-    lines = [_encode({"run": told})]
+    fields = {name: value for name, value in asdict(row).items() if name != "nonce" and (value or name != "blocked_by")}
+    lines = [_encode({"run": fields})]
     for record, note in records:
         envelope = envelope_of(record)
         if record.is_foreign:

@@ -296,7 +296,7 @@ class OwnerStore(Store):
         tokens: builtins.list[Token] = []
 
         def body(tx: Transaction) -> builtins.list[tuple[Token, RunRow]]:
-            taken = []
+            claims = []
             tokens.clear()
             for row in self._due(tx, flows, limit, passed, gone):
                 try:
@@ -306,8 +306,8 @@ class OwnerStore(Store):
                     raise _Unclaimable(row.run_id) from exc
                 if claimed.token is not None:
                     tokens.append(claimed.token)
-                    taken.append((claimed.token, claimed.row))
-            return taken
+                    claims.append((claimed.token, claimed.row))
+            return claims
 
         with self._abandoning(tokens):
             while True:
@@ -317,13 +317,13 @@ class OwnerStore(Store):
                         if not self._due(tx, flows, 1, passed, gone):
                             return []
                 try:
-                    taken = self._change("claim_due", body)
+                    claims = self._change("claim_due", body)
                     break
                 except _Unclaimable as exc:
                     self._pass_over(exc.run_id, exc.__cause__)
-        for token, _ in taken:
+        for token, _ in claims:
             self._held[token.run_id] = TokenState(token)
-        return taken
+        return claims
 
     def _pass_over(self, run_id: str, cause: BaseException | None) -> None:
         """Skip a run that could not be claimed for a while, so that it does not keep others from being claimed."""

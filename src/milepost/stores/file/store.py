@@ -199,7 +199,7 @@ class FileStore(Runs):
         left: dict[str, builtins.list[int]] = {}
         for number, append in enumerate(appends):
             left.setdefault(append.token.run_id, []).append(number)
-        told: dict[int, Verdict] = {}
+        verdicts: dict[int, Verdict] = {}
         attempts = Attempts(self.place, "append")
         while left:
             try:
@@ -207,14 +207,14 @@ class FileStore(Runs):
                     guarded = self._guard(tx)
                     # In the order of their ids, so that two batches never wait for each other.
                     for run_id in sorted(left):
-                        told |= {number: self._append(guarded, appends[number]) for number in left[run_id]}
+                        verdicts |= {number: self._append(guarded, appends[number]) for number in left[run_id]}
                     overtaken = tx.commit()
             except WriteConflict:  # none of its commits was put
                 overtaken = set(left)
             left = {run_id: left[run_id] for run_id in overtaken}
             if left:
                 attempts.wait(WriteConflict())
-        answers = [told[number] for number in range(len(appends))]
+        answers = [verdicts[number] for number in range(len(appends))]
         self._settle(appends, answers)
         return answers
 
@@ -243,13 +243,13 @@ class FileStore(Runs):
     def _claim_due(
         self, flows: Collection[str], limit: int, skip: Collection[str], lease: float, max_crashes: int | None
     ) -> builtins.list[tuple[Token, RunRow]]:
-        taken: builtins.list[tuple[Token, RunRow]] = []
+        claims: builtins.list[tuple[Token, RunRow]] = []
         seen, gone = {*skip, *self._passed_over()}, functools.cache(is_gone)
-        told: builtins.list[Token] = []
-        with self._abandoning(told):
-            while len(taken) < limit:
+        owners: builtins.list[Token] = []
+        with self._abandoning(owners):
+            while len(claims) < limit:
                 with self._reading("claim_due") as tx:
-                    due = [row.run_id for row in self._due(tx, flows, limit - len(taken), seen, gone)]
+                    due = [row.run_id for row in self._due(tx, flows, limit - len(claims), seen, gone)]
                 if not due:
                     break
                 seen.update(due)
@@ -265,14 +265,14 @@ class FileStore(Runs):
                         if _is_of_one_run(exc):
                             self._pass_over(run_id, exc)
                             continue
-                        if taken:  # they are claimed, and somebody must go on with them
-                            return taken
+                        if claims:  # they are claimed, and somebody must go on with them
+                            return claims
                         raise
                     if claimed is not None and claimed.token is not None:
                         self._held[run_id] = fence.TokenState(claimed.token)
-                        told.append(claimed.token)
-                        taken.append((claimed.token, claimed.row))
-        return taken
+                        owners.append(claimed.token)
+                        claims.append((claimed.token, claimed.row))
+        return claims
 
     def _claim_if_due(
         self,
@@ -286,8 +286,8 @@ class FileStore(Runs):
         row, now = tx.row(run_id), self.clock.time()
         if row is None or not fence.is_due(row, self._state(row, now, gone), now):
             return None
-        wish = self._worker_claim(row, tx.newest(run_id), lease, max_crashes, gone)
-        claimed = self._claim(tx, row, wish, worked=True, gone=gone)
+        request = self._worker_claim(row, tx.newest(run_id), lease, max_crashes, gone)
+        claimed = self._claim(tx, row, request, worked=True, gone=gone)
         if claimed.token is not None:
             tokens.append(claimed.token)
         return claimed

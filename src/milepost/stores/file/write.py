@@ -348,10 +348,10 @@ def raze(medium: StoreParts, run_id: str) -> None:
         os.unlink(place)
     else:
         for name in (JOURNAL, *filter(FOLDER.fullmatch, os.listdir(place))):
-            taken = medium.files.new_name()
+            removed = medium.files.new_name()
             with suppress(FileNotFoundError):
-                os.rename(f"{place}/{name}", taken)
-            medium.files.discard(taken)
+                os.rename(f"{place}/{name}", removed)
+            medium.files.discard(removed)
         sync_folder(place)
         with suppress(OSError):
             os.rmdir(place)

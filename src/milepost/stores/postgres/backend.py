@@ -148,9 +148,9 @@ class PostgresMedium(Runs):
                 return link
 
     def _failure(self, op: str, exc: BaseException) -> StoreError:
-        return StoreError(self._told(op, exc), store=self.place, op=op)
+        return StoreError(self._message(op, exc), store=self.place, op=op)
 
-    def _told(self, op: str, exc: BaseException) -> str:
+    def _message(self, op: str, exc: BaseException) -> str:
         what = " ".join(str(exc).split()) or type(exc).__name__
         return (
             f"the store {self.place} failed to {op.replace('_', ' ')}: {what}: look at the server and the way to it, then "
@@ -158,7 +158,7 @@ class PostgresMedium(Runs):
         )
 
     def _unknown(self, op: str, exc: BaseException) -> OutcomeUnknown:
-        unknown = OutcomeUnknown(self._told(op, exc), store=self.place, op=op)
+        unknown = OutcomeUnknown(self._message(op, exc), store=self.place, op=op)
         unknown.interrupted = None if isinstance(exc, Exception) else get_ident()
         return unknown
 
@@ -228,7 +228,7 @@ class PostgresMedium(Runs):
             self._commit(link, op)
         except psycopg.Error as exc:
             if link.is_lost or link.is_stale():
-                raise _WriteLost(self._told(op, exc), store=self.place, op=op) from exc
+                raise _WriteLost(self._message(op, exc), store=self.place, op=op) from exc
             if is_lost_statement(exc) or isinstance(exc, UNDONE):
                 raise WriteConflict from exc
             raise self._failure(op, exc) from exc

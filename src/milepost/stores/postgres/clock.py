@@ -41,6 +41,6 @@ class ServerClock:
     def set_by(self, link: Link) -> None:
         """Read the server's clock if the last reading is old. Raise psycopg's errors."""
         if SYSTEM.monotonic() >= self._stale_at:
-            told = link.server_time()
+            server_time = link.server_time()
             now = SYSTEM.monotonic()
-            self._ahead, self._stale_at = told - now, now + _FRESH
+            self._ahead, self._stale_at = server_time - now, now + _FRESH

@@ -176,14 +176,14 @@ class Session:
         """Ask the server over an idle connection. `timeout` is the time in seconds that a
         direct one gives each statement."""
         self.timer = CallTimer(connection.pgconn.socket, patience)
-        told = connection.pgconn.backend_pid
+        process = connection.pgconn.backend_pid
         # A setting of a session must not reach a pooler, which would pass it on to its next client.
         setting = "true"
         if timeout is not None:
             setting = " AND ".join(f"set_config('{name}', '{timeout * 1000:.0f}', false) <> ''" for name in _TIMEOUTS)
         with self.timer:
             result = connection.pgconn.exec_(
-                f"SELECT CASE WHEN pg_backend_pid() = {told:d} THEN {setting} ELSE false END".encode()
+                f"SELECT CASE WHEN pg_backend_pid() = {process:d} THEN {setting} ELSE false END".encode()
             )
         self.is_direct: bool = _check(connection.pgconn, result, self.timer).get_value(0, 0) == b"t"
         self.prepared: set[bytes] = set()
@@ -335,11 +335,11 @@ class Link:
                 timer.stop()
                 if result.status in _OK:
                     return result
-                told = self._execute_prepared(statement, encoded, result)
+                prepared = self._execute_prepared(statement, encoded, result)
             else:
-                told = self._execute_prepared(statement, encoded, None)
-            if told is not None:
-                return told
+                prepared = self._execute_prepared(statement, encoded, None)
+            if prepared is not None:
+                return prepared
         with timer:
             result = pgconn.exec_params(statement.text, encoded, statement.oids, statement.formats, pq.Format.BINARY)
         return self._checked(result)

@@ -49,7 +49,7 @@ def status(dsn: str, *, schema: str = SCHEMA) -> Status:
     """Return the version of a database's tables. This changes nothing. Raise StoreError if it can't be read."""
     with (
         _connected(dsn, schema) as connection,
-        _told_as_ours(schema, "look at the tables"),
+        _as_our_errors(schema, "look at the tables"),
         CallTimer(connection.pgconn.socket, _PATIENCE),
     ):
         return Status(_version(connection, schema))
@@ -64,7 +64,7 @@ def migrate(dsn: str, *, schema: str = SCHEMA) -> Status:
     place = f"in schema {shown(schema)}"
     with _connected(dsn, schema) as connection:
         timer = CallTimer(connection.pgconn.socket, _PATIENCE)
-        with _told_as_ours(place, "open"), timer:
+        with _as_our_errors(place, "open"), timer:
             _version(
                 connection, schema
             )  # a server that does not answer is noticed before the upgrade, which may take long
@@ -91,7 +91,7 @@ def prepare(connection: psycopg.Connection[Any], schema: str, place: str) -> int
     `connection` is in autocommit mode. If there is nothing to do, it needs only the right to read the tables.
     """
     _check_server(connection, place)
-    with _told_as_ours(place, "open"):
+    with _as_our_errors(place, "open"):
         found = _known_version(connection, schema, place)
         if found == VERSION:
             return found
@@ -106,7 +106,7 @@ def prepare(connection: psycopg.Connection[Any], schema: str, place: str) -> int
 def check(connection: psycopg.Connection[Any], schema: str, place: str) -> None:
     """Raise StoreError unless the schema has the tables of this version. Change nothing."""
     _check_server(connection, place)
-    with _told_as_ours(place, "open"):
+    with _as_our_errors(place, "open"):
         found = _known_version(connection, schema, place)
     if found != VERSION:
         raise StoreError(
@@ -181,14 +181,14 @@ def _version(connection: psycopg.Connection[Any], schema: str) -> int:
 @contextmanager
 def _connected(dsn: str, schema: str) -> Iterator[psycopg.Connection[Any]]:
     check_schema(schema)
-    with _told_as_ours("PostgreSQL", "open"):
+    with _as_our_errors("PostgreSQL", "open"):
         connection = open_connection(dsn, _PATIENCE)
     with connection:
         yield connection
 
 
 @contextmanager
-def _told_as_ours(place: str, deed: str) -> Iterator[None]:
+def _as_our_errors(place: str, deed: str) -> Iterator[None]:
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as exc:

@@ -306,17 +306,17 @@ class SQLiteStore(Runs):
         super()._drop(token)
         self._run_numbers.pop(token.run_id, None)
 
-    def _commit_together(self, appends: Sequence[Append], told: builtins.list[Verdict]) -> None:
-        """Write `appends` in one commit. Add their verdicts to `told` if and only if the commit took place."""
+    def _commit_together(self, appends: Sequence[Append], verdicts: builtins.list[Verdict]) -> None:
+        """Write `appends` in one commit. Add their verdicts to `verdicts` if and only if the commit took place."""
         writer = self._open()
         try:
             writer.execute("BEGIN IMMEDIATE")
             tx = self._guard(SQLTransaction(writer))
-            told += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
+            verdicts += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
             writer.execute("COMMIT")
         except BaseException as exc:
             if writer.in_transaction or isinstance(exc, Exception):
-                told.clear()
+                verdicts.clear()
                 _roll_back(writer)
             raise
         self._note_written(writer, appends)
@@ -327,9 +327,9 @@ class SQLiteStore(Runs):
         if len(appends) == 1 and self._append_fast(appends[0]):
             self._note_written(writer, appends)
             return [_WRITTEN]
-        told: builtins.list[Verdict] = []
-        self._commit_together(appends, told)
-        return told
+        verdicts: builtins.list[Verdict] = []
+        self._commit_together(appends, verdicts)
+        return verdicts
 
     def _append_alone(self, append: Append) -> bool:
         """Append one ordinary record while nobody else writes, as nearly all appends do. Return

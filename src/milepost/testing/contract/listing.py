@@ -576,21 +576,21 @@ class StatementContract(StoreUnderTest):
 
         def add(number: int) -> list[str]:
             token = tokens[number]
-            told: list[str] = []
+            outcomes: list[str] = []
             for sequence in range(1, 6):
                 if number % 3 == 0:
-                    told.append(write(store, token, checkpoint(token.run_id, sequence)).outcome)
+                    outcomes.append(write(store, token, checkpoint(token.run_id, sequence)).outcome)
                     continue
                 key = 1000 * number + sequence
                 statements = (self._enter(key), self._enter(key)) if number % 3 == 1 else (self._enter(key),)
                 try:
-                    told.append(store.append([self._together(token, sequence, *statements)])[0].outcome)
+                    outcomes.append(store.append([self._together(token, sequence, *statements)])[0].outcome)
                 except StatementError:
-                    told.append("failed")
+                    outcomes.append("failed")
                     write(store, token, checkpoint(token.run_id, sequence))
-            return told
+            return outcomes
 
-        told = at_once(add, range(12))
-        assert [["failed" if number % 3 == 1 else "written"] * 5 for number in range(12)] == told
+        outcomes = at_once(add, range(12))
+        assert [["failed" if number % 3 == 1 else "written"] * 5 for number in range(12)] == outcomes
         assert ["word"] * 20 == self._words(book)
         assert [5] * 12 == [store.get_run(token.run_id).info.sequence for token in tokens]

@@ -146,8 +146,8 @@ class FenceContract(StoreUnderTest):
         tokens = [begin(store, name) for name in ("a", "b", "c")]
         records = [checkpoint(token.run_id, 1) for token in tokens]
         records[1] = records[1]._replace(visit=2**80)  # no backend has to accept such a number
-        told = outcomes_of(store, [Append(token, (record,)) for token, record in zip(tokens, records, strict=True)])
-        assert [outcome == "written" for outcome in told] == [
+        outcomes = outcomes_of(store, [Append(token, (record,)) for token, record in zip(tokens, records, strict=True)])
+        assert [outcome == "written" for outcome in outcomes] == [
             store.get_run(token.run_id).info.sequence == 1 for token in tokens
         ]
         assert "written" == work(store, tokens[2], "after").outcome
@@ -207,10 +207,10 @@ class ClaimContract(StoreUnderTest):
     def test_a_free_run_is_claimed(self, store: Store, status: str) -> None:
         """A claim succeeds if the run is free."""
         work(store, begin(store, "r"), "a", release=Release(status, "why", missed=("x#1",)))
-        wish = claim_of(store.latest("r"))
-        claimed = store.claim(wish)
+        request = claim_of(store.latest("r"))
+        claimed = store.claim(request)
         assert "claimed" == claimed.outcome
-        assert ("r", 2, wish.nonce, this_process().key) == claimed.token
+        assert ("r", 2, request.nonce, this_process().key) == claimed.token
         row = store.get_run("r")
         assert row == claimed.row
         assert ("running", "ours", 2, 2, 0) == (
@@ -234,9 +234,9 @@ class ClaimContract(StoreUnderTest):
     def test_a_claim_of_an_unknown_run(self, store: Store) -> None:
         """Raises `RunNotFoundError`."""
         begin(store, "r")
-        wish = claim_of(store.latest("r"))
+        request = claim_of(store.latest("r"))
         with pytest.raises(RunNotFoundError):
-            store.claim(wish._replace(run_id="nobody"))
+            store.claim(request._replace(run_id="nobody"))
         assert [] == store.read("nobody")
 
     def test_a_finished_run_is_amended_in_one_write_and_has_no_owner(self, store: Store) -> None:
@@ -245,8 +245,8 @@ class ClaimContract(StoreUnderTest):
         work(store, begin(store, "r"), "a", release=release)
         latest = store.latest("r")
         amendment = owner("r", 2, 2, state=b'{"n":9}')
-        wish = claim_of(latest, record=amendment, finish=finish("r", 3))
-        claimed = store.claim(wish)
+        request = claim_of(latest, record=amendment, finish=finish("r", 3))
+        claimed = store.claim(request)
         assert ("claimed", None) == (claimed.outcome, claimed.token)
         row = store.get_run("r")
         assert row == claimed.row
@@ -259,9 +259,9 @@ class ClaimContract(StoreUnderTest):
         )
         assert [(OWNER, b'{"n":9}'), (FINISH, None)] == [(r.kind, r.state()) for r in store.latest("r").tail]
         assert store.verify("r").ok
-        assert "moved" == store.claim(wish).outcome
+        assert "moved" == store.claim(request).outcome
         with pytest.raises(ValueError, match="number 5"):
-            store.claim(wish._replace(finish=finish("r", 5)))
+            store.claim(request._replace(finish=finish("r", 5)))
 
     def test_a_run_with_a_live_owner_is_locked(self, store: Store) -> None:
         """A claim succeeds if the run is free or its lease has ended; else it is locked and changes nothing."""
@@ -307,8 +307,8 @@ class ClaimContract(StoreUnderTest):
         """The claimer read the row with `epoch - 1`; if it has moved the claim is `moved` and changes nothing."""
         work(store, begin(store, "r"), "a", release=Release("interrupted"))
         before = whole(store, "r")
-        wish = claim_of(store.latest("r"))
-        assert "moved" == store.claim(wish._replace(epoch=wish.epoch + shift)).outcome
+        request = claim_of(store.latest("r"))
+        assert "moved" == store.claim(request._replace(epoch=request.epoch + shift)).outcome
         assert before == whole(store, "r")
 
     def test_a_claim_ahead_of_the_journal_has_moved(self, store: Store) -> None:

@@ -59,10 +59,10 @@ class ClosingContract(StoreUnderTest):
     def test_a_claim_after_close_is_refused(self, store: Store) -> None:
         """Use after `close()` is `StoreClosedError`."""
         begin(store, "r")
-        wish = claim_of(store.latest("r"))
+        request = claim_of(store.latest("r"))
         store.close()
         with pytest.raises(StoreClosedError):
-            store.claim(wish)
+            store.claim(request)
 
     def test_abandon_after_close_does_not_fail(self, store: Store) -> None:
         """Note that the verb which held `token` has ended without a release. Never fails."""
@@ -535,8 +535,8 @@ class ProcessContract(StoreUnderTest):
         source = "answer = [row.info.run_id for _ in range(10) for _, row in store.claim_due(['orders'], 2)]"
         for child in children:
             child.begin(source)
-        taken = [run_id for child in children for run_id in child.answer()]
-        assert (30, {f"r{n}" for n in range(30)}) == (len(taken), set(taken))
+        claimed = [run_id for child in children for run_id in child.answer()]
+        assert (30, {f"r{n}" for n in range(30)}) == (len(claimed), set(claimed))
 
     @requires(is_shared_between_processes=True)
     def test_several_processes_set_up_one_store_at_once(self, tmp_path: Path) -> None:

@@ -601,9 +601,9 @@ class LargeContract(StoreUnderTest):
             if final == 20:
                 other.delete_run("r")
                 clock.advance(1.0)
-        taken = take(store, "r").token
-        assert taken is not None
-        talk(store, taken, 26, 27)
+        owner = take(store, "r").token
+        assert owner is not None
+        talk(store, owner, 26, 27)
         assert all(chat(n) == state_of(store, "r", n) for n in (26, 27))
 
     def test_another_owner_goes_on_from_a_large_state(self, store: Store) -> None:
@@ -625,14 +625,14 @@ class LargeContract(StoreUnderTest):
         token = begin(store, "r")
         talk(store, token, 1, 6)
         write(store, token, release=Release("interrupted"))
-        taken = take(other, "r").token
-        assert taken is not None
-        talk(other, taken, 8, 12)
-        write(other, taken, release=Release("interrupted"))
+        owner = take(other, "r").token
+        assert owner is not None
+        talk(other, owner, 8, 12)
+        write(other, owner, release=Release("interrupted"))
         mine = take(store, "r").token
         assert mine is not None
         talk(store, mine, 14, 16)
-        assert "lost" == write(other, taken, said("r", 17)).outcome
+        assert "lost" == write(other, owner, said("r", 17)).outcome
         for n in (1, 6, 8, 12, 14, 16):
             assert chat(n) == state_of(store, "r", n) == state_of(other, "r", n)
 
@@ -694,9 +694,9 @@ class LargeContract(StoreUnderTest):
         store.prune(keep_last=1)
         assert all(chat(n) == state_of(store, "r", n) for n in (58, 59, 60))
         assert store.verify("r").problems == ()
-        taken = take(store, "r").token
-        assert taken is not None
-        talk(store, taken, 62, 64)
+        owner = take(store, "r").token
+        assert owner is not None
+        talk(store, owner, 62, 64)
         assert all(chat(n) == state_of(store, "r", n) for n in (58, 60, 62, 64))
 
     def test_what_was_read_before_a_deletion_is_not_built_upon(self, store: Store) -> None:
@@ -706,13 +706,13 @@ class LargeContract(StoreUnderTest):
         write(store, token, release=Release("interrupted"))
         store.latest("r")
         store.delete("r", "a")
-        taken = take(store, "r").token
-        assert taken is not None
+        owner = take(store, "r").token
+        assert owner is not None
         newest = store.latest("r").newest
-        write(store, taken, checkpoint("r", newest + 1, "d", state=chat(31)))
+        write(store, owner, checkpoint("r", newest + 1, "d", state=chat(31)))
         assert chat(31) == state_of(store, "r", newest + 1)
         store.delete("r", "c", force=True)
-        assert "lost" == write(store, taken, checkpoint("r", newest + 3, "d", state=chat(32))).outcome
+        assert "lost" == write(store, owner, checkpoint("r", newest + 3, "d", state=chat(32))).outcome
         assert chat(31) == state_of(store, "r", newest + 1)
 
     def test_an_override_and_a_replaced_state_come_back(self, store: Store) -> None:

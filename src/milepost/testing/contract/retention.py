@@ -154,9 +154,9 @@ class ThinningContract(StoreUnderTest):
     def test_a_claim_that_was_ready_before_the_thinning_fails(self, store: Store) -> None:
         """The row takes a new epoch, so that a verb that has read what is gone begins anew."""
         loop(store, "r", 5)
-        wish = claim_of(store.latest("r"))
+        request = claim_of(store.latest("r"))
         store.prune(keep_last=1)
-        assert "moved" == store.claim(wish).outcome
+        assert "moved" == store.claim(request).outcome
         assert "claimed" == take(store, "r").outcome
 
     def test_an_old_run_is_deleted_and_a_young_one_thinned(self, store: Store, clock: FakeClock) -> None:
@@ -285,10 +285,10 @@ class KeepingContract(StoreUnderTest):
         clock.advance(days=2)
         loop(store, "new", 5)
         before = whole(store, "old"), whole(store, "new")
-        told = store.prune(older_than=DAY, keep_last=2, dry_run=True)
-        assert Pruned(("old",), ("new",), 6) == told
+        outcome = store.prune(older_than=DAY, keep_last=2, dry_run=True)
+        assert Pruned(("old",), ("new",), 6) == outcome
         assert before == (whole(store, "old"), whole(store, "new"))
-        assert told == store.prune(older_than=DAY, keep_last=2)
+        assert outcome == store.prune(older_than=DAY, keep_last=2)
         assert ({"new"}, 4) == (ids(store), len(store.history("new")))
 
     def test_more_runs_than_a_page_are_pruned(self, store: Store) -> None:
@@ -404,10 +404,10 @@ class KeepingContract(StoreUnderTest):
         store.retention = Retention(keep_last=1)
         token = begin(store, "r")
         write(store, token, checkpoint("r", 1, "a"))
-        wish = claim_of(store.latest("r"), takeover=True)
+        request = claim_of(store.latest("r"), takeover=True)
         write(store, token, checkpoint("r", 2, "a", visit=2))
         assert [("a", 2)] == visits(store, "r")
-        assert "moved" == store.claim(wish).outcome
+        assert "moved" == store.claim(request).outcome
         assert "claimed" == take(store, "r", takeover=True).outcome
         assert "lost" == write(store, token, checkpoint("r", 3, "a", visit=3)).outcome
         assert [("a", 2)] == visits(store, "r")
@@ -420,8 +420,8 @@ class KeepingContract(StoreUnderTest):
             if lap == 3:
                 owned(store, "t", takeover=True)
             records = [checkpoint(token.run_id, lap, "a", visit=lap) for token in tokens]
-            told = store.append([Append(token, (record,)) for token, record in zip(tokens, records, strict=True)])
-            assert ["written", "written", "lost" if lap > 2 else "written"] == [verdict.outcome for verdict in told]
+            outcome = store.append([Append(token, (record,)) for token, record in zip(tokens, records, strict=True)])
+            assert ["written", "written", "lost" if lap > 2 else "written"] == [verdict.outcome for verdict in outcome]
         assert [[("a", 4)], [("a", 4)], [("a", 2)]] == [visits(store, run_id) for run_id in "rst"]
         assert all(store.verify(run_id).ok for run_id in "rst")
 

@@ -59,18 +59,18 @@ class DueContract(StoreUnderTest):
         for name in names:
             begin(store, name, status="ready")
             clock.advance(1)
-        taken = [row.info.run_id for limit in (1, 4, 100) for _, row in store.claim_due(["orders"], limit)]
-        assert names == taken
+        run_ids = [row.info.run_id for limit in (1, 4, 100) for _, row in store.claim_due(["orders"], limit)]
+        assert names == run_ids
 
     def test_flows_take_turns(self, store: Store, clock: FakeClock) -> None:
         """Oldest first, flows in turn: a long queue of one flow does not starve another."""
         for flow, run_id in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")):
             begin(store, run_id, flow=flow, status="ready")
             clock.advance(1)
-        taken = [row.info.run_id for _, row in store.claim_due(["a", "b"], 2)]
-        assert ["a1", "b1"] == taken
-        taken = [row.info.run_id for _, row in store.claim_due(["a", "b"], 10)]
-        assert ["a2", "b2", "a3"] == taken
+        run_ids = [row.info.run_id for _, row in store.claim_due(["a", "b"], 2)]
+        assert ["a1", "b1"] == run_ids
+        run_ids = [row.info.run_id for _, row in store.claim_due(["a", "b"], 10)]
+        assert ["a2", "b2", "a3"] == run_ids
 
     def test_only_runs_of_the_flows_are_taken(self, store: Store) -> None:
         """Runs of `flows`: names are compared exactly."""
@@ -287,11 +287,11 @@ class SignalContract(StoreUnderTest):
         waits = (Wait("ask#1", "approval"), Wait("nap#1", None, None, clock.now() + timedelta(minutes=1)), over)
         ends = clock.time() + 60
         store.release(begin(store, "r"), Release("waiting", wake_at=ends, waiting_for=waits, signals=0))
-        told = store.get_run("r").info
+        waiting = store.get_run("r").info
         for number, name in enumerate(("another", "Approval", "nap", "ask#1", "late"), 1):
             assert "kept" == store.put_signal("r", name, b"1")
             row = store.get_run("r")
-            assert ("waiting", waits, told.wake_at, number) == (
+            assert ("waiting", waits, waiting.wake_at, number) == (
                 row.info.status,
                 row.info.waiting_for,
                 row.info.wake_at,
