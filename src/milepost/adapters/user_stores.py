@@ -483,7 +483,7 @@ class Adapted(LooksOutside):
                     _known.pop(key, None)
             self._user.close()
 
-    # -- the medium ----------------------------------------------------------------------------------
+    # -- the backend ---------------------------------------------------------------------------------
 
     @contextmanager
     def _write(self, op: str) -> Iterator[Transaction]:

@@ -69,7 +69,7 @@ from milepost.executor.history_values import (
     wait_of,
     with_around,
 )
-from milepost.model.record import Record, Segment, turnings, way_to
+from milepost.model.record import Record, Segment, branch_path, segments_of
 
 
 class JournalHistory(msgspec.Struct, frozen=True, eq=False):
@@ -257,7 +257,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
 
     def open_fork(self, label: str, prefix: str, point: Record) -> tuple[str, str] | None:
         """Return the fork right below `prefix` and its branch at the end of `label`; None unless the run is in that."""
-        ways = turnings(label)
+        ways = segments_of(label)
         if not ways:
             return None
         fork_id, visit, branch, outer = ways[-1]
@@ -306,13 +306,13 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
         prefix, label = prefix_of(self.renamed(entry.record.node_id, entry.sequence)), self.label_of(entry)
         if self.open_fork(label, prefix, point) is None:
             return None
-        turning = turnings(label)[-1]
-        return turning, self.newest_in(prefix, turning.outer, point.sequence)
+        segment = segments_of(label)[-1]
+        return segment, self.newest_in(prefix, segment.outer, point.sequence)
 
-    def beside(self, turning: Segment, branches: Iterable[str], after: int) -> list[StepRecord]:
+    def beside(self, segment: Segment, branches: Iterable[str], after: int) -> list[StepRecord]:
         """Return the newest checkpoint of each other branch of a fork, for the branches that have one."""
-        fork, visit, mine, outer = turning
-        ways = (way_to(outer, fork, visit, branch) for branch in branches if branch != mine)
+        fork, visit, mine, outer = segment
+        ways = (branch_path(outer, fork, visit, branch) for branch in branches if branch != mine)
         found = (self.newest_in(prefix_of(fork), way, after) for way in ways)
         return [entry for entry in found if entry is not None]
 
@@ -368,7 +368,7 @@ class JournalHistory(msgspec.Struct, frozen=True, eq=False):
                 # Labels are built of recorded names: each name must go through the maps only once.
                 outer, fork, visit = str(entry.fields["branch"]), entry.record.node_id, entry.record.visit
                 for branch in entry.fields["fork"]:
-                    way = label_now(self.renames, way_to(outer, fork, visit, branch), entry.sequence)
+                    way = label_now(self.renames, branch_path(outer, fork, visit, branch), entry.sequence)
                     found += self.updates(way, parent, replaced)
         return found
 

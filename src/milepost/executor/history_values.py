@@ -9,7 +9,7 @@ import msgspec
 
 from milepost.errors import CheckpointCorruptError
 from milepost.executor.flow import Renames
-from milepost.model.record import Record, StepHead, parse_time, turnings, way_to
+from milepost.model.record import Record, StepHead, branch_path, parse_time, segments_of
 
 if TYPE_CHECKING:
     from milepost.model.info import RefusedAnswer, Wait
@@ -205,9 +205,9 @@ def label_now(renames: Renames, label: str, sequence: int) -> str:
     if not renames:
         return label
     way = ""
-    for fork, visit, branch, _ in turnings(label):
+    for fork, visit, branch, _ in segments_of(label):
         first = renames.now(f"{parent_of(fork)}/{branch}".lstrip("/"), sequence)
-        way = way_to(way, renames.now(fork, sequence), visit, first.rpartition("/")[2])
+        way = branch_path(way, renames.now(fork, sequence), visit, first.rpartition("/")[2])
     return way
 
 

@@ -312,14 +312,14 @@ def check_branch(
     around = since.fork_around(entry, point)
     if around is None or flow.update_codec is None or amendment.updates is not None:
         return
-    turning, began = around
-    fork_id = turning.fork
+    segment, began = around
+    fork_id = segment.fork
     fork = flow.splits.get(fork_id.rpartition("/")[2])
     if fork is None or fork.merge is not None:
         return
     decode = flow.codec.decode
     base = decode(data if began is None else since.state_of(began))
-    others = since.beside(turning, fork.branches, point.sequence)
+    others = since.beside(segment, fork.branches, point.sequence)
     # A field that only one branch changed needs no reducer: the join takes its value as it is.
     reduced = {name for other in others for name in flow.replaced(base, decode(since.state_of(other)))}
     changed = flow.replaced(decode(since.state_of(entry)), amendment.state)

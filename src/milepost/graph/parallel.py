@@ -34,7 +34,7 @@ from milepost.executor.run import complete
 from milepost.executor.waits import Parked
 from milepost.graph.visits import updates_of
 from milepost.model.failure import contained, describe
-from milepost.model.record import way_to
+from milepost.model.record import branch_path
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker
@@ -89,7 +89,7 @@ def _branch(walker: Walker, fork: Fork, branch: str, state: Any, data: bytes | N
 
 def label_of(walker: Walker, node_id: str, visit: int, branch: str) -> str:
     """Return the path of a branch, or of an item: that of the fork, and then `fork#visit/branch`."""
-    return way_to(walker.label, walker.prefix + node_id, visit, branch)
+    return branch_path(walker.label, walker.prefix + node_id, visit, branch)
 
 
 def stopping(stop: Stop, routine: Routine[Any]) -> Routine[Any]:

@@ -41,7 +41,7 @@ from milepost.model.record import (
     START,
     Record,
     origins_of,
-    turnings,
+    segments_of,
 )
 from milepost.store import RunSnapshot, Store
 
@@ -302,7 +302,7 @@ def _inside(
         return narrowed
     before = _followed(record, spot)
     if before is None:
-        fork_id = turnings(mine)[-1].fork
+        fork_id = segments_of(mine)[-1].fork
         raise OptionError(
             f"node {record.node_id!r} of run {run.run_id!r} is the first of its branch, and is given the state before the "
             f"fork, which is that of the other branches too: amend it with resume_from the node before the fork, "
@@ -361,7 +361,7 @@ def _overridden(record: Record) -> int | None:
 
 def _is_beside(mine: str, other: str) -> bool:
     """Return whether the labels `mine` and `other` are in different branches of the same fork."""
-    for ours, theirs in zip(turnings(mine), turnings(other), strict=False):
+    for ours, theirs in zip(segments_of(mine), segments_of(other), strict=False):
         if ours != theirs:
             return (ours.fork, ours.visit) == (theirs.fork, theirs.visit)
     return False

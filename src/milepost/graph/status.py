@@ -36,9 +36,9 @@ from milepost.model.record import (
     WAIT,
     Record,
     Segment,
+    branch_path,
     parse_time,
-    turnings,
-    way_to,
+    segments_of,
 )
 from milepost.store import ENDED
 
@@ -372,7 +372,7 @@ class StatusBuilder:
             visit.kind = "fork" if visit.kind == "node" else visit.kind
             label = str(fields.get("branch") or "")
             for branch in visit.fork:
-                self._branch(visit, branch, label, way_to(label, record.node_id, record.visit, branch))
+                self._branch(visit, branch, label, branch_path(label, record.node_id, record.visit, branch))
         self.paths.pop((str(fields.get("branch") or ""), record.node_id), None)
 
     def _failed(self, record: Record, fields: Mapping[str, Any]) -> None:
@@ -434,7 +434,7 @@ def kind_in(shape: Mapping[str, Any], node_id: str) -> Mapping[str, Any]:
 
 def _last_segment(label: str) -> Segment | None:
     """Return the last segment of a branch's path; None for an empty path."""
-    segments = turnings(label)
+    segments = segments_of(label)
     return segments[-1] if segments else None
 
 

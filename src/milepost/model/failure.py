@@ -30,7 +30,7 @@ from milepost.errors import (
     cut,
     printable,
 )
-from milepost.model.record import Segment, turnings
+from milepost.model.record import Segment, segments_of
 
 if TYPE_CHECKING:
     from milepost.model.record import Record
@@ -197,7 +197,7 @@ def recorded_branch_error(run_id: str, fields: Mapping[str, Any], failures: Sequ
     for record in failures:
         failed = record.fields()
         if failed.get("given_up") and failed.get("epoch") == fields.get("epoch"):
-            found.append((turnings(failed.get("branch") or ""), record))
+            found.append((segments_of(failed.get("branch") or ""), record))
     return _branch_error(run_id, text, [(way, record) for way, record in found if way], 0)
 
 
@@ -206,10 +206,10 @@ def _branch_error(
 ) -> BranchError:
     branches: dict[str, list[tuple[Sequence[Segment], Record]]] = {}
     for way, record in failures:
-        turning = way[depth]
-        item = f"{turning.fork}/{turning.branch}"
+        segment = way[depth]
+        item = f"{segment.fork}/{segment.branch}"
         is_item = f"{record.node_id}/".startswith(f"{item}/")
-        branches.setdefault(item if is_item else turning.branch, []).append((way, record))
+        branches.setdefault(item if is_item else segment.branch, []).append((way, record))
     errors: dict[str, BaseException] = {}
     for name, inside in branches.items():
         ends = [record for way, record in inside if len(way) == depth + 1]

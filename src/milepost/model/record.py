@@ -40,7 +40,7 @@ from milepost.errors import (
 # one.
 
 
-_TURNING = r"/?(.+?)#(\d+)/([^/]*)"
+_SEGMENT = r"/?(.+?)#(\d+)/([^/]*)"
 
 
 class Segment(NamedTuple):
@@ -52,15 +52,15 @@ class Segment(NamedTuple):
     outer: str
 
 
-def way_to(outer: str, fork: str, visit: int, branch: str) -> str:
+def branch_path(outer: str, fork: str, visit: int, branch: str) -> str:
     """Give the path to `branch` of `fork` (its whole id), which is at the end of `outer` ("": it is in no branch)."""
-    turning = f"{fork}#{visit}/{branch}"
-    return f"{outer}/{turning}" if outer else turning
+    segment = f"{fork}#{visit}/{branch}"
+    return f"{outer}/{segment}" if outer else segment
 
 
-def turnings(way: str) -> list[Segment]:
+def segments_of(path: str) -> list[Segment]:
     """Split a path into its segments, the outermost first; [] for a text that is no path."""
-    return [Segment(match[1], int(match[2]), match[3], way[: match.start()]) for match in re.finditer(_TURNING, way)]
+    return [Segment(match[1], int(match[2]), match[3], path[: match.start()]) for match in re.finditer(_SEGMENT, path)]
 
 
 # -- One entry of a journal, as the core makes it and as stores keep it ----------------------------

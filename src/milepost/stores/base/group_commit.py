@@ -56,17 +56,17 @@ class GroupCommit:
     """The queue before a writing connection, and the lock that guards that connection.
 
     `commit(appends, told)` writes all appends in one commit, and adds their verdicts to `told` if and only if the
-    commit took place. `is_medium_at_fault(error)` returns whether every other commit would fail in the same way.
+    commit took place. `is_backend_at_fault(error)` returns whether every other commit would fail in the same way.
     """
 
     def __init__(
         self,
         commit: Callable[[Sequence[Append], list[Verdict]], None],
-        is_medium_at_fault: Callable[[Exception], bool],
+        is_backend_at_fault: Callable[[Exception], bool],
     ) -> None:
         self.lock = threading.Lock()
         self._commit = commit
-        self._is_medium_at_fault = is_medium_at_fault
+        self._is_backend_at_fault = is_backend_at_fault
         self.queue: deque[_Job] = deque()
         """The waiting jobs, the first in line first."""
         self.crowd = 0
@@ -153,7 +153,7 @@ class GroupCommit:
         try:
             self._commit([append for job in jobs for append in job.appends], answers)
         except Exception as exc:
-            if len(jobs) > 1 and not self._is_medium_at_fault(exc):
+            if len(jobs) > 1 and not self._is_backend_at_fault(exc):
                 return False
             for job in jobs:
                 job.error = exc

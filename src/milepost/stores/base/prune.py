@@ -31,7 +31,7 @@ from milepost.model.record import (
     ROUTE,
     WAIT,
     Record,
-    turnings,
+    segments_of,
 )
 from milepost.model.retry import as_seconds
 from milepost.store import Append, Status, StoreOptions, Token, Verdict
@@ -190,7 +190,7 @@ class _RemainingRecords:
 
 def _fork_of(trace: Trace) -> Visit:
     """Return the visit of the outermost fork that a record is in."""
-    segments = turnings(trace.branch)
+    segments = segments_of(trace.branch)
     return (segments[0].fork, segments[0].visit) if segments else (trace.branch, 0)
 
 

@@ -97,7 +97,7 @@ class FileStore(Runs):
 
     def _reset(self) -> None:
         own = f"{self.place}/{_OWN}"
-        self._medium = StoreParts(
+        self._parts = StoreParts(
             self.place,
             self._files,
             Logs(self.place),
@@ -230,7 +230,7 @@ class FileStore(Runs):
         use = _Use(self, "append", is_write=True)
         with use:
             use.take(token.run_id)
-            log = self._medium.logs.known(token.run_id)
+            log = self._parts.logs.known(token.run_id)
             tail = None if log is None else log.last_tail
             if log is None or tail is None or tail.header is None:
                 return False
@@ -238,7 +238,7 @@ class FileStore(Runs):
             if row.cancel is not None or fence.judge(row, append, tail.header.last) != "written":
                 return False
             change = Change(token.run_id, log, tail, records=[(record, None) for record in records])
-            return not write(self._medium, (change,))
+            return not write(self._parts, (change,))
 
     def _claim_due(
         self, flows: Collection[str], limit: int, skip: Collection[str], lease: float, max_crashes: int | None
@@ -303,12 +303,12 @@ class FileStore(Runs):
 
     def _renew(self, tx: Transaction, token: Token) -> Renewal:
         try:
-            row, log = tx.row(token.run_id), self._medium.logs.find(token.run_id)
+            row, log = tx.row(token.run_id), self._parts.logs.find(token.run_id)
         except DamagedRow:  # it must not keep others from being renewed
             return Renewal("unknown")
         if row is None or log is None or not fence.is_current(row, token):
             return Renewal("lost", None if row is None else row.cancel)
-        self._medium.leases.renew(self._medium.leases.path(log.folder, token.epoch))
+        self._parts.leases.renew(self._parts.leases.path(log.folder, token.epoch))
         return Renewal("kept", row.cancel)
 
     def _state(
@@ -317,7 +317,7 @@ class FileStore(Runs):
         # The lease may have been renewed after `now` was read, which does not mean that a clock was set back.
         if row.lease_until is not None:
             renewed = row.lease_until - row.lease
-            if now < renewed <= now + self._medium.leases.slack:
+            if now < renewed <= now + self._parts.leases.slack:
                 now = renewed + 1e-6
         return super()._state(row, now, gone, held)
 
@@ -350,7 +350,7 @@ class _Use(AbstractContextManager[FileTransaction]):
     def __init__(self, store: FileStore, op: str, *, is_write: bool = False, commits: bool = False) -> None:
         self._store = store
         self._op = op
-        self._tx = FileTransaction(store._medium, self.take if is_write else None)
+        self._tx = FileTransaction(store._parts, self.take if is_write else None)
         self._commits = commits
         self._locked: builtins.list[str] = []
 

@@ -31,8 +31,8 @@ from milepost.stores.file.write import Change, Removal, StoreParts, bury, joined
 class FileTransaction(Transaction):
     """One read, or one write if `lock` is given: it is called with each run before the run is read."""
 
-    def __init__(self, medium: StoreParts, lock: Callable[[str], None] | None = None) -> None:
-        self._medium = medium
+    def __init__(self, parts: StoreParts, lock: Callable[[str], None] | None = None) -> None:
+        self._parts = parts
         self._lock = lock
         self._changes: dict[str, Change] = {}
         self._unreadable: builtins.list[str] = []
@@ -52,9 +52,9 @@ class FileTransaction(Transaction):
         """Write all changes. Return the runs that others have changed since they were read;
         nothing is written for those."""
         changes = [change for change in self._changes.values() if change.is_one]
-        overtaken = write(self._medium, changes) if changes else set[str]()
+        overtaken = write(self._parts, changes) if changes else set[str]()
         for run_id in self._unreadable:
-            raze(self._medium, run_id)
+            raze(self._parts, run_id)
         return overtaken
 
     # -- runs --------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class FileTransaction(Transaction):
         return change
 
     def _find(self, run_id: str) -> tuple[Log | None, Tail | None]:
-        logs, gone = self._medium.logs, None
+        logs, gone = self._parts.logs, None
         while True:
             log = logs.find(run_id)
             if log is None:
@@ -79,7 +79,7 @@ class FileTransaction(Transaction):
                 # The run is deleted but for its last traces. No run of this id can be created before they are removed.
                 logs.forget(log)
                 if self._lock is not None:
-                    bury(self._medium, log)
+                    bury(self._parts, log)
                 return None, None
             tail = log.tail()
             if tail is not None:
@@ -112,7 +112,7 @@ class FileTransaction(Transaction):
         except FileNotFoundError as exc:
             if self._lock is not None:
                 raise WriteConflict from exc
-            raise RunNotFoundError(run_id, self._medium.root) from exc
+            raise RunNotFoundError(run_id, self._parts.root) from exc
 
     @contextmanager
     def _of_one_run(self, run_id: str) -> Iterator[None]:
@@ -134,7 +134,7 @@ class FileTransaction(Transaction):
             raise self._damaged(run_id, change.tail.damage)
         row = change.log.row(change.head)
         if row.owner and row.lease_until is not None:
-            leases = self._medium.leases
+            leases = self._parts.leases
             with self._of_one_run(run_id):
                 renewed = leases.renewed_at(leases.path(change.log.folder, row.epoch))
             if renewed is not None:
@@ -145,7 +145,7 @@ class FileTransaction(Transaction):
         return DamagedRow(
             f"the row of run {run_id!r} is damaged: {damage}: restore that file from a copy, move it away to go on from the "
             f"commit before it, or delete the run with force=True",
-            store=self._medium.root,
+            store=self._parts.root,
             op="read",
         )
 
@@ -166,7 +166,7 @@ class FileTransaction(Transaction):
         limit: int,
         after: str | int | None,
     ) -> builtins.list[Row]:
-        listed = self._medium.catalogue.runs()
+        listed = self._parts.catalogue.runs()
         if isinstance(after, str):
             after = next((run.position for run in listed if run.run_id == after), 0)
         if after is not None:
@@ -215,11 +215,11 @@ class FileTransaction(Transaction):
 
     def position(self, run_id: str) -> int | None:
         if run_id not in self._positions:
-            self._positions |= {run.run_id: run.position for run in self._medium.catalogue.runs()}
+            self._positions |= {run.run_id: run.position for run in self._parts.catalogue.runs()}
         return self._positions.get(run_id)
 
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
-        due, found = self._medium.due, dict[str, tuple[str, Row]]()
+        due, found = self._parts.due, dict[str, tuple[str, Row]]()
         for marker in due.markers(flow):
             with suppress(DamagedRow):  # the others go on; a reader of this one gets the error
                 run_id = due.run_id(marker)
@@ -235,7 +235,7 @@ class FileTransaction(Transaction):
 
     def tally(self) -> builtins.list[StatusCount]:
         tallies: dict[str, StatusCount] = {}
-        for listed in self._medium.catalogue.runs():
+        for listed in self._parts.catalogue.runs():
             row = self._row_to_show(listed)
             if row is None:
                 continue

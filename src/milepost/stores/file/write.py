@@ -91,7 +91,7 @@ class Change:
         return None if self.tail is None else self.tail.header
 
 
-def write(medium: StoreParts, changes: Iterable[Change]) -> set[str]:
+def write(parts: StoreParts, changes: Iterable[Change]) -> set[str]:
     """Write changes of different runs, each whole or not at all. Return the runs that others have changed meanwhile.
 
     An OSError before the first commit was put leaves everything as it was. After that, commits that were put stay,
@@ -100,7 +100,7 @@ def write(medium: StoreParts, changes: Iterable[Change]) -> set[str]:
     commits: list[_NewRun | _NextCommit] = []
     try:
         for change in changes:
-            commits.append(_NewRun(medium, change) if change.tail is None else _NextCommit(medium, change))
+            commits.append(_NewRun(parts, change) if change.tail is None else _NextCommit(parts, change))
             commits[-1].make()
         put = [commit for commit in commits if commit.put()]
         for folder in dict.fromkeys(folder for commit in put for folder in commit.folders):
@@ -116,11 +116,11 @@ def write(medium: StoreParts, changes: Iterable[Change]) -> set[str]:
 class _NextCommit:
     """The next commit of an existing run."""
 
-    def __init__(self, medium: StoreParts, change: Change) -> None:
+    def __init__(self, parts: StoreParts, change: Change) -> None:
         assert change.log is not None
         assert change.head is not None
         self.change = change
-        self._medium = medium
+        self._parts = parts
         self._log = change.log
         self._head = change.head
         self._lines = Lines(change.records, change.signals)
@@ -137,57 +137,57 @@ class _NextCommit:
                 header.due = None
             elif header.due is None:
                 header.due = header.commit
-                self._medium.due.add(new.flow, self._log.folder, header.commit)
+                self._parts.due.add(new.flow, self._log.folder, header.commit)
             if new.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
-                self._medium.leases.renew(self._medium.leases.path(self._log.folder, new.epoch))
+                self._parts.leases.renew(self._parts.leases.path(self._log.folder, new.epoch))
         # These rewrites say the same as before, so they do no harm if this commit comes too late.
-        _rewrite(self._medium, self._log, self.change.rewritten)
-        self._made = self._medium.files.write(encode(header, self._lines))
+        _rewrite(self._parts, self._log, self.change.rewritten)
+        self._made = self._parts.files.write(encode(header, self._lines))
 
     def put(self) -> bool:
         """Put the commit in its place. Return whether it is there now, and not another's."""
-        return self._medium.files.put(self._made, self._log.path(self._header.commit))
+        return self._parts.files.put(self._made, self._log.path(self._header.commit))
 
     def clean(self) -> None:
         """Remove what was only needed on the way."""
         if self._made:
-            self._medium.files.discard(self._made)
+            self._parts.files.discard(self._made)
 
     def follow_up(self) -> None:
         """Do what may as well be left to others, or not be done."""
-        medium, header, old, new = self._medium, self._header, self._head.row, self.change.row
+        parts, header, old, new = self._parts, self._header, self._head.row, self.change.row
         if self._head.due is not None and header.due is None:
-            medium.due.drop(old.flow, self._log.folder, self._head.due)
+            parts.due.drop(old.flow, self._log.folder, self._head.due)
         if self.change.is_deletion:
-            bury(medium, self._log)
+            bury(parts, self._log)
             return
         self._log.note(header)
         if new is not None and old.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
             with suppress(OSError):
-                os.unlink(medium.leases.path(self._log.folder, old.epoch))
+                os.unlink(parts.leases.path(self._log.folder, old.epoch))
         if self.change.removal is not None:
-            _empty(medium, self._log, self.change.removal)
+            _empty(parts, self._log, self.change.removal)
         self._log.index.note(header)
 
 
 class _NewRun:
     """The first commits of a run, in a folder that nobody knows until `journal` names it."""
 
-    def __init__(self, medium: StoreParts, change: Change) -> None:
+    def __init__(self, parts: StoreParts, change: Change) -> None:
         self.change = change
-        self._medium = medium
-        place = medium.logs.place(change.run_id)
-        name = f"{medium.catalogue.next_number():016x}-{secrets.token_hex(4)}"
+        self._parts = parts
+        place = parts.logs.place(change.run_id)
+        name = f"{parts.catalogue.next_number():016x}-{secrets.token_hex(4)}"
         self._log = Log(change.run_id, place, f"{place}/{name}")
-        self._filled = medium.files.new_name()
+        self._filled = parts.files.new_name()
         """The folder that becomes the log's. It is swept away if this process ends before."""
         self._made = ""
         self._is_put = False
-        self.folders = (place, medium.root)
+        self.folders = (place, parts.root)
 
     def make(self) -> None:
         """Fill the folder, and write the file that will name it."""
-        medium, row = self._medium, self.change.row
+        parts, row = self._parts, self.change.row
         assert row is not None
         make_folder(self._filled)
         filled = Log(self.change.run_id, self._log.place, self._filled)
@@ -197,16 +197,16 @@ class _NewRun:
             lines = Lines(part.records, part.signals)
             header = _following(header, part, lines)
             header.due = 0 if is_due else None
-            medium.files.write(encode(header, lines), filled.path(header.commit))
+            parts.files.write(encode(header, lines), filled.path(header.commit))
             filled.index.note(header)
             self._log.note(header)
         if row.nonce:
-            medium.leases.renew(medium.leases.path(self._filled, row.epoch))
+            parts.leases.renew(parts.leases.path(self._filled, row.epoch))
         sync_folder(self._filled)
         if is_due:
-            medium.due.add(row.flow, self._log.folder, 0)
+            parts.due.add(row.flow, self._log.folder, 0)
         pointer = Pointer(VERSION, self.change.run_id, os.path.basename(self._log.folder), row.created_at)
-        self._made = medium.files.write(_encode(pointer) + b"\n")
+        self._made = parts.files.write(_encode(pointer) + b"\n")
 
     def put(self) -> bool:
         """Put the run in its place. Return whether it is there now, and not another's."""
@@ -215,26 +215,26 @@ class _NewRun:
             os.rename(self._filled, self._log.folder)
         except FileNotFoundError:  # the id's former run was removed just now, with its folder
             return False
-        self._is_put = self._medium.files.put(self._made, f"{self._log.place}/{JOURNAL}")
+        self._is_put = self._parts.files.put(self._made, f"{self._log.place}/{JOURNAL}")
         return self._is_put
 
     def clean(self) -> None:
         """Remove what was only needed on the way."""
         # If the thread was interrupted while it put the file, it does not know whether that succeeded.
-        is_put = self._is_put or (self._made and self._medium.files.is_put(self._made, f"{self._log.place}/{JOURNAL}"))
+        is_put = self._is_put or (self._made and self._parts.files.is_put(self._made, f"{self._log.place}/{JOURNAL}"))
         if self._made:
-            self._medium.files.discard(self._made)
+            self._parts.files.discard(self._made)
         if is_put:
             return
-        self._medium.files.discard(self._filled, self._log.folder)
+        self._parts.files.discard(self._filled, self._log.folder)
         if self.change.row is not None:
-            self._medium.due.drop(self.change.row.flow, self._log.folder, 0)
+            self._parts.due.drop(self.change.row.flow, self._log.folder, 0)
         with suppress(OSError):
             os.rmdir(self._log.place)
 
     def follow_up(self) -> None:
         """Remember the run's log."""
-        self._medium.logs.add(self._log)
+        self._parts.logs.add(self._log)
 
 
 def _parts(change: Change) -> Iterator[Change]:
@@ -286,7 +286,7 @@ def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
     return tuple(spans)
 
 
-def _rewrite(medium: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
+def _rewrite(parts: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
     """Rewrite existing records in another form."""
     for number in sorted({number for number, _ in rewritten.values()}):
         commit = log.load(number, "whole")
@@ -296,13 +296,13 @@ def _rewrite(medium: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Re
             else (commit.record(at, placed), commit.entry(at, placed).note)
             for at, placed in commit.places()
         ]
-        made = medium.files.write(encode(commit.header, Lines(records, [*commit.signals()])))
+        made = parts.files.write(encode(commit.header, Lines(records, [*commit.signals()])))
         os.replace(made, log.path(number))
     if rewritten:
         sync_folder(log.folder)
 
 
-def _empty(medium: StoreParts, log: Log, removal: Removal) -> None:
+def _empty(parts: StoreParts, log: Log, removal: Removal) -> None:
     """Remove the bytes of removed records from their files. They count as removed even if this fails."""
     for number in removal.commits:
         try:
@@ -312,7 +312,7 @@ def _empty(medium: StoreParts, log: Log, removal: Removal) -> None:
                 for at, placed in commit.places()
                 if placed.sequence not in removal.sequences
             ]
-            made = medium.files.write(encode(commit.header, Lines(left, [*commit.signals()])))
+            made = parts.files.write(encode(commit.header, Lines(left, [*commit.signals()])))
             os.replace(made, log.path(number))
         except (OSError, Damaged) as exc:
             _logger.warning("removed records of run %r still stand in %s: %s", log.run_id, log.path(number), exc)
@@ -320,10 +320,10 @@ def _empty(medium: StoreParts, log: Log, removal: Removal) -> None:
         sync_folder(log.folder)
 
 
-def bury(medium: StoreParts, log: Log) -> None:
+def bury(parts: StoreParts, log: Log) -> None:
     """Remove the rest of a deleted run. Any process that meets it may do so, several at once too."""
-    medium.logs.forget(log)
-    buried = medium.files.new_name()
+    parts.logs.forget(log)
+    buried = parts.files.new_name()
     with suppress(FileNotFoundError):
         os.rename(log.folder, buried)
     path = f"{log.place}/{JOURNAL}"
@@ -332,27 +332,27 @@ def bury(medium: StoreParts, log: Log) -> None:
         if f'"{os.path.basename(log.folder)}"'.encode() in content:
             take_away(path, content)
         sync_folder(log.place)
-    medium.files.discard(buried)
+    parts.files.discard(buried)
     with suppress(OSError):
         os.rmdir(log.place)
-        sync_folder(medium.root)
+        sync_folder(parts.root)
 
 
-def raze(medium: StoreParts, run_id: str) -> None:
+def raze(parts: StoreParts, run_id: str) -> None:
     """Remove the files of a run that can't be read. Files of others in its folder stay."""
-    log = medium.logs.known(run_id)
+    log = parts.logs.known(run_id)
     if log is not None:
-        medium.logs.forget(log)
-    place = medium.logs.place(run_id)
+        parts.logs.forget(log)
+    place = parts.logs.place(run_id)
     if os.path.islink(place):  # its target belongs to somebody else
         os.unlink(place)
     else:
         for name in (JOURNAL, *filter(FOLDER.fullmatch, os.listdir(place))):
-            removed = medium.files.new_name()
+            removed = parts.files.new_name()
             with suppress(FileNotFoundError):
                 os.rename(f"{place}/{name}", removed)
-            medium.files.discard(removed)
+            parts.files.discard(removed)
         sync_folder(place)
         with suppress(OSError):
             os.rmdir(place)
-    sync_folder(medium.root)
+    sync_folder(parts.root)

@@ -57,7 +57,7 @@ class _WriteLost(StoreError):
     """The connection was lost before a write was committed: nothing was written."""
 
 
-class PostgresMedium(Runs):
+class PostgresBackend(Runs):
     """A complete store, except for its fast ways to append and to renew."""
 
     runs_statements = True

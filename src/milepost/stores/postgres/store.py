@@ -28,7 +28,7 @@ from milepost.stores.base.group_commit import GroupCommit
 from milepost.stores.base.owner import has_statements
 from milepost.stores.base.transaction import Transaction, WriteConflict
 from milepost.stores.postgres.append import Appends, Creation, is_ordinary
-from milepost.stores.postgres.backend import UNDONE, OutcomeUnknown, PostgresMedium
+from milepost.stores.postgres.backend import UNDONE, OutcomeUnknown, PostgresBackend
 from milepost.stores.postgres.connection import Link
 from milepost.stores.postgres.driver import psycopg
 from milepost.stores.postgres.schema import SCHEMA
@@ -54,7 +54,7 @@ _UNJUDGED = Verdict("refused")
 """The verdict of an append that the statement did not write, for whatever reason. It is recognised by identity."""
 
 
-class PostgresStore(PostgresMedium):
+class PostgresStore(PostgresBackend):
     """A store in the schema `schema` of the database that a URL or connection string of libpq names.
     A missing schema is created.
 
@@ -95,7 +95,7 @@ class PostgresStore(PostgresMedium):
         return f"PostgresStore({self.place!r})"
 
     def _make_lanes(self) -> tuple[GroupCommit, ...]:
-        return tuple(GroupCommit(self._commit_together, _is_medium_at_fault) for _ in range(_LANES))
+        return tuple(GroupCommit(self._commit_together, _is_backend_at_fault) for _ in range(_LANES))
 
     def _lanes_in_use(self) -> tuple[GroupCommit, ...]:
         lanes = self._lanes
@@ -375,5 +375,5 @@ def _as_it_is(row: Row) -> Row:
     return row
 
 
-def _is_medium_at_fault(exc: Exception) -> bool:
+def _is_backend_at_fault(exc: Exception) -> bool:
     return isinstance(exc, StoreError | psycopg.OperationalError)
