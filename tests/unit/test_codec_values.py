@@ -792,3 +792,40 @@ def test_a_wrong_member_of_an_enum_is_refused_with_its_own_place(row: int, other
     lines[row] = Line(True)
     with pytest.raises(StateTypeError, match=rf'"lines"\]\[{row}\]\.kind is bool'):
         Codec(dict[str, list[Line]]).encode({"lines": lines})
+
+
+ALIKE = [n * (2**61 - 1) for n in range(1, 1102)]
+"""Numbers of one hash."""
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (dict[int, int], dict.fromkeys(ALIKE, 0)),
+        (dict[Decimal, int], dict.fromkeys(map(Decimal, ALIKE), 0)),
+        (dict[UUID, int], {UUID(int=number): 0 for number in ALIKE}),
+        (Counter[int], Counter(ALIKE)),
+        (set[int], {*ALIKE}),
+        (Any, frozenset(ALIKE)),
+    ],
+    ids=["dict", "decimal", "uuid", "counter", "set", "anything"],
+)
+def test_numbers_that_were_chosen_to_have_one_hash_are_refused(
+    type_: Any, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = Codec(type_)
+    with pytest.raises(SerializeStateError, match="same hash"):
+        codec.encode(value)
+    with monkeypatch.context() as patch:
+        patch.setattr("milepost.codec.containers.MOST_OF_ONE_HASH", 10_000)
+        data = codec.encode(value)
+        assert value == codec.decode(data)
+    with pytest.raises(DeserializeStateError, match="same hash"):
+        codec.decode(data)
+
+
+def test_many_keys_of_hashes_of_their_own_are_carried() -> None:
+    for type_, keys in ((int, range(-2000, 2**62, 2**50)), (UUID, [uuid.uuid4() for _ in range(2000)])):
+        value = dict.fromkeys(keys, 0)
+        codec = Codec(dict[type_, int])  # type: ignore[valid-type]
+        assert value == codec.decode(codec.encode(value))

@@ -249,3 +249,16 @@ def test_another_owner_builds_on_nothing_that_this_one_wrote():
     for other in (Token("r", 1, "another", "process"), Token("r", 2, "nonce", "process")):
         (less,) = bases.lessened(other, [record(1, encoded(rows(101)))])
         assert less.packing == ""
+
+
+def test_many_edits_move_a_large_state_once():
+    """Where each edit moved the state behind it, 64 KB could cost half a minute."""
+    old, edits = bytes(4 << 20), [(place, 0, "a") for place in range(4096)]
+    base = Base(record(1, old), 1, len(old), 0)
+    payload = json.dumps({"base": 1, "since": 1, "edits": edits}).encode()
+    hostile = record(2, b"")._replace(size=len(old) + 4096, payload=payload, packing=DIFFERENCE)
+    whole = whole_of(hostile, lambda said: None, {1: base})
+    assert whole is not None
+    assert b"a\0" * 4096 + old[4096:] == whole.record.payload
+    too_large = hostile._replace(size=len(old))
+    assert whole_of(too_large, lambda said: None, {1: base}) is None

@@ -8,7 +8,7 @@ equal bytes.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -109,6 +109,7 @@ class SequencePlan(Tagged):
                 refusal.steps[-1] = f"{{{qualified(type(values[refusal.row]))}}}"
             raise
         if self._is_set:
+            refuse_one_hash(values, value)
             items = sorted(items, key=encode_sorted)
         maxlen = value.maxlen if self.cls is deque else None
         return items, None if maxlen is None else {"n": maxlen}
@@ -122,6 +123,8 @@ class SequencePlan(Tagged):
             if type(maxlen) is not int or not len(items) <= maxlen < 2**63:
                 raise self.unreadable(maxlen)
             return deque(items, maxlen)
+        if self._is_set and share_a_hash(items):
+            raise self.unreadable(v, ONE_HASH)
         try:
             container = self.cls(items)
         except Exception as exc:  # `__hash__` and `__eq__` of a user
@@ -129,6 +132,34 @@ class SequencePlan(Tagged):
         if self._is_set and len(container) != len(items):
             raise self.unreadable(v, "two elements of the set are equal")
         return container
+
+
+MOST_OF_ONE_HASH = 1000
+"""The number of keys of a dict, or elements of a set, that may have one hash: each is compared with all before it."""
+ONE_HASH = (
+    f"more than {MOST_OF_ONE_HASH} of its keys or elements have the same hash, so that building it would take too long"
+)
+
+
+def share_a_hash(values: Sequence[Any]) -> bool:
+    """Return whether too many of these values have one hash. Who chooses numbers can choose such, and others can't be
+    told from those that were chosen. The hashes of text can't be foreseen, and small numbers are their own."""
+    if len(values) <= MOST_OF_ONE_HASH:
+        return False
+    types = {*map(type, values)}
+    if types <= {str, bytes} or (types == {int} and min(values) > -(2**60) and max(values) < 2**60):
+        return False
+    try:
+        hashes = sorted(map(hash, values))
+    except Exception:  # `__hash__` of a user, which whoever builds the container reports
+        return False
+    return any(one == other for one, other in zip(hashes, hashes[MOST_OF_ONE_HASH:], strict=False))
+
+
+def refuse_one_hash(values: Sequence[Any], container: Any) -> None:
+    """Refuse to write a container that `share_a_hash` would keep from being read."""
+    if share_a_hash(values):
+        raise NotCarried(ONE_HASH, type_name=qualified(type(container)))
 
 
 def dump_items(item: Plan, values: list[Any], depth: int) -> list[Any]:
@@ -297,6 +328,8 @@ class DictPlan(Tagged):
                 if name != "__orig_class__":  # of one that was made as `Counter[str](...)`
                     raise NotCarried(f"it has an attribute {name!r} of its own", type_name=qualified(self.cls))
         keys, values = list(value), list(value.values())
+        if not self._has_twin:
+            refuse_one_hash(keys, value)
         texts = self._dump_keys(keys, depth)
         try:
             dumped = self.value.dump_all(values, depth + 1) if values else values
@@ -367,6 +400,8 @@ class DictPlan(Tagged):
         except Refusal as refusal:
             refusal.steps.append(key_step(keys[len(values)]))
             raise
+        if share_a_hash(keys):
+            raise self.unreadable({}, ONE_HASH)
         try:
             loaded = dict(zip(keys, values, strict=True))
         except Exception as exc:  # `__hash__` and `__eq__` of a user

@@ -33,7 +33,7 @@ _BESIDE = 128
 """Approximate number of bytes that a backend needs for a record beside its header and its payload."""
 _MOST_EDITS = 128
 _MOST_READ = 4096
-"""Greatest number of edits that a reader accepts in a payload: each edit may move the whole state."""
+"""Greatest number of edits that a reader accepts in a payload."""
 _ANCHOR = 24
 """Number of bytes that must agree for two places to count as the same."""
 _CLOSE = 256
@@ -246,21 +246,42 @@ def whole_of(record: Record, base_of: Callable[[Difference], Record | None], kno
         return None
     size = nearest.kept
     for member, said in reversed(chain):
-        if not _edit(state, said.edits) or len(state) != member.size:
+        if not _edit(state, said.edits, member.size):
             return None
         size += len(member.payload or b"") + len(member.header or b"") + _BESIDE
     whole = record._replace(payload=bytes(state), packing="")
     return Base(whole, nearest.since, size, nearest.links + len(chain))
 
 
-def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]]) -> bool:
-    """Apply the edits to `state`. Return False, with some of them applied, if they do not fit."""
-    bound = len(state)
-    for at, count, text in reversed(edits):
-        if at < 0 or count < 0 or at + count > bound:
+def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]], size: int) -> bool:
+    """Apply the edits to `state`, which has `size` bytes then. Return False, with none applied, if they do not fit."""
+    texts = [text.encode() for _, _, text in edits]
+    end, total = 0, len(state)
+    for (at, count, _), text in zip(edits, texts, strict=True):
+        if at < end or count < 0 or at + count > len(state):
             return False
-        state[at : at + count] = text.encode()
-        bound = at
+        end, total = at + count, total + len(text) - count
+    if total != size:
+        return False
+    # What follows the first text of another length moves, and is copied once, however many edits there are.
+    moved: list[bytes | memoryview] = []
+    first = end = len(state)
+    with memoryview(state) as view:
+        for (at, count, _), text in zip(edits, texts, strict=True):
+            if not moved and len(text) == count:
+                view[at : at + count] = text
+                continue
+            if moved:
+                moved.append(view[end:at])
+            else:
+                first = at
+            moved.append(text)
+            end = at + count
+        rest = b"".join((*moved, view[end:]))
+        for part in moved:
+            if isinstance(part, memoryview):
+                part.release()
+    state[first:] = rest
     return True
 
 
