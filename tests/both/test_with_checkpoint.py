@@ -541,6 +541,8 @@ def test_control_of_the_transaction_is_refused(front, store, book, sql):
         "PRAGMA user_version = 9",
         "SELECT * FROM pragma_user_version",
         "UPDATE runs SET epoch = 9",
+        "DELETE FROM run_tags",
+        "DROP INDEX runs_by_flow",
         "DELETE FROM main.records",
         'INSERT INTO "signals" DEFAULT VALUES',
         "DROP VIEW journal",

@@ -19,6 +19,7 @@ from milepost.model.record import Record, make_record
 from milepost.store import Append, Claim, NewRun, Release, Token
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.store import SQLiteStore
+from milepost.testing import journals
 
 TIME = "2025-12-20T15:30:00.000000Z"
 
@@ -624,3 +625,70 @@ def test_all_who_may_write_the_database_may_write_its_log(tmp_path: Path) -> Non
             assert "r" == other.get_run("r").info.run_id
             modes = [stat.S_IMODE(os.stat(f"{path}{suffix}").st_mode) for suffix in ("-wal", "-shm")]
     assert [0o620, 0o620] == modes
+
+
+FOREIGN = {
+    "trigger": "CREATE TRIGGER watch AFTER UPDATE ON runs BEGIN SELECT randomblob(1000000000); END",
+    "trigger of ours": "DROP TRIGGER run_tags_end; CREATE TRIGGER run_tags_end AFTER DELETE ON runs BEGIN SELECT 1; END",
+    "trigger of a view": "CREATE TRIGGER watch INSTEAD OF DELETE ON journal BEGIN SELECT 1; END",
+    "view": "DROP VIEW journal; CREATE VIEW journal AS SELECT * FROM runs",
+    "generated column": "ALTER TABLE records ADD COLUMN more TEXT AS (zeroblob(size)) VIRTUAL",
+    "column": "ALTER TABLE signals ADD COLUMN more TEXT",
+    "index of an expression": "CREATE INDEX by_size ON records (zeroblob(size))",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("version", [sqlite_schema.VERSION, 3])
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_what_somebody_else_defined_on_the_tables_is_refused(
+    tmp_path: Path, name: str, version: int, is_read_only: bool
+) -> None:
+    path = tmp_path / "runs.db"
+    SQLiteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FOREIGN[name])
+        connection.execute(f"PRAGMA user_version = {version}")
+    if version != sqlite_schema.VERSION and (name == "view" or is_read_only):
+        return
+    with pytest.raises(StoreError, match="that no store makes"):
+        SQLiteStore(path, read_only=is_read_only)
+    with closing(sqlite3.connect(path)) as connection:
+        assert version == connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def test_tables_of_users_stand_beside_ours_with_what_is_on_them(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    SQLiteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE TABLE orders (id TEXT PRIMARY KEY, upper TEXT AS (upper(id)) STORED);"
+            "CREATE INDEX orders_by_lower ON orders (lower(id));"
+            "CREATE TRIGGER watch AFTER INSERT ON orders BEGIN DELETE FROM orders; END;"
+            "CREATE VIEW names AS SELECT run_id FROM runs; CREATE INDEX runs_by_owner ON runs (owner);"
+        )
+    with SQLiteStore(path) as store:
+        begin(store, "r")
+        assert ["r"] == [info.run_id for info in store.list_runs()]
+
+
+def test_pages_that_lead_to_each_other_keep_no_reader_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SQLiteStore(tmp_path / "runs.db") as store:
+        for n in range(300):
+            begin(store, f"r{n}")
+    monkeypatch.setattr("milepost.stores.sqlite.store._STEPS_OF_ONE_COUNT", 100)
+    monkeypatch.setattr("milepost.stores.sqlite.store._MOST_COUNTS", 10)
+    with SQLiteStore(tmp_path / "runs.db") as store:
+        with pytest.raises(StoreError, match="interrupted"):
+            store.list_runs()
+        for _ in range(20):
+            assert "r1" == store.get_run("r1").info.run_id
+
+
+def test_what_is_deleted_is_overwritten(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "runs.db") as store:
+        journals.work(store, begin(store), "4111 1111")
+    assert b"4111 1111" in (tmp_path / "runs.db").read_bytes()
+    with SQLiteStore(tmp_path / "runs.db") as store:
+        store.delete_run("r", force=True)
+    assert b"4111 1111" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())

@@ -13,7 +13,7 @@ import click
 
 from milepost import __version__
 from milepost.cli.database import Finding, store_findings
-from milepost.cli.places import FAILED, OK, Invocation, app_option, chosen_app, command, open_existing
+from milepost.cli.places import FAILED, OK, Invocation, app_option, chosen_app, command, open_to_look
 from milepost.cli.targets import Runnable, found_flow, is_target, load_target
 from milepost.cli.text import print_table, to_json
 from milepost.graph.builder import CompiledGraph
@@ -58,7 +58,7 @@ def draw_graph(invocation: Invocation, target: str | None, run_id: str | None, f
             graph = _graph(flow, target)
             store = None if run_id is None else open_engine().store
         if run_id is not None:
-            found = _run_of(store or stack.enter_context(open_existing(invocation)), run_id, graph)
+            found = _run_of(store or stack.enter_context(open_to_look(invocation)), run_id, graph)
     stands = None if found is None else found[1]
     status, notes = (None, None) if stands is None else (stands.statuses, notes_of(stands))
     if invocation.is_json or form == "json":

@@ -29,6 +29,7 @@ from milepost.cli.places import (
     is_file_store,
     is_postgres,
     open_existing,
+    open_to_look,
     shared_options,
     source_of_url,
     url_of,
@@ -74,7 +75,7 @@ def store_findings(invocation: Invocation) -> list[Finding]:
     if folder is not None:
         return list(_folder(invocation, folder.absolute(), source))
     try:
-        with open_existing(invocation) as store:
+        with open_to_look(invocation) as store:
             return [Finding("store", store.place, "ok", f"named by {source}")]
     except MilepostError as exc:
         return [Finding("store", shown_url(url), "problem", str(exc))]
@@ -139,7 +140,7 @@ def _not_yet(path: Path) -> Finding:
 def _unreadable(invocation: Invocation) -> Iterator[Finding]:
     """Return the problem that keeps the store from being opened and listed, if there is one."""
     try:
-        with open_existing(invocation) as store:
+        with open_to_look(invocation) as store:
             store.list_runs(limit=1)
     except (MilepostError, click.ClickException) as exc:
         yield Finding("readable", "no", "problem", str(exc))

@@ -13,7 +13,16 @@ from typing import Any, BinaryIO, TextIO
 import click
 
 from milepost.cli.looking import STATUSES
-from milepost.cli.places import FAILED, OK, Invocation, command, open_existing, open_or_make, read_duration
+from milepost.cli.places import (
+    FAILED,
+    OK,
+    Invocation,
+    command,
+    open_existing,
+    open_or_make,
+    open_to_look,
+    read_duration,
+)
 from milepost.cli.text import print_facts, print_table, to_json
 from milepost.drivers import SyncDriver
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
@@ -36,7 +45,7 @@ def export(invocation: Invocation, run_id: str, output: Path | None) -> int:
 
     The run comes first, then its records in order, then its signals.
     """
-    with open_existing(invocation) as store:
+    with open_to_look(invocation) as store:
         data = store.export(run_id)
     if output is None:
         if invocation.is_json:
@@ -91,7 +100,7 @@ def verify(invocation: Invocation, run_id: str | None, is_all: bool) -> int:
     """
     if (run_id is None) != is_all:
         raise click.UsageError("name a run to verify, or give --all")
-    with open_existing(invocation) as store:
+    with open_to_look(invocation) as store:
         reports = _verify_all(store) if run_id is None else {run_id: store.verify(run_id)}
     damaged = {name: report for name, report in reports.items() if not report.ok}
     if invocation.is_json:
@@ -249,7 +258,7 @@ def _deeds(pruned: Pruned, *, is_done: bool) -> str:
 @command("stats")
 def stats(invocation: Invocation) -> int:
     """Tell how much a store holds: runs by status, records, bytes."""
-    with open_existing(invocation) as store:
+    with open_to_look(invocation) as store:
         found, place = store.stats(), store.place
     if invocation.is_json:
         document = {

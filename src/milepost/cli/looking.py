@@ -24,7 +24,7 @@ from milepost.cli.places import (
     command,
     is_postgres,
     open_each,
-    open_existing,
+    open_to_look,
     optional_app_option,
     store_words,
     url_of,
@@ -199,7 +199,7 @@ def history(invocation: Invocation, run_id: str) -> int:
     Every visit, superseded ones too, every failure and every change of owner; of a workflow its steps, waits and rollbacks; of
     a graph with forks or maps, which branch or item each is of.
     """
-    with open_existing(invocation) as store:
+    with open_to_look(invocation) as store:
         store.get_run(run_id)
         entries = list(read_entries(store, run_id))
     if invocation.is_json:
@@ -256,7 +256,7 @@ def state(invocation: Invocation, run_id: str, node_id: str | None, visit: int |
     """
     if node_id is None and visit is not None:
         raise click.UsageError("--visit goes with a NODE")
-    with open_existing(invocation) as store:
+    with open_to_look(invocation) as store:
         store.get_run(run_id)
         with _not_found():
             point = newest_state(store, run_id) if node_id is None else named_state(store, run_id, node_id, visit)
@@ -279,7 +279,7 @@ def diff(invocation: Invocation, run_id: str, before: str, after: str) -> int:
     Each is a node (its newest visit), NODE#VISIT, or the number of a record; record 0 is the input. With --json it is
     a JSON Patch (RFC 6902).
     """
-    with open_existing(invocation) as store:
+    with open_to_look(invocation) as store:
         store.get_run(run_id)
         with _not_found():
             points = [find_state(store, run_id, text) for text in (before, after)]
@@ -337,7 +337,7 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
     one is indented below it. With --watch it is drawn again whenever the run moves, in a terminal, and told line by line
     elsewhere; Ctrl-C ends the watching and touches nothing. Exit code 0 if the run has finished then, 1 if it ended otherwise.
     """
-    with open_existing(invocation) as store:
+    with open_to_look(invocation) as store:
         if watch and not drawn(invocation):
             return exit_code_of(watched(invocation, store, run_id))
         is_of_steps = is_workflow(store, run_id)

@@ -315,13 +315,19 @@ def open_or_make(invocation: Invocation) -> Store:
 
 
 def open_existing(invocation: Invocation) -> Store:
-    """The store to look into or to resume in; `NotFound` where there is none, so that looking makes no files."""
+    """The store to change something in; `NotFound` where there is none."""
     return _open_there(url_of(invocation))
+
+
+def open_to_look(invocation: Invocation) -> Store:
+    """The store to look into as `open_existing` finds it, opened to read only: looking at a file changes nothing of it."""
+    return _open_there(url_of(invocation), read_only=True)
 
 
 def open_each(invocation: Invocation) -> Iterator[Store]:
     """The stores to list: the one that was named, else each default that exists; none where there is none."""
-    yield from map(_open_there, _urls_of(invocation) if has_store(invocation) else ())
+    for url in _urls_of(invocation) if has_store(invocation) else ():
+        yield _open_there(url, read_only=True)
 
 
 def has_store(invocation: Invocation) -> bool:
@@ -329,7 +335,7 @@ def has_store(invocation: Invocation) -> bool:
     return chosen_url(invocation) is not None or url_of(invocation) != DEFAULT_URL or _DEFAULT_FILE.exists()
 
 
-def _open_there(url: str) -> Store:
+def _open_there(url: str, *, read_only: bool = False) -> Store:
     path, folder = file_of(url), folder_of(url)
     if path is not None:
         if not path.exists():
@@ -338,13 +344,13 @@ def _open_there(url: str) -> Store:
     elif folder is not None and not is_file_store(folder):
         what = "is a folder without runs" if folder.is_dir() else "is no folder"
         raise NotFound(f"{folder.absolute()} {what}: run something first, or give the store with --store")
-    return _open(url)
+    return _open(url, read_only=read_only)
 
 
-def _open(url: str) -> Store:
+def _open(url: str, *, read_only: bool = False) -> Store:
     from milepost.stores.url import open_store  # the help texts need no store
 
-    return open_store(url)
+    return open_store(url, read_only=read_only)
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -9,12 +9,14 @@ records that are committed together share pages, which costs half of what a tabl
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,26 @@ def _is_plain(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
+def distrust(connection: sqlite3.Connection) -> None:
+    """Keep what the file defines from more than SQL that is harmless, and have its pages checked: it may be of others."""
+    connection.execute("PRAGMA cell_size_check = ON")
+    if _knows_json_as_harmless():
+        connection.execute("PRAGMA trusted_schema = OFF")
+
+
+@functools.cache
+def _knows_json_as_harmless() -> bool:
+    """Return whether SQLite lets our triggers use its JSON functions without trust. Older ones do not."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE VIEW probe AS SELECT json_valid('1'), json_extract('1', '$') FROM json_each('[1]')")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        try:
+            connection.execute("SELECT * FROM probe")
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+
 def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sqlite3.Connection], None]) -> None:
     """Upgrade the database to this version, even if other processes do so at the same time.
 
@@ -269,7 +291,8 @@ def check(connection: sqlite3.Connection, place: str) -> None:
     if found != VERSION:
         raise StoreError(
             f"the store {place} has {f'tables of version {found}' if found else 'no tables of this library'}, and "
-            f"is opened to read only: open it without read_only to bring it to version {VERSION}",
+            f"is opened to read only: open it without read_only, or use `milepost db migrate`, to bring it to version "
+            f"{VERSION}",
             store=place,
             op="open",
         )
@@ -279,12 +302,33 @@ def _execute(connection: sqlite3.Connection, script: str) -> None:
     """Execute a script's statements in the open transaction, which executescript() would commit first."""
     if sqlite3.sqlite_version_info < (3, 37):
         script = script.replace("STRICT, ", "").replace("STRICT", "")
+    for statement in _statements(script):
+        connection.execute(statement)
+
+
+def _statements(script: str) -> Iterator[str]:
     current = ""
     for line in script.splitlines(keepends=True):
         current += line
         if sqlite3.complete_statement(current):
-            connection.execute(current)
+            yield current
             current = ""
+
+
+@functools.cache
+def own_objects() -> dict[str, str]:
+    """Return the text of each table, index, trigger and view that a store makes, by its name, without what may differ."""
+    found: dict[str, str] = {}
+    for statement in _statements(_TABLES + _RUN_INDEXES):
+        named = re.search(r"CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", statement)
+        assert named is not None
+        found[named[1]] = _essence(statement[named.start() :])
+    return found
+
+
+def _essence(sql: str) -> str:
+    """Return a statement without white space and `STRICT`, in which the texts of one object may differ."""
+    return re.sub(r"\s", "", sql.replace("STRICT, ", "").replace("STRICT", "")).rstrip(";")
 
 
 def first_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any, bytes]]:
@@ -319,6 +363,7 @@ def _refuse_foreign(connection: sqlite3.Connection, place: str) -> None:
         version, tables = _version(connection, place), _tables(connection)
         encoding = connection.execute("PRAGMA encoding").fetchone()[0]
         columns = {name.lower() for _, name, *_ in connection.execute("PRAGMA table_info(checkpoints)").fetchall()}
+        foreign = _foreign_object(connection, version) if version else None
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -331,6 +376,13 @@ def _refuse_foreign(connection: sqlite3.Connection, place: str) -> None:
             store=place,
             op="open",
         )
+    if foreign is not None:
+        raise StoreError(
+            f"the database {place} has {foreign} that no store makes, and that would act on its runs: if you did not add "
+            f"it, trust nothing in this file; otherwise drop it",
+            store=place,
+            op="open",
+        )
     if encoding != "UTF-8":
         raise StoreError(
             f"the database {place} keeps text as {encoding}: make a store in another file, and save there what is in this "
@@ -338,6 +390,27 @@ def _refuse_foreign(connection: sqlite3.Connection, place: str) -> None:
             store=place,
             op="open",
         )
+
+
+def _foreign_object(connection: sqlite3.Connection, version: int) -> str | None:
+    """Name what is defined on the store's tables, or in their place, and is not the store's; None if nothing is.
+
+    Whoever made the file could have SQLite execute what he likes by it. Users' own tables, with what is on them, may
+    stand beside ours.
+    """
+    own = own_objects()
+    query = "SELECT type, lower(name), lower(tbl_name), sql FROM sqlite_master"
+    for kind, name, table, sql in connection.execute(query).fetchall():
+        text = _essence(sql or "")
+        if name in own:
+            # A column that a later version added stands at the end of its table. Indexes and views are of no concern then.
+            is_older = version < VERSION and (kind in {"index", "view"} or own[name].startswith(text.removesuffix(")")))
+            is_foreign = own[name] != text and not is_older
+        else:
+            is_foreign = table in own and (kind == "trigger" or text.count("(") > 1)
+        if is_foreign:
+            return f"the {kind} {name[:100]!r}"
+    return None
 
 
 def _version(connection: sqlite3.Connection, place: str) -> int:

@@ -39,6 +39,12 @@ _PAGE_BYTES = 4096
 """The size of a page. A commit writes about the file's first page, and for each record a leaf of
 its table and of two indexes."""
 
+_STEPS_OF_ONE_COUNT = 10_000_000
+_MOST_COUNTS = 400
+"""The steps of SQLite's machine after which it counts once, and the counts after which a transaction is interrupted: pages
+of a hostile or damaged file can lead to each other. A list of a million runs takes some 5 counts, and all of them a minute.
+"""
+
 _WRITTEN = Verdict("written")
 
 # The whole append of the ordinary case: the token is current, no cancel is open, the number is the next one. Otherwise
@@ -133,12 +139,19 @@ class SQLiteStore(Runs):
             # A log that grew while a reader was in the way shrinks again when it starts anew.
             connection.execute(f"PRAGMA journal_size_limit = {2 * _CHECKPOINT_BYTES}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            sqlite_schema.distrust(connection)
+            connection.execute("PRAGMA secure_delete = ON")
             if self.is_read_only and not self._is_memory:
                 connection.execute("PRAGMA query_only = ON")
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _count_steps(self, connection: sqlite3.Connection) -> None:
+        """Give the connection's transaction the steps that one may take, and interrupt it after them."""
+        left = iter(range(_MOST_COUNTS))
+        connection.set_progress_handler(lambda: next(left, None) is None, _STEPS_OF_ONE_COUNT)
 
     def _open(self) -> sqlite3.Connection:
         """Open the writing connection unless it is open. The caller holds the lock."""
@@ -229,6 +242,7 @@ class SQLiteStore(Runs):
         try:
             with self._failing_as(op), self._group.lock:
                 writer = self._open()
+                self._count_steps(writer)
                 before = writer.total_changes
                 with _immediate(writer):
                     yield SQLTransaction(writer)
@@ -243,6 +257,7 @@ class SQLiteStore(Runs):
         try:
             with self._failing_as(op), self._read_lock:
                 reader = self._open_reader()
+                self._count_steps(reader)
                 try:
                     reader.execute("BEGIN")
                     yield SQLTransaction(reader)

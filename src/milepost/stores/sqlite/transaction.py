@@ -33,6 +33,7 @@ from milepost.stores.base.transaction import (
     row_to_show,
     row_values,
 )
+from milepost.stores.sqlite.schema import own_objects
 
 # -- Users' statements in a transaction of a SQLite store, which they may neither end nor leave ----
 #
@@ -42,7 +43,7 @@ from milepost.stores.base.transaction import (
 # Source: https://www.sqlite.org/c3ref/set_authorizer.html
 
 
-_OWN = frozenset({"runs", "records", "signals", "journal", "checkpoints", "checkpoints_v0"})
+_OWN = frozenset({*own_objects(), "checkpoints_v0"})
 _READING = frozenset({sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _REFUSED = {
     sqlite3.SQLITE_TRANSACTION: "it controls the transaction, which is the checkpoint's",
