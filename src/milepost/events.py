@@ -8,6 +8,7 @@ from milepost.model.events import (
     CheckpointSaved,
     Emitted,
     Event,
+    EventsMissed,
     NodeCompleted,
     NodeOverdue,
     NodeStarted,
@@ -19,6 +20,7 @@ from milepost.model.events import (
     RunWaiting,
     StepCompleted,
     StepStarted,
+    UnrecordedEvent,
     WorkflowCompleted,
     WorkflowStarted,
 )
@@ -30,6 +32,7 @@ __all__ = [
     "CheckpointSaved",
     "Emitted",
     "Event",
+    "EventsMissed",
     "NodeCompleted",
     "NodeOverdue",
     "NodeStarted",
@@ -42,6 +45,7 @@ __all__ = [
     "RunWaiting",
     "StepCompleted",
     "StepStarted",
+    "UnrecordedEvent",
     "WorkflowCompleted",
     "WorkflowStarted",
 ]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import abc
 import builtins
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
@@ -35,6 +35,7 @@ from milepost.model.seal import Seals
 
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
+    from milepost.model.live import LiveBatch, LiveEvent, Place
 
 __all__ = [
     "ENDED",
@@ -352,6 +353,9 @@ class Store(abc.ABC):
     """False if no run can be forked out of the store or into it."""
     runs_statements: bool = False
     """True if an append may have statements; other stores refuse them with `OptionError`."""
+    keeps_live: bool = False
+    """True if `write_live` keeps live events for `read_live`. Runs in other stores tell them in their own process only.
+    """
     is_read_only: bool = False
     """True if the store was opened with `read_only`."""
 
@@ -371,6 +375,8 @@ class Store(abc.ABC):
         self.clock = clock
         self.retention = retention
         self.is_read_only = read_only
+        self.flush_live: Callable[[], None] = lambda: None
+        """A function that writes the live events that wait in this process; to be called before the store is closed."""
         if encryption_key is not None and not self.can_encrypt:
             raise OptionError(
                 f"{type(self).__name__} can't encrypt: leave out encryption_key, or use another store",
@@ -525,6 +531,23 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         """Return the reasons of open cancels among `run_ids`, by run id. Must be cheap: it is called every second."""
+
+    # -- live events -----------------------------------------------------------------------------------
+
+    def write_live(self, batches: Sequence[LiveBatch]) -> None:  # noqa: B027 - a store need not keep live events
+        """Keep live events of several runs for a short time, and delete those that a batch says are forgotten.
+
+        They need not survive a crash, and nothing here waits for a disk or for a lock of the journal. A thread of its
+        own calls this, never that of a run. Events of ten minutes ago are deleted, also when a store is opened. An
+        event that is there already is replaced.
+        """
+
+    def read_live(self, run_id: str, *, after: Place = (0, 0), limit: int = 1000) -> builtins.list[LiveEvent]:
+        """Read live events whose epoch and number are above `after`, in order, at most `limit`; [] for an unknown run.
+
+        An event that was changed by somebody without the store's keys is left out.
+        """
+        return []
 
     # -- views: by run and node, and bytes -----------------------------------------------------------
 

@@ -14,6 +14,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, overload
 
 from milepost.drivers import SyncDriver, is_logged
+from milepost.drivers.live import live_writer
 from milepost.drivers.threads import wake
 from milepost.errors import AsyncNodeError, OptionError, RunStopped, RunSuspended, naming, no_attribute
 from milepost.executor import signals
@@ -354,6 +355,9 @@ class Job:
     def _listen(self, live: Callable[[Event], None]) -> None:
         if self.run.is_listening:
             self.run.scope.publish = live
+        store = self.run.scope.store
+        if store is not None and store.keeps_live and not store.is_read_only:
+            self.run.send_live(live_writer.keep_in(store))
 
 
 class _Sparing:

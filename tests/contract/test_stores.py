@@ -17,6 +17,7 @@ from milepost.testing import StoreContract
 class TestMemoryStore(StoreContract):
     is_shared_between_processes = False
     lease_has_end = False
+    keeps_live = True
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return MemoryStore(clock=clock)

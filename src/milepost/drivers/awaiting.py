@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
-from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake
+from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake, watched
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.threads import Pending
 from milepost.errors import AttemptTimedOut, StoreError
@@ -534,7 +534,26 @@ class AsyncDriver(Driver):
     async def _sleep(self, effect: Sleep) -> None:
         ends = self.clock.monotonic() + effect.seconds
         while (left := ends - self.clock.monotonic()) > 0 and not is_awake(effect.held):
-            await self.clock.sleep(left if effect.held is None else min(left, GLANCE))
+            if effect.held is None:
+                await self.clock.sleep(left)
+            else:
+                await self._sleep_watching(min(left, GLANCE), effect.held)
+
+    async def _sleep_watching(self, seconds: float, held: LeaseView) -> None:
+        """Sleep, and return early when `held` is over."""
+        over = asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(over.set)
+
+        with watched(held, wake):
+            waits = [asyncio.ensure_future(self.clock.sleep(seconds)), asyncio.ensure_future(over.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
     async def _store_call(self, effect: Ask | Write) -> Any:
         if not effect.store.is_blocking:

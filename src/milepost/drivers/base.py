@@ -131,10 +131,9 @@ class Driver:
     def mark_overdue(self, call: Call) -> None:
         """Tell the call, and whoever listens to events, that its time is over."""
         if call.context is not None:
-            call.context._stop = True
-            self.publish(
-                NodeOverdue(run_id=call.context.run_id, timestamp=self.clock.time(), node_id=call.context.node_id)
-            )
+            context = call.context
+            context._stop = True
+            self.publish(context._scope.send(NodeOverdue, context.node_id, context.visit, context.attempt))
 
 
 def invoke(call: Call, around: Sequence[Any] = ()) -> Any:

@@ -305,10 +305,11 @@ class SyncDriver(Driver):
             raise HoldOver
 
     def _sleep(self, effect: Sleep) -> None:
-        never = threading.Event()
+        awake = threading.Event()
         ends = self.clock.monotonic() + effect.seconds
-        while (left := ends - self.clock.monotonic()) > 0 and not is_awake(effect.held):
-            self.clock.wait(never, left if effect.held is None else min(left, GLANCE))
+        with watched(effect.held, awake.set):
+            while (left := ends - self.clock.monotonic()) > 0 and not is_awake(effect.held):
+                self.clock.wait(awake, left if effect.held is None else min(left, GLANCE))
 
     def stream(self, routine: Routine[Any]) -> Iterator[Event]:
         """Iterate over the events of `routine` as they come; breaking off stops it at a durable point."""

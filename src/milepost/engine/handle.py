@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from milepost.drivers.live import live_writer
 from milepost.engine.authorize import Gate
+from milepost.engine.following import Follower
 from milepost.engine.watching import (
     WorkflowView,
     await_output,
-    await_records,
     await_result,
     loaded,
     state_of,
@@ -135,30 +135,32 @@ class RunHandle(Generic[R]):
         return await self._arun(self._on(lambda run: await_output(run, name), timeout))
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Follow the journal from the record after number `after` to the end of the run; -1 gives the start as well.
+        """Follow the run from the record after number `after` to its end; -1 gives the start as well.
 
-        Each event has the `sequence` of its record, to go on from later. Live events (`Progress`, `Emitted`, the
-        beginning of a step) are not in the journal. A damaged record raises `CheckpointCorruptError`. The `result` of a
-        step is read from the store when it is asked for, and blocks for that long.
+        Each event has the `sequence` of its record, to go on from later. Events that no record tells (`Progress`,
+        `Emitted`, `NodeOverdue`) come from any process, in their order, with the `sequence` of the record that they
+        follow; stores keep them for a short time, and `EventsMissed` says how many did not arrive. The beginning of a
+        node is told in its own process only. A damaged record raises `CheckpointCorruptError`. The `result` of a step
+        is read from the store when it is asked for, and blocks for that long.
         """
         chronicle = self._chronicle(self._run(self._known()))
         is_over = False
-        look = partial(await_records, chronicle=chronicle)
-        while not is_over:
-            records, is_over = self._run(self._on(partial(look, after=after), is_awaited=False))
-            yield from self._events_of(chronicle, records)
-            after = records[-1].sequence if records else after
+        with live_writer.signal(self.store, self.run_id) as signal:
+            follower = Follower(chronicle, after, signal)
+            while not is_over:
+                news, is_over = self._run(self._on(follower.look, is_awaited=False))
+                yield from self._events_of(chronicle, news)
 
     async def aevents(self, after: int = 0) -> AsyncIterator[Event]:
-        """Follow the journal with `async for`: the async form of `events`."""
+        """Follow the run with `async for`: the async form of `events`."""
         chronicle = self._chronicle(await self._arun(self._known()))
         is_over = False
-        look = partial(await_records, chronicle=chronicle)
-        while not is_over:
-            records, is_over = await self._arun(self._on(partial(look, after=after)))
-            for event in self._events_of(chronicle, records):
-                yield event
-            after = records[-1].sequence if records else after
+        with live_writer.signal(self.store, self.run_id) as signal:
+            follower = Follower(chronicle, after, signal)
+            while not is_over:
+                news, is_over = await self._arun(self._on(follower.look))
+                for event in self._events_of(chronicle, news):
+                    yield event
 
     # -- acting --------------------------------------------------------------------------------------
 
@@ -316,9 +318,12 @@ class RunHandle(Generic[R]):
 
         return Chronicle(self.run_id, flow, load)
 
-    def _events_of(self, chronicle: Chronicle, records: list[Record]) -> Iterator[Event]:
-        for record in records:
-            with naming(self.run_id):
-                self.store.seals.check(self.run_id, record)
-                events = list(chronicle.tell(record))
-            yield from events
+    def _events_of(self, chronicle: Chronicle, news: list[Record | Event]) -> Iterator[Event]:
+        for new in news:
+            if isinstance(new, Record):
+                with naming(self.run_id):
+                    self.store.seals.check(self.run_id, new)
+                    events = list(chronicle.tell(new))
+                yield from events
+            else:
+                yield new

@@ -36,9 +36,6 @@ from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.step import do
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step
 
-PAGE = 100
-"""The number of records that a follower of a journal reads at once."""
-
 
 def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> Routine[Any]:
     """Return the newest state of a run, or the state after a node's newest visit or after `visit`, superseded or not.
@@ -118,12 +115,8 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
         yield from await_change(run)
 
 
-def await_records(run: Run, after: int, chronicle: Chronicle) -> Routine[tuple[list[Record], bool]]:
-    """Wait for records above `after`; return the next of them, and whether the run has ended and these are the last.
-
-    `chronicle`, which tells them, gets what it needs besides for the ends of runs and steps.
-    """
-    records, is_last = yield from _next_records(run, after)
+def tell_ends(run: Run, records: list[Record], chronicle: Chronicle) -> Routine[None]:
+    """Give `chronicle` what it needs to tell the ends of runs and steps that are among `records`."""
     kinds = {record.kind for record in records}
     if not isinstance(run, StepRun):
         if FINISH in kinds:
@@ -136,18 +129,6 @@ def await_records(run: Run, after: int, chronicle: Chronicle) -> Routine[tuple[l
             failed = {record.node_id for record in records if record.kind == FAILURE}
             types = {step_id: look.type_of(step_id) for step_id in failed}
             chronicle.step_types = {step_id: kind.value for step_id, kind in types.items() if kind is not None}
-    return records, is_last
-
-
-def _next_records(run: Run, after: int) -> Routine[tuple[list[Record], bool]]:
-    run.checked = after  # the reader checks what it reads
-    while True:
-        row = yield from ask(run.store, "get_run", run.run_id)
-        records: list[Record] = yield from ask(run.store, "read", run.run_id, after=after, limit=PAGE)
-        if records or row.info.status in ENDED:
-            is_last = row.info.status in ENDED and len(records) < PAGE
-            return records, is_last
-        yield from await_change(run)
 
 
 def _given(run: Run, record: Record) -> Routine[Any]:

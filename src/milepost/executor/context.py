@@ -17,8 +17,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 from milepost.errors import OptionError, RunCancelled, interruption
-from milepost.model.events import Emitted, Event, Progress, surround
+from milepost.model.events import Emitted, Event, Progress, UnrecordedEvent, surround
 from milepost.model.failure import contained
+from milepost.model.live import snapshot
 from milepost.model.record import parse_time
 from milepost.store import Statement, check_tag
 
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from random import Random
 
     from milepost.executor.effects import LeaseView
+    from milepost.executor.journal import NullJournal
     from milepost.model.ids import Clock
     from milepost.store import Store
 
-__all__ = ["Context", "ContextElsewhere", "RunScope", "current", "current_context", "run_within"]
+__all__ = ["Context", "ContextElsewhere", "LiveOutlet", "RunScope", "current", "current_context", "run_within"]
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 else:
     DepsT = TypeVar("DepsT")
 OtherDepsT = TypeVar("OtherDepsT")
+EventT = TypeVar("EventT", bound=UnrecordedEvent)
 
 current_context: ContextVar[Context[Any]] = ContextVar("milepost.executor.context")
 
@@ -47,10 +50,41 @@ _queueing = threading.Lock()
 """A lock for queueing a statement: the threads of a node share its context."""
 
 
+Keep = Callable[[UnrecordedEvent, int, Any], None]
+"""A function that takes an event, the number of the record that it follows and the snapshot of its data, and hands them
+to the store in another thread. It never blocks and never fails."""
+
+
+class LiveOutlet:
+    """The outlet of one run for live events, while this process owns the run."""
+
+    __slots__ = ("_journal", "_lock", "keep")
+
+    def __init__(self, journal: NullJournal, keep: Keep) -> None:
+        self.keep = keep
+        self._journal = journal
+        self._lock = threading.Lock()
+
+    def send(self, kind: type[EventT], fields: dict[str, Any]) -> EventT:
+        """Make an event and hand it to the store. The threads of a run may call this at the same time.
+
+        It gets no number if this process does not own the run, or not any more.
+        """
+        journal = self._journal
+        data = snapshot(fields.get("data"))
+        with self._lock:  # events are handed over in the order of their numbers
+            if journal.token is None or journal.is_released or journal.is_dropped:
+                return kind(**fields)
+            journal.live_events = number = journal.live_events + 1
+            event = kind(epoch=journal.epoch, number=number, **fields)
+            self.keep(event, journal.sequence, data)
+        return event
+
+
 class RunScope:
     """The common part of all contexts of one run. It belongs to the core; user code sees it through `Context`."""
 
-    __slots__ = ("clock", "deps", "held", "lend", "logger", "publish", "run_id", "store")
+    __slots__ = ("clock", "deps", "held", "lend", "live", "logger", "publish", "run_id", "store")
 
     def __init__(
         self,
@@ -68,10 +102,18 @@ class RunScope:
         self.logger = logger
         self.held: LeaseView | None = None
         self.publish: Callable[[Event], None] | None = None
-        """The receiver of live events; None when nobody listens."""
+        """The receiver of live events in this process; None when nobody listens."""
+        self.live: LiveOutlet | None = None
+        """The outlet for readers in other processes; None if the store keeps no live events."""
         self.lend: Callable[[], AbstractContextManager[None]] | None = None
         """A function that lends out the run's slot in its worker for the time of a `with` block; None if it has no
         slot."""
+
+    def send(self, kind: type[EventT], node_id: str, visit: int = 1, attempt: int = 1, **fields: Any) -> EventT:
+        """Make an event that no record tells, and hand it to the store for readers in other processes."""
+        fields |= {"run_id": self.run_id, "timestamp": self.clock.time()}
+        fields |= {"node_id": node_id, "visit": visit, "attempt": attempt}
+        return kind(**fields) if self.live is None else self.live.send(kind, fields)
 
 
 class Context(Generic[DepsT]):
@@ -276,27 +318,20 @@ class Context(Generic[DepsT]):
         )
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Report to listeners how far this node is. The event is live only: it is not recorded."""
-        if self._scope.publish is not None:
-            self._scope.publish(
-                Progress(
-                    run_id=self.run_id,
-                    timestamp=self._scope.clock.time(),
-                    node_id=self.node_id,
-                    done=done,
-                    total=total,
-                    message=message,
-                )
-            )
+        """Report how far this node is, to listeners and to `RunHandle.events` of any process. It is not recorded."""
+        self._send(Progress, done=done, total=total, message=message)
 
     def emit(self, name: str, data: Any = None) -> None:
-        """Send listeners an event of your own. It is live only: it is not recorded."""
-        if self._scope.publish is not None:
-            self._scope.publish(
-                Emitted(
-                    run_id=self.run_id, timestamp=self._scope.clock.time(), node_id=self.node_id, name=name, data=data
-                )
-            )
+        """Send an event of your own, to listeners and to `RunHandle.events` of any process. It is not recorded."""
+        self._send(Emitted, name=name, data=data)
+
+    def _send(self, kind: type[Progress | Emitted], **fields: Any) -> None:
+        scope = self._scope
+        if scope.live is None and scope.publish is None:
+            return
+        event = scope.send(kind, self.node_id, self._visit, self._attempt, **fields)
+        if scope.publish is not None:
+            scope.publish(event)
 
     def __repr__(self) -> str:
         return f"Context({self.run_id!r}, {self.node_id!r}, visit={self.visit}, attempt={self.attempt})"

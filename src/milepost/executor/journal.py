@@ -33,6 +33,7 @@ from milepost.model.record import (
     DECOMPRESSED_LIMIT,
     FAILURE,
     FINISH,
+    OWNER,
     ROUTE,
     Record,
     format_time,
@@ -112,6 +113,7 @@ class NullJournal:
         "is_dropped",
         "is_ending",
         "is_released",
+        "live_events",
         "missed",
         "options",
         "owed",
@@ -140,6 +142,8 @@ class NullJournal:
         """True if the lease is kept no more."""
         self.is_ending = False
         """True if the run is on its way to its end, so that a cancel changes nothing any more."""
+        self.live_events = 0
+        """The number of live events of this epoch so far."""
         self.owed: Release | None = None
         """A release that the store could not take yet."""
         self.beginnings: dict[str, PendingRecord] = {}
@@ -223,8 +227,12 @@ class NullJournal:
         compressing = bool(self.options.compress)
         if kind == CHECKPOINT:
             assert state is not None
-            return make_step(self.run_id, number, now, node_id, visit, state, fields, self.epoch, compressing)
+            return make_step(
+                self.run_id, number, now, node_id, visit, state, fields, self.epoch, compressing, self.live_events
+            )
         fields = {**fields, "epoch": self.epoch}
+        if self.live_events and kind != OWNER:  # the `live` of an owner record are ranges
+            fields["live"] = self.live_events
         return make_record(self.run_id, number, now, kind, node_id, visit, state, fields, compressing)
 
     def make_release(

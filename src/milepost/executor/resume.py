@@ -601,8 +601,14 @@ def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]
     return latest
 
 
-def await_change(run: Run) -> Routine[None]:
+def _sleep(seconds: float) -> Routine[None]:
+    yield Sleep(seconds)
+
+
+def await_change(run: Run, wait: Callable[[float], Routine[None]] = _sleep) -> Routine[None]:
     """Wait before the next look at a run of another owner. Raises `RunTimeoutError` when the call's own time is over.
+
+    `wait` waits for so many seconds, or for less.
 
     Raises `CheckpointCorruptError` if the run cannot go on because a record is damaged, unless the call may pass over it.
     If the caller is itself the code of a worker's run, that run's slot is lent out meanwhile: the other run may need
@@ -622,7 +628,7 @@ def await_change(run: Run) -> Routine[None]:
         yield from _check_records(run)
     scope = getattr(current_context.get(None), "_scope", None)
     with contextlib.nullcontext() if scope is None or scope.lend is None else scope.lend():
-        yield Sleep(pause)
+        yield from wait(pause)
 
 
 def _check_records(run: Run) -> Routine[None]:

@@ -25,7 +25,7 @@ from milepost.errors import (
     StoreError,
     WorkflowHeldError,
 )
-from milepost.executor.context import RunScope
+from milepost.executor.context import Keep, LiveOutlet, RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
 from milepost.executor.flow import Flow, Renames
 from milepost.executor.history import JournalHistory, RunProgress
@@ -126,8 +126,14 @@ class Run(ABC):
         """Make another run of the same call, of which nothing is read yet. The call's own time goes on."""
         other = self.flow.new_run(self.scope.store, self.run_id, options, is_listening=self.is_listening)
         other.started_at, other.scope.publish = self.started_at, self.scope.publish
+        if self.scope.live is not None:
+            other.send_live(self.scope.live.keep)
         other.is_draining, other.is_awaited = self.is_draining, self.is_awaited
         return other
+
+    def send_live(self, keep: Keep) -> None:
+        """Hand live events to the run's store from now on, by `keep`."""
+        self.scope.live = LiveOutlet(self.journal, keep)
 
     def know(self, recorded: JournalHistory) -> None:
         """Take up the history of the run as it was read; nothing has been done since."""
@@ -344,9 +350,10 @@ class Run(ABC):
 
     def announce_progress(self, node_id: str, done: int, total: int) -> Routine[None]:
         """Announce how many items of a map are done."""
-        if self.is_listening:
-            now = self.options.clock.time()
-            yield Emit(Progress(run_id=self.run_id, timestamp=now, node_id=node_id, done=done, total=total))
+        if self.is_listening or self.scope.live is not None:
+            event = self.scope.send(Progress, node_id, done=done, total=total)
+            if self.is_listening:
+                yield Emit(event)
 
     def _end_badly(self, exc: BaseException) -> Routine[BaseException]:
         """Give the run up with the status that follows from `exc`; return the error for the verb to raise."""

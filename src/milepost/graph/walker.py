@@ -507,6 +507,7 @@ class Walker:
             encoded,
             digest,
             self.run.renamed_at,
+            journal.live_events,
         )
 
     def place(self) -> dict[str, Any]:

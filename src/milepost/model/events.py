@@ -1,8 +1,8 @@
 """The events of a run, the hooks that receive them, and their sentences for the log.
 
-An event reaches its consumer after the change that it reports is durable; only `Progress` and `Emitted` are live
-and not recorded. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a completed node
-are decoded on access, so that an event whose state nobody reads costs no decoding.
+An event reaches its consumer after the change that it reports is durable; only those that no record tells are live,
+such as `Progress` and `Emitted`. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a
+completed node are decoded on access, so that an event whose state nobody reads costs no decoding.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "CheckpointSaved",
     "Emitted",
     "Event",
+    "EventsMissed",
     "Hook",
     "NodeCompleted",
     "NodeOverdue",
@@ -35,6 +36,7 @@ __all__ = [
     "RunWaiting",
     "StepCompleted",
     "StepStarted",
+    "UnrecordedEvent",
     "WorkflowCompleted",
     "WorkflowStarted",
     "notify",
@@ -243,29 +245,54 @@ class RollbackCompleted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class NodeOverdue(Event):
-    """A sync node still runs after its timeout; it cannot be stopped, and its late result is discarded."""
+class UnrecordedEvent(Event):
+    """The fields of events that no record tells. A store keeps them for a short time, for readers in other processes.
+
+    `epoch` and `number` identify the event in its run; numbers begin with 1 in each epoch. Both are None in a run
+    whose store does not keep such events. An attempt that runs again sends its events again, as another `attempt` or
+    in another epoch. A handle gives them with the `sequence` of the record that they follow.
+    """
 
     node_id: str
+    visit: int = 1
+    attempt: int = 1
+    epoch: int | None = None
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class Progress(Event):
+class NodeOverdue(UnrecordedEvent):
+    """A sync node still runs after its timeout; it cannot be stopped, and its late result is discarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class Progress(UnrecordedEvent):
     """A node reports its progress: `done` of `total` (None: unknown)."""
 
-    node_id: str
     done: float
     total: float | None = None
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class Emitted(Event):
-    """A node sends an event of its own, with a name and data."""
+class Emitted(UnrecordedEvent):
+    """A node sends an event of its own, with a name and data.
 
-    node_id: str
+    A handle gives the data as plain JSON values. `omitted` says why it has none of them: the data was too large to be
+    carried, or no JSON.
+    """
+
     name: str
     data: Any = None
+    omitted: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class EventsMissed(Event):
+    """A number of events that no record tells did not reach this reader: it came too late, or they were lost."""
+
+    count: int
+    epoch: int
 
 
 # -- Hooks: plain callables that get each event of a run -------------------------------------------
@@ -361,6 +388,8 @@ def sentence(event: Event) -> str:
             text = f"node {event.node_id!r}: {event.done:g}{total} {event.message}".rstrip()
         case Emitted():
             text = f"node {event.node_id!r} tells {event.name!r}"
+        case EventsMissed():
+            text = f"{event.count} live events of epoch {event.epoch} did not arrive"
         case RunWaiting():
             what = "a time" if event.wait.signal is None else f"signal {event.wait.signal!r}"
             until = "" if event.wait.wake_at is None else f" until {event.wait.wake_at.isoformat()}"

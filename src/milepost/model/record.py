@@ -299,6 +299,7 @@ class _CheckpointHeader(msgspec.Struct):
     encoding: str
     size: int | msgspec.UnsetType
     renamed: int | msgspec.UnsetType
+    live: int | msgspec.UnsetType
 
 
 def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
@@ -352,11 +353,13 @@ def make_checkpoint(
     updates: bytes | None = None,
     digest: str | None = None,
     renamed: int | None = None,
+    live: int = 0,
 ) -> Record:
     """Make a checkpoint as `make_record` would, but faster, because every node writes one.
 
     `fork` lists the branches that follow. `branch` and `trunk` give the place of a node inside something else. Give
-    `digest` if it is known already. `renamed` is the number of the owner record with the new names of nodes.
+    `digest` if it is known already. `renamed` is the number of the owner record with the new names of nodes,
+    `live` that of the live events before it.
     """
     size = len(state)
     payload, packing, encoding, compressed = _packed(state, size, compressing)
@@ -384,6 +387,7 @@ def make_checkpoint(
         encoding,
         size if packing else msgspec.UNSET,
         msgspec.UNSET if renamed is None else renamed,
+        live or msgspec.UNSET,
     )
     return new_record((sequence, CHECKPOINT, node_id, visit, size, _encode_json(header)[:-1], payload, packing))
 
@@ -410,6 +414,7 @@ class _StepHeader(msgspec.Struct):
     compressed: bool | msgspec.UnsetType
     encoding: str
     size: int | msgspec.UnsetType
+    live: int | msgspec.UnsetType
 
 
 def make_step(
@@ -422,6 +427,7 @@ def make_step(
     fields: Mapping[str, Any],
     epoch: int,
     compressing: bool = False,
+    live: int = 0,
 ) -> Record:
     """Make a step's completion as `make_record` would, but faster, because its `fields` are always the same ones."""
     size = len(state)
@@ -446,6 +452,7 @@ def make_step(
         compressed,
         encoding,
         size if packing else msgspec.UNSET,
+        live or msgspec.UNSET,
     )
     return new_record((sequence, CHECKPOINT, step_id, visit, size, _encode_json(header)[:-1], payload, packing))
 

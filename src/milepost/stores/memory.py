@@ -20,6 +20,7 @@ import msgspec
 from milepost.model.record import Record
 from milepost.store import Signal, StoreOptions
 from milepost.stores.base.fence import Row
+from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
 
@@ -54,6 +55,7 @@ class MemoryStore(Runs):
         self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self._keep_live_in(MemoryShelf())
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -65,6 +67,7 @@ class MemoryStore(Runs):
         return "MemoryStore()"
 
     def close(self) -> None:
+        self.flush_live()
         with self._lock:
             self._is_closed = True
 
@@ -94,6 +97,7 @@ class MemoryStore(Runs):
     def _after_fork(self, is_child: bool) -> None:
         if is_child:
             self._lock = threading.Lock()
+            self._keep_live_in(MemoryShelf())
         else:
             self._lock.release()
 

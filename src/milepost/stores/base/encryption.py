@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, MissingExtraError
+from milepost.model.live import LiveEvent
 from milepost.model.record import (
     CHECKPOINT,
     CHECKPOINT_VERSION,
@@ -267,6 +268,32 @@ class RecordCipher:
             raise _refusal(run_id, signal, flaw)
         return signal._replace(payload=content[1:] if content else None)
 
+    # -- live events -------------------------------------------------------------------------------
+
+    def keep_live(self, run_id: str, event: LiveEvent) -> LiveEvent:
+        """Seal or encrypt what a live event says for the backend; its place and its node stay readable."""
+        place, vault, content = _place_of_live(run_id, event), self._vault, event.body
+        if vault is not None:
+            content = b"%s %s" % (vault.key_id.encode(), vault.lock(run_id, content, place))
+        form = b"aesgcm" if vault is not None else b"plain"
+        seal = self._seals.seal_of(b"%s %s %s" % (form, place, content))
+        return msgspec.structs.replace(event, body=b"%s%s %s %s" % (_MARK, seal, form, content))
+
+    def opened_live(self, run_id: str, event: LiveEvent) -> LiveEvent | None:
+        """Return the event that `keep_live` was given; None for another: nobody is shown what is not proven."""
+        if not event.body.startswith(_MARK):
+            return event if self._seals.accepts_unsealed and self._accepts_plain else None
+        place = _place_of_live(run_id, event)
+        seal, form, content = (*event.body[len(_MARK) :].split(b" ", 2), b"", b"")[:3]
+        if self._seals.flaw_of(b"%s %s %s" % (form, place, content), seal) is not None:
+            return None
+        if form == b"plain":
+            return msgspec.structs.replace(event, body=content) if self._accepts_plain else None
+        key_id, _, locked = content.partition(b" ")
+        name = key_id.decode("utf-8", "replace")
+        plain = None if self._vault is None else self._vault.unlock(name, run_id, locked, place)
+        return None if plain is None else msgspec.structs.replace(event, body=plain)
+
     # -- the row's texts ----------------------------------------------------------------------------
 
     def keep_row(self, row: Row) -> Row:
@@ -358,6 +385,10 @@ def _with_header(run_id: str, record: Record, note: Note | None) -> Record:
 
 def _place_of_signal(run_id: str, signal: Signal) -> bytes:
     return _encode(("signal", run_id, signal.number, signal.name, signal.signal_id, signal.to))
+
+
+def _place_of_live(run_id: str, event: LiveEvent) -> bytes:
+    return _encode(("live", run_id, *event.place, event.after, event.time, event.node_id, event.visit, event.attempt))
 
 
 def _refusal(run_id: str, signal: Signal, flaw: Flaw) -> CheckpointIntegrityError:

@@ -57,6 +57,7 @@ from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.deltas import SMALLEST, Base, Bases
 from milepost.stores.base.encryption import keeper_of
 from milepost.stores.base.fence import Row, TokenState, why
+from milepost.stores.base.live import LiveStore
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict, seal_of
 
@@ -82,7 +83,7 @@ class _Unclaimable(Exception):
         self.run_id = run_id
 
 
-class OwnerStore(Store):
+class OwnerStore(LiveStore):
     """A store of rows and journals under the fence. A backend adds `_read`, `_write` and `close`."""
 
     can_encrypt = True

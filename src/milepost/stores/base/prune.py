@@ -425,6 +425,7 @@ class Pruning(OwnerStore):
         was_meant = self._change("prune", body)
         if was_meant:
             self._held.pop(run_id, None)
+            self._drop_live(run_id)
         return was_meant
 
     def _thin(self, run_id: str, request: PruneRequest) -> int:

@@ -359,6 +359,7 @@ class Runs(Keeping):
 
         self._change("delete_run", body)
         self._held.pop(run_id, None)
+        self._drop_live(run_id)
 
     # -- listing -----------------------------------------------------------------------------------
 

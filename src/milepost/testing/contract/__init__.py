@@ -16,11 +16,23 @@ from __future__ import annotations
 
 import pytest
 
-_CHAPTERS = ("subject", "views", "records", "ownership", "waiting", "listing", "retention", "moving", "processes")
+_CHAPTERS = (
+    "subject",
+    "views",
+    "records",
+    "ownership",
+    "waiting",
+    "listing",
+    "retention",
+    "moving",
+    "live",
+    "processes",
+)
 # This precedes the import, so that a failed assert shows its values as in any test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{chapter}" for chapter in _CHAPTERS))
 
 from milepost.testing.contract.listing import ListingContract, StatementContract  # noqa: E402
+from milepost.testing.contract.live import LiveContract  # noqa: E402
 from milepost.testing.contract.moving import MovingContract  # noqa: E402
 from milepost.testing.contract.ownership import ClaimContract, FenceContract, LeaseContract  # noqa: E402
 from milepost.testing.contract.processes import ClosingContract, ProcessContract, ThreadContract  # noqa: E402
@@ -50,6 +62,7 @@ class StoreContract(
     ThinningContract,
     KeepingContract,
     MovingContract,
+    LiveContract,
     ClosingContract,
     ThreadContract,
     ProcessContract,

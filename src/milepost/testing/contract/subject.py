@@ -49,6 +49,9 @@ class StoreUnderTest:
     sees_dead_processes: ClassVar[bool] = sys.platform == "linux"
     """True if the end of an owner's process is noticed before its lease ends; see `milepost.model.ids`."""
 
+    keeps_live: ClassVar[bool] = False
+    """True if `write_live` keeps live events for other processes."""
+
     runs_statements: ClassVar[bool] = False
     """True if an append may have statements. Then `query` reads what they wrote."""
 

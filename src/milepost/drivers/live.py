@@ -1,0 +1,226 @@
+"""Live events on their way: one thread of this process writes those of all its runs, and wakes readers beside it.
+
+A run only puts its events into a queue, so it never waits for a store. A full queue drops events; readers notice the
+gap in the numbers. A store that fails loses events, and never fails a run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from milepost.errors import StoreClosedError
+from milepost.model.events import UnrecordedEvent
+from milepost.model.failure import describe
+from milepost.model.live import KEPT_SECONDS, MOST_BYTES, MOST_EVENTS, LiveBatch, LiveEvent, Place, stored
+from milepost.store import Store
+
+logger = logging.getLogger("milepost")
+
+_MOST_QUEUED = 20_000
+_MOST_BYTES_QUEUED = 64_000_000
+_PAUSE = 0.05
+"""Seconds between two writes, so that many events share one."""
+_FLUSH_SECONDS = 1.0
+"""Seconds that the end of the process, or of a store, waits for events to be written."""
+
+_Queued = tuple[Store, UnrecordedEvent, int, Any, int]
+
+
+class LiveSignal:
+    """A wake-up for a reader in this process, as a driver watches a lease while it sleeps."""
+
+    is_lost = False
+    is_draining = False
+    is_ending = False
+
+    def __init__(self) -> None:
+        self.cancel: str | None = None
+        self.is_over = False
+        """True if something was written since `clear`."""
+        self._lock = threading.Lock()
+        self._watchers: list[Callable[[], None]] = []
+
+    def clear(self) -> None:
+        """Begin anew: what is written from now on counts."""
+        self.is_over = False
+
+    def tell(self) -> None:
+        """Note that something was written."""
+        with self._lock:
+            self.is_over = True
+            watchers, self._watchers = self._watchers, []
+        for wake in watchers:
+            wake()
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once, when something is written; at once if that is so."""
+        with self._lock:
+            if not self.is_over:
+                self._watchers.append(tell)
+                return
+        tell()
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        """Do not call `tell` any more."""
+        with self._lock:
+            if tell in self._watchers:
+                self._watchers.remove(tell)
+
+
+class _KeptEvents:
+    """The events of a run that its store keeps: their places and sizes, the oldest first."""
+
+    def __init__(self, before: list[LiveEvent]) -> None:
+        self._events: deque[tuple[Place, int]] = deque()
+        self._size = 0
+        self.written_at = 0.0
+        self.forget_beyond(before)
+
+    def forget_beyond(self, events: list[LiveEvent]) -> Place:
+        """Add events; return the place up to which older ones are beyond the bounds of a run."""
+        for event in events:
+            self._events.append((event.place, len(event.body)))
+            self._size += len(event.body)
+        forgotten = (0, 0)
+        while len(self._events) > MOST_EVENTS or self._size > MOST_BYTES:
+            forgotten, size = self._events.popleft()
+            self._size -= size
+        self.written_at = time.monotonic()
+        return forgotten
+
+
+class LiveWriter:
+    """The thread that writes the live events of this process, the queue before it, and the readers to be woken."""
+
+    def __init__(self) -> None:
+        self._queue: deque[_Queued] = deque()
+        self._size = 0
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._awake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._kept: weakref.WeakKeyDictionary[Store, dict[str, _KeptEvents]] = weakref.WeakKeyDictionary()
+        self._failed: weakref.WeakSet[Store] = weakref.WeakSet()
+        self._signals: dict[tuple[str, str], list[LiveSignal]] = {}
+        self._tidied_at = 0.0
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def keep_in(self, store: Store) -> Callable[[UnrecordedEvent, int, Any], None]:
+        """Return a function that puts an event, the record it follows and the snapshot of its data into the queue."""
+        store.flush_live = self.flush
+
+        def keep(event: UnrecordedEvent, after: int, data: Any) -> None:
+            size = len(data) if isinstance(data, (str, bytes)) else 0
+            with self._lock:
+                if len(self._queue) >= _MOST_QUEUED or self._size + size > _MOST_BYTES_QUEUED:
+                    return
+                self._queue.append((store, event, after, data, size))
+                self._size += size
+            if not self._awake.is_set():
+                self._awake.set()
+                if self._thread is None:
+                    self._start()
+
+        return keep
+
+    def flush(self) -> None:
+        """Write now what is in the queue, unless another write takes too long."""
+        if self._queue and self._writing.acquire(timeout=_FLUSH_SECONDS):
+            try:
+                self._write_all()
+            finally:
+                self._writing.release()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="milepost-live", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._awake.wait()
+            self._awake.clear()
+            with self._writing:
+                self._write_all()
+            time.sleep(_PAUSE)
+
+    def _write_all(self) -> None:
+        with self._lock:
+            queued, self._queue, self._size = self._queue, deque(), 0
+        runs: dict[Store, dict[str, list[LiveEvent]]] = {}
+        for store, event, after, data, _ in queued:
+            runs.setdefault(store, {}).setdefault(event.run_id, []).append(stored(event, after, data))
+        for store, events in runs.items():
+            try:
+                store.write_live([self._batch(store, run_id, of_run) for run_id, of_run in events.items()])
+            except StoreClosedError:
+                continue
+            except Exception as exc:
+                if store not in self._failed:
+                    self._failed.add(store)
+                    logger.warning("live events of runs in %s are lost: %s", store.place, describe(exc))
+                continue
+            for run_id in events:
+                self._wake(store.place, run_id)
+        self._tidy()
+
+    def _batch(self, store: Store, run_id: str, events: list[LiveEvent]) -> LiveBatch:
+        runs = self._kept.setdefault(store, {})
+        kept = runs.get(run_id)
+        if kept is None or events[0].place == (1, 1):
+            # Another process may have written events of earlier epochs.
+            before = [] if events[0].place == (1, 1) else store.read_live(run_id, limit=MOST_EVENTS)
+            kept = runs[run_id] = _KeptEvents(before)
+        return LiveBatch(run_id, tuple(events), kept.forget_beyond(events))
+
+    def _tidy(self) -> None:
+        """Forget, once a minute, the runs whose events are gone by now."""
+        now = time.monotonic()
+        if now < self._tidied_at + 60:
+            return
+        self._tidied_at = now
+        for runs in self._kept.values():
+            for run_id in [run_id for run_id, kept in runs.items() if kept.written_at < now - KEPT_SECONDS]:
+                del runs[run_id]
+
+    # -- readers in this process -----------------------------------------------------------------------
+
+    @contextmanager
+    def signal(self, store: Store, run_id: str) -> Iterator[LiveSignal]:
+        """Give a signal that is told whenever this process has written live events of a run, while the block lasts."""
+        signal, key = LiveSignal(), (store.place, run_id)
+        with self._lock:
+            self._signals.setdefault(key, []).append(signal)
+        try:
+            yield signal
+        finally:
+            with self._lock:
+                self._signals[key].remove(signal)
+                if not self._signals[key]:
+                    del self._signals[key]
+
+    def _wake(self, place: str, run_id: str) -> None:
+        with self._lock:
+            signals = [*self._signals.get((place, run_id), ())]
+        for signal in signals:
+            signal.tell()
+
+
+live_writer = LiveWriter()
+"""The writer of this process."""
+atexit.register(live_writer.flush)
+
+if hasattr(os, "register_at_fork"):
+    # The child has neither the thread nor the right to write for runs of the parent.
+    os.register_at_fork(after_in_child=live_writer.__init__)  # type: ignore[misc]

@@ -1,0 +1,109 @@
+"""The order of live events among records, and the numbers that are missing in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from milepost.events import Emitted, NodeOverdue, Progress
+from milepost.model.live import LARGEST_DATA, LiveEvent, LiveOrder, Missed, event_of, snapshot, stored
+
+
+def live(number: int, epoch: int = 1, after: int = 0) -> LiveEvent:
+    return LiveEvent(epoch, number, after, 0.0, "a", 1, 1, b"")
+
+
+def test_events_are_told_before_the_record_that_counts_them():
+    order, events = LiveOrder((0, 0)), [live(1), live(2), live(3, after=1)]
+    order.take(events)
+    assert events[:2] == order.before((1, 2))
+    assert events[2:] == order.after(1)
+    order.take(events)
+    assert [] == order.after(9)
+
+
+def test_an_event_after_a_record_that_was_not_read_yet_waits():
+    order = LiveOrder((0, 0))
+    order.take([live(1, after=3)])
+    assert [] == order.after(2)
+    assert [live(1, after=3)] == order.after(3)
+
+
+def test_gaps_are_told_where_they_are():
+    order = LiveOrder((0, 0))
+    assert order.lacks((1, 2))
+    order.take([live(2), live(5)])
+    assert not order.lacks((1, 5))
+    assert order.lacks((1, 6))
+    assert [Missed(1, 1), live(2), Missed(2, 1), live(5), Missed(1, 1)] == order.before((1, 6))
+    order.take([live(6), live(7)])
+    assert [live(7)] == order.after(0)
+
+
+def test_a_new_epoch_begins_with_number_one():
+    order = LiveOrder((1, 4))
+    order.take([live(5), live(1, epoch=2), live(3, epoch=2)])
+    assert [live(5), live(1, epoch=2), Missed(1, 2), live(3, epoch=2)] == order.before((2, 3))
+    assert not order.lacks((3, 0))
+
+
+def test_nothing_is_missed_before_a_beginning_that_is_not_known():
+    order = LiveOrder(None)
+    assert not order.lacks((1, 9))
+    order.take([live(7), live(9)])
+    assert [live(7), Missed(1, 1), live(9)] == order.before((1, 9))
+
+
+def test_what_belongs_to_another_run_is_skipped():
+    order = LiveOrder((0, 0))
+    order.skip((2, 5))
+    assert [] == order.before((2, 5))
+    order.take([live(1, epoch=3)])
+    assert [live(1, epoch=3)] == order.before((3, 1))
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("data", "carried", "omitted"),
+    [
+        ("hé\u2028", "hé\u2028", ""),
+        (None, None, ""),
+        ((1, {"a": [True, 2.5]}), [1, {"a": [True, 2.5]}], ""),
+        ("x" * (LARGEST_DATA + 1), None, f"it is too large: {LARGEST_DATA + 1} bytes"),
+        (["x" * LARGEST_DATA], None, "it is too large: "),
+        (Odd(), None, "it is no JSON: Odd cannot be encoded"),
+        ("\ud800", None, "it is no JSON: "),
+    ],
+)
+def test_data_is_carried_as_json_or_the_reason_is_told(data: Any, carried: Any, omitted: str):
+    event = Emitted(run_id="r", timestamp=5.0, node_id="a", visit=2, attempt=3, epoch=4, number=6, name="n", data=data)
+    back = event_of("r", stored(event, 7, snapshot(data)), 8)
+    assert isinstance(back, Emitted)
+    assert (carried, True) == (back.data, back.omitted.startswith(omitted))
+    assert ("r", 5.0, 8, "a", 2, 3, 4, 6, "n") == (
+        *(back.run_id, back.timestamp, back.sequence, back.node_id),
+        *(back.visit, back.attempt, back.epoch, back.number, back.name),
+    )
+
+
+def test_later_changes_of_the_data_do_not_change_the_event():
+    data = {"n": 1}
+    taken = snapshot(data)
+    data["n"] = 2
+    event = Emitted(run_id="r", timestamp=5.0, node_id="a", epoch=1, number=1, name="n", data=data)
+    back = event_of("r", stored(event, 0, taken), 0)
+    assert isinstance(back, Emitted)
+    assert {"n": 1} == back.data
+
+
+def test_progress_and_overdue_nodes_come_back_as_they_were():
+    told: dict[str, Any] = {"run_id": "r", "timestamp": 1.5, "node_id": "a", "epoch": 1, "number": 1, "sequence": 0}
+    for event in (Progress(done=1, total=None, message="\ud800", **told), NodeOverdue(**told)):
+        back = event_of("r", stored(event, 0), 0)
+        assert type(event) is type(back)
+    assert event_of("r", LiveEvent(1, 1, 0, 0.0, "a", 1, 1, b"\xff"), 0) is None
+    assert event_of("r", LiveEvent(1, 1, 0, 0.0, "a", 1, 1, b'{"event":"New"}'), 0) is None
