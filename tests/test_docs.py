@@ -58,7 +58,9 @@ def commands(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", marked(PAGES, "when-one-machine-is-not-enough.md"))
-def test_every_python_block_of_a_page_runs_and_does_so_again(page: Path, tmp_path: Path) -> None:
+def test_every_python_block_of_a_page_runs_and_does_so_again(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     parts, skipped = [], 0
     for line, source, is_shown_only in blocks(page, "python"):
         if is_shown_only:
@@ -74,7 +76,7 @@ def test_every_python_block_of_a_page_runs_and_does_so_again(page: Path, tmp_pat
         parts = [line for part in parts for line in ("namespace = {'__name__': 'page'}", part, part)]
     script = tmp_path / "page.py"
     script.write_text("namespace = {'__name__': 'page'}\n" + "\n".join(parts) + "\n", encoding="utf-8")
-    for time in ("first", "second"):
+    for time in ("first", "second")[: 2 if request.config.getoption("--all") else 1]:
         done = subprocess.run(
             [sys.executable, "-W", "error", script.name],
             cwd=tmp_path,

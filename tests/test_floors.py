@@ -107,6 +107,7 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
+@cache
 def is_module(name: str) -> bool:
     path = SOURCE.parent.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()

@@ -8,5 +8,5 @@ FEW = 25
 
 
 def examples(number: int) -> int:
-    """`number` with `--all`, else at most `FEW`."""
-    return number if settings.default.max_examples > FEW else min(number, FEW)
+    """`number` with `--all`, else a quarter of it and at most `FEW`."""
+    return number if settings.default.max_examples > FEW else min(number // 4, FEW)

@@ -16,7 +16,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ PATIENCE = 200.0
 
 
 def processes() -> Executor:
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(1, mp_context=get_context("forkserver"))
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,8 @@ def loky() -> Executor:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_pools_left() -> Iterator[None]:
+    get_context("forkserver").set_forkserver_preload(["executed"])  # imported once, and not by each pool
+    forkserver.ensure_running()
     yield
     pools.close()
     gc.collect()

@@ -358,7 +358,8 @@ SUBJECTS = [
 
 
 LONG = {
-    partial, sub_graph, timed_out, joined_at_a_graph, joined_at_a_wait, joined_at_a_timer, resumed_from_a_fork, stopped_before,
+    merged, routed, mapped, retried, partial, sub_graph, timed_out, joined_at_a_graph, joined_at_a_wait, joined_at_a_timer,
+    resumed_from_a_fork, stopped_before,
 }  # fmt: skip
 """Those that have many effects, and what is like them in those of a few."""
 IN_FILES = [nested, failing, mapped_graph, waiting]

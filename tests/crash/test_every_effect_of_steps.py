@@ -429,7 +429,15 @@ ENDING = {
 
 
 wide = pytest.mark.wide
-LONG = {"inner retried", "given up inside", "graph that fails inside", "failing"}
+LONG = {
+    "inner retried",
+    "given up inside",
+    "graph that fails inside",
+    "failing",
+    "retried",
+    "sub",
+    "inner doubly failing",
+}
 """Those that have many effects, and what is like them in those of a few."""
 IN_FILES = ["wait", "group", "inner failing", "failing", "cancelled"]
 """Those that are tried on SQLite too: what an effect does is the store's business, which comes next is not."""

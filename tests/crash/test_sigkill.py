@@ -172,7 +172,7 @@ def saves(store: Store, run_id: str) -> int:
     return 1 + len(store.history(run_id))
 
 
-@pytest.mark.parametrize("save", [0, 3, *(pytest.param(save, marks=pytest.mark.wide) for save in (1, 2, 4))])
+@pytest.mark.parametrize("save", [3, *(pytest.param(save, marks=pytest.mark.wide) for save in (0, 1, 2, 4))])
 def test_a_process_killed_before_in_and_after_a_save_loses_nothing_that_was_saved(
     save: int, forks: Forks, url: str, log: str
 ) -> None:

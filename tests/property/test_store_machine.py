@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import unittest
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -416,15 +417,17 @@ class FileMachine(StoreMachine):
         return FileStore(place / "runs", clock=clock)
 
 
-TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(
-    max_examples=examples(100), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-TestSQLiteMachine = SQLiteMachine.TestCase
-TestSQLiteMachine.settings = settings(
-    max_examples=examples(20), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-TestFileMachine = FileMachine.TestCase
-TestFileMachine.settings = settings(
-    max_examples=examples(20), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def tried(machine: type[StoreMachine], number: int) -> type[unittest.TestCase]:
+    case = machine.TestCase
+    case.settings = settings(
+        max_examples=examples(number),
+        stateful_step_count=50,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    return case
+
+
+TestMemoryMachine = tried(MemoryMachine, 100)
+TestSQLiteMachine = tried(SQLiteMachine, 20)
+TestFileMachine = tried(FileMachine, 20)

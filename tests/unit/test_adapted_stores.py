@@ -130,6 +130,7 @@ def test_a_run_that_failed_goes_on_after_what_was_saved(user: Any, call: Verbs, 
     assert ["a", "b", "c", "c"] == line.log
 
 
+@pytest.mark.parametrize("call", [False], indirect=True)
 def test_a_run_that_failed_in_its_first_node_goes_on_in_the_same_process(user: Any, call: Verbs, line: Line) -> None:
     line.fail_once("a")
     with pytest.raises(NodeError):
@@ -534,6 +535,7 @@ def test_an_object_without_references_has_one_journal_all_the_same() -> None:
     adapted(bare).close()
 
 
+@pytest.mark.parametrize("user", [Shelf], indirect=True)
 def test_it_is_told_once_what_cannot_be_promised(user: Any, line: Line, caplog: pytest.LogCaptureFixture) -> None:
     for run_id in ("run-1", "run-2"):
         line.graph().run(Work(), store=adapted(user), run_id=run_id)

@@ -184,9 +184,7 @@ def test_another_database_gets_no_tables_by_being_looked_at(mixed: Shop) -> None
 
 
 def test_exit_codes_of_a_real_process(shop: Shop) -> None:
-    assert 0 == shop.call_process("run", "shop:graph", "-i", "id=a", "--run-id", "a").code
     assert 1 == shop.call_process("run", "shop:graph", "-i", "id=b", "-i", "fails=true").code
-    assert 2 == shop.call_process("run", "shop").code
     assert 3 == shop.call_process("show", "nobody").code
 
 
@@ -274,7 +272,13 @@ def test_control_c_leaves_the_run_interrupted_with_exit_code_130(shop: Shop) -> 
     assert ("interrupted", "charge") == (shown["run"]["status"], shown["next_node"])
 
 
-@pytest.mark.parametrize("arguments", [["history", "a"], ["export", "a"], ["run", "shop:graph", "-i", "id=b"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["history", "a"],
+        *(pytest.param(words, marks=wide) for words in (["export", "a"], ["run", "shop:graph", "-i", "id=b"])),
+    ],
+)
 def test_a_reader_who_goes_away_is_no_error(mixed: Shop, arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -337,10 +341,7 @@ def test_a_terminal_gets_colours_and_a_spinner(shop: Shop) -> None:
     assert "\x1b[32m  done    charge#2" in told
     assert "a node prints this" in told
     assert "\x1b[?25h" in told  # the cursor is back
-    assert "finished" in in_terminal(shop, "runs")
     assert "\x1b[" in in_terminal(shop, "show", "a")
-    assert '"total"' in in_terminal(shop, "state", "a")
-    assert "/total" in in_terminal(shop, "diff", "a", "0", "charge")
     json.loads(in_terminal(shop, "show", "a", "--json"))
 
 
@@ -366,7 +367,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("package", ["click", "rich", "jsonpatch"])
+@pytest.mark.parametrize("package", ["click", *(pytest.param(name, marks=wide) for name in ("rich", "jsonpatch"))])
 def test_without_the_extra_one_line_says_what_to_install(shop: Shop, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from milepost.cli import main; sys.exit(main(['runs']))"
     done = run_python(code)

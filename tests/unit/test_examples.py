@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from milepost.testing.tables import for_each
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -111,6 +113,7 @@ def test_airports_chooses_measures_maps_and_writes_a_summary(tmp_path: Path) -> 
     assert summary == run_example("airports.py", tmp_path)
 
 
+@pytest.mark.wide
 def test_temperatures_maps_all_readings_and_draws_a_day_as_a_bar(tmp_path: Path) -> None:
     out = run_example("temperatures.py", tmp_path)
     assert [

@@ -67,7 +67,6 @@ def shorn(root: Path, fraction: float, deed: Callable[[Path], object]) -> None:
 DEEDS: dict[str, Callable[[Path], None]] = {
     "whole": lambda root: None,
     "without some blocks": lambda root: shorn(root, 0.4, Path.unlink),
-    "without the largest": lambda root: [path.unlink() for path in root.rglob("block-2-*")] and None,
     "torn": lambda root: shorn(root, 0.4, lambda path: path.write_bytes(path.read_bytes()[:-7])),
     "foreign": lambda root: shorn(root, 0.4, lambda path: path.write_bytes(b"[1]")),
     "without": lambda root: shorn(root, 1.0, Path.unlink),

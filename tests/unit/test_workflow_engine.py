@@ -205,6 +205,7 @@ async def test_breaking_off_leaves_the_run_interrupted_and_resumable(
     assert (4, ["a", "b", "c"]) == (engine.get_result("r").unwrap(), log)
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 async def test_an_execution_that_nobody_keeps_is_broken_off_too(
     engine: WorkflowEngine, flow: Workflow[[int], int]
 ) -> None:
@@ -216,6 +217,7 @@ async def test_an_execution_that_nobody_keeps_is_broken_off_too(
     assert 4 == engine.get_result("r").unwrap()
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 async def test_an_execution_that_nobody_iterates_warns_and_makes_no_run(
     engine: WorkflowEngine, flow: Workflow[[int], int], log: Log
 ) -> None:
