@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 import subprocess
 from collections import Counter
 from contextlib import closing
@@ -44,6 +45,18 @@ def test_export_writes_a_file(done: Shop) -> None:
         assert store.export("a") == (done.folder / "a.jsonl").read_bytes()
     assert 7 == done.call("export", "a", "-o", "a.jsonl", "--json").json["lines"]
     assert 2 == done.call("export", "a", "-o", "no/such/folder").code
+
+
+def test_an_export_is_for_its_owner_alone(done: Shop) -> None:
+    path = done.folder / "a.jsonl"
+    path.write_bytes(bytes(1_000_000))
+    path.chmod(0o644)
+    for _ in range(2):
+        assert 0 == done.call("export", "a", "-o", "a.jsonl").code
+        with SQLiteStore(".milepost/runs.db") as store:
+            assert (store.export("a"), 0o600) == (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        path.unlink()
+    assert 0 == done.call("export", "a", "-o", "/dev/null").code
 
 
 def test_verify_of_a_whole_run(done: Shop) -> None:

@@ -162,6 +162,61 @@ def test_a_schema_that_was_made_for_a_user_is_filled_by_that_user(
         store.save("r", "a", b"1")
 
 
+@pytest.fixture
+def mallory(database: Database, schema: str) -> Iterator[str]:
+    """A role that made `schema`, with our tables in it."""
+    name = f"mallory of {schema}"
+    database.query(f'CREATE ROLE "{name}"')
+    database.query(f'GRANT CREATE ON DATABASE postgres TO "{name}"')
+    database.query(f'SET ROLE "{name}"')
+    try:
+        database.query(postgres_schema.statements(schema=schema))
+    finally:
+        database.query("ROLLBACK")
+        database.query("RESET ROLE")
+    yield name
+    database.query(f'DROP OWNED BY "{name}" CASCADE')
+    database.query(f'DROP ROLE "{name}"')
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_what_another_role_made_is_trusted_only_if_it_is_named(
+    postgres: str, database: Database, schema: str, mallory: str, is_read_only: bool
+) -> None:
+    with pytest.raises(StoreError, match="somebody else made the schema, as role"):
+        PostgresStore(postgres, schema=schema, read_only=is_read_only)
+    PostgresStore(postgres, schema=schema, read_only=is_read_only, owner=mallory).close()
+    database.query(f'ALTER SCHEMA "{schema}" OWNER TO CURRENT_USER')
+    with pytest.raises(StoreError, match=r"somebody else made the (table|function)"):
+        PostgresStore(postgres, schema=schema, read_only=is_read_only)
+    database.query(f'GRANT "{mallory}" TO CURRENT_USER')
+    PostgresStore(postgres, schema=schema, read_only=is_read_only).close()
+
+
+def test_an_empty_schema_of_another_role_gets_no_tables(postgres: str, database: Database, schema: str) -> None:
+    database.query(f'CREATE ROLE "{schema}"')
+    database.query(f'CREATE SCHEMA "{schema}" AUTHORIZATION "{schema}"')
+    try:
+        with pytest.raises(StoreError, match="somebody else made the schema"):
+            PostgresStore(postgres, schema=schema)
+        assert 0 == postgres_schema.status(postgres, schema=schema).found
+    finally:
+        database.query(f'DROP OWNED BY "{schema}"')
+        database.query(f'DROP ROLE "{schema}"')
+
+
+@pytest.mark.parametrize("kind", ["trigger", "rule"])
+def test_a_trigger_or_rule_of_others_is_refused(postgres: str, database: Database, schema: str, kind: str) -> None:
+    PostgresStore(postgres, schema=schema).close()
+    database.query(
+        f'CREATE TRIGGER "{kind}" BEFORE INSERT ON "{schema}".runs FOR EACH ROW EXECUTE FUNCTION "{schema}".note_tags()'
+        if kind == "trigger"
+        else f'CREATE RULE "{kind}" AS ON INSERT TO "{schema}".runs DO ALSO SELECT 1'
+    )
+    with pytest.raises(StoreError, match=f"somebody else made the {kind} {kind} of the table runs"):
+        PostgresStore(postgres, schema=schema)
+
+
 def test_a_database_that_keeps_text_in_another_encoding_is_refused(postgres: str, database: Database) -> None:
     database.query("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +58,11 @@ def export(invocation: Invocation, run_id: str, output: Path | None) -> int:
         sys.stdout.buffer.write(data)
         return OK
     try:
-        output.write_bytes(data)
+        with open(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                output.chmod(0o600)  # a file that was there may be one that others can read
+                file.truncate(0)
+            file.write(data)
     except OSError as exc:
         raise click.UsageError(f"can't write {str(output)!r}: {exc.strerror}") from exc
     lines_written = data.count(b"\n")

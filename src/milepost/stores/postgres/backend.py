@@ -65,7 +65,15 @@ class PostgresBackend(Runs):
     errors_of_one_run = (*Runs.errors_of_one_run, psycopg.DataError)
     has_one_writer = False
 
-    def __init__(self, dsn_or_pool: Any, schema: str, *, is_prepared: bool, **options: Unpack[StoreOptions]) -> None:
+    def __init__(
+        self,
+        dsn_or_pool: Any,
+        schema: str,
+        *,
+        is_prepared: bool,
+        owner: str | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
         self.place = "PostgreSQL"
         self._patience = _LEASE / 3
         self._preparing = Preparing(is_prepared)
@@ -83,7 +91,7 @@ class PostgresBackend(Runs):
                 link.timer.allow(_OPENING * self._patience)
                 with link.timer:
                     prepare = postgres_schema.check if self.is_read_only else postgres_schema.prepare
-                    prepare(link.connection, schema, self.place)
+                    prepare(link.connection, schema, self.place, owner)
             finally:
                 connections.give(link)
         except BaseException:

@@ -85,13 +85,15 @@ def statements(from_version: int = 0, *, schema: str = SCHEMA) -> str:
     return "\n".join(["BEGIN;", *_steps(from_version, schema), "COMMIT;", ""])
 
 
-def prepare(connection: psycopg.Connection[Any], schema: str, place: str) -> int:
+def prepare(connection: psycopg.Connection[Any], schema: str, place: str, owner: str | None = None) -> int:
     """Upgrade the tables to this version, even if others do so at the same time. Return the version that they had.
 
-    `connection` is in autocommit mode. If there is nothing to do, it needs only the right to read the tables.
+    `connection` is in autocommit mode. If there is nothing to do, it needs only the right to read the tables. Raise
+    StoreError for what was made by somebody whom `_refuse_foreign` does not trust.
     """
     _check_server(connection, place)
     with _as_our_errors(place, "open"):
+        _refuse_foreign(connection, schema, place, owner)
         found = _known_version(connection, schema, place)
         if found == VERSION:
             return found
@@ -100,18 +102,75 @@ def prepare(connection: psycopg.Connection[Any], schema: str, place: str) -> int
             found = _known_version(connection, schema, place)  # another process may have been faster
             if found < VERSION:
                 connection.execute("\n".join(_steps(found, schema, _has_schema(connection, schema))).encode())
+                _refuse_foreign(connection, schema, place, owner)  # somebody may have made the schema meanwhile
         return found
 
 
-def check(connection: psycopg.Connection[Any], schema: str, place: str) -> None:
+def check(connection: psycopg.Connection[Any], schema: str, place: str, owner: str | None = None) -> None:
     """Raise StoreError unless the schema has the tables of this version. Change nothing."""
     _check_server(connection, place)
     with _as_our_errors(place, "open"):
+        _refuse_foreign(connection, schema, place, owner)
         found = _known_version(connection, schema, place)
     if found != VERSION:
         raise StoreError(
             f"the store {place} has {f'tables of version {found}' if found else 'no tables'}, and is opened to read only: "
             f"open it without read_only, or run `milepost db migrate`, to bring it to version {VERSION}",
+            store=place,
+            op="open",
+        )
+
+
+_FOREIGN = """
+WITH RECURSIVE mine AS (
+    SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user OR rolname = %(owner)s
+    UNION SELECT roleid FROM pg_catalog.pg_auth_members JOIN mine ON member = mine.oid
+), trusted AS (
+    SELECT oid FROM mine UNION SELECT oid FROM pg_catalog.pg_roles WHERE rolsuper OR (
+        rolname = 'pg_database_owner' AND EXISTS (
+            SELECT FROM pg_catalog.pg_database JOIN mine ON datdba = mine.oid WHERE datname = current_database()
+        )
+    )
+), space AS (
+    SELECT oid, nspowner FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s
+), ours AS (
+    SELECT c.oid, relname, relowner FROM pg_catalog.pg_class c JOIN space ON relnamespace = space.oid
+    WHERE relname = ANY(%(tables)s)
+)
+SELECT 'the schema, as role ' || quote_ident(pg_get_userbyid(nspowner)) FROM space
+WHERE nspowner NOT IN (SELECT oid FROM trusted)
+UNION ALL
+SELECT 'the table ' || relname || ', as role ' || quote_ident(pg_get_userbyid(relowner)) FROM ours
+WHERE relowner NOT IN (SELECT oid FROM trusted)
+UNION ALL
+SELECT 'the function note_tags, as role ' || quote_ident(pg_get_userbyid(proowner))
+FROM pg_catalog.pg_proc JOIN space ON pronamespace = space.oid
+WHERE proname = 'note_tags' AND proowner NOT IN (SELECT oid FROM trusted)
+UNION ALL
+SELECT 'the trigger ' || quote_ident(tgname) || ' of the table ' || relname FROM pg_catalog.pg_trigger
+JOIN ours ON tgrelid = ours.oid WHERE NOT tgisinternal AND tgname <> ALL(%(triggers)s)
+UNION ALL
+SELECT 'the rule ' || quote_ident(rulename) || ' of the table ' || relname FROM pg_catalog.pg_rewrite
+JOIN ours ON ev_class = ours.oid
+"""
+"""Name what is not to be trusted: who owns the schema, a table or the function of our triggers, or what acts on a table."""
+_OWN_TABLES = ["migrations", "runs", "records", "signals", "run_tags"]
+_OWN_TRIGGERS = ["run_tags_begin", "run_tags_change", "run_tags_end"]
+
+
+def _refuse_foreign(connection: psycopg.Connection[Any], schema: str, place: str, owner: str | None) -> None:
+    """Raise StoreError for a schema or tables of a role that is not to be trusted, and for triggers and rules of others.
+
+    Functions in them would be executed with our rights. Trusted are the current user, the roles that it is a member of,
+    `owner`, and superusers, who may do anything anyway.
+    """
+    values = {"owner": owner, "schema": schema, "tables": _OWN_TABLES, "triggers": _OWN_TRIGGERS}
+    cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
+    found = cursor.execute(_FOREIGN, values, prepare=False).fetchone()
+    if found is not None:
+        raise StoreError(
+            f"the store {place} is not to be trusted, for somebody else made {found[0]}: choose another schema, drop what "
+            f"you did not make, or name a role that you trust with PostgresStore(owner=...)",
             store=place,
             op="open",
         )

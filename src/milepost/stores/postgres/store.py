@@ -70,6 +70,9 @@ class PostgresStore(PostgresBackend):
 
     Leases are measured by the server's clock, unless `clock` is given, so the machines' own clocks need not agree.
 
+    The schema and its tables must belong to the current user, to a role that it is a member of, to a superuser or to the
+    role `owner`, and have no triggers of others, which would be executed with the rights of the store's user.
+
     Statements are prepared unless `prepare` is False, or a pooler stands before the server. Raises
     `StoreError` if the database can't be used, `StoreVersionError` for tables of a newer release,
     `OptionError` for a URL that can't be read.
@@ -85,9 +88,10 @@ class PostgresStore(PostgresBackend):
         *,
         schema: str = SCHEMA,
         prepare: bool = True,
+        owner: str | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        super().__init__(dsn_or_pool, schema, is_prepared=prepare, **options)
+        super().__init__(dsn_or_pool, schema, is_prepared=prepare, owner=owner, **options)
         self._appends = Appends(self._tables)
         self._lanes = self._make_lanes()
 
