@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from milepost.engine.handle import RunHandle
     from milepost.engine.worker import Worker
     from milepost.model.events import Event
-    from milepost.model.info import CheckpointInfo, RunInfo
-    from milepost.model.reports import Cancelled, Requeued
+    from milepost.model.info import Cancelled, CheckpointInfo, Requeued, RunInfo
     from milepost.model.results import WorkflowResult
     from milepost.options import CheckedOptions, FullOptions, OutputOptions
 
@@ -777,7 +776,7 @@ class Engine:
     def _requeued_all(self, filters: BulkFilters) -> Routine[Requeued]:
         from milepost.engine.matching import each_matching  # few programs need it
         from milepost.engine.requeue import STANDING
-        from milepost.model.reports import Requeued
+        from milepost.model.info import Requeued
 
         def requeue(run_id: str) -> Routine[None]:
             return self._handle(run_id)._requeued()
@@ -787,7 +786,7 @@ class Engine:
 
     def _cancelled_matching(self, filters: BulkFilters, reason: str) -> Routine[Cancelled]:
         from milepost.engine.matching import each_matching  # few programs need it
-        from milepost.model.reports import Cancelled
+        from milepost.model.info import Cancelled
 
         def cancel(run_id: str) -> Routine[CancelOutcome]:
             return self._handle(run_id)._ended(reason)

@@ -28,7 +28,6 @@ from milepost.executor.continuation import refused
 from milepost.executor.flow import Flow, GraphWork, MapWork, StepFlow, Unit
 from milepost.executor.journal import Journal
 from milepost.executor.run import Run
-from milepost.model.checkpoint import read_envelope
 from milepost.model.ids import describe_owner
 from milepost.model.record import (
     CONTINUE,
@@ -260,4 +259,6 @@ def content_of(point: Record) -> tuple[dict[str, Any], bytes]:
     """Return the header fields and the plain encoded state of a record, even one that other software wrote."""
     if not point.is_foreign:
         return point.fields(), point.state() or b""
+    from milepost.model.checkpoint import read_envelope  # only a save from outside needs the old forms
+
     return read_envelope(point.state() or b"")

@@ -7,7 +7,6 @@ completed node are decoded on access, so that an event whose state nobody reads 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milepost.model.failure import contained, describe, error_of
-from milepost.model.reports import ResumeInfo, RunResult, plain_fields
+from milepost.model.reports import Report, ResumeInfo, RunResult, plain_fields
 
 __all__ = [
     "AttemptFailed",
@@ -49,12 +48,8 @@ __all__ = [
 # -- The events of a run, as values that hooks and streams receive ---------------------------------
 
 
-# All events have the methods of `Event`: if `dataclass` wrote a `__repr__` and an `__eq__` for each class, the import of
-# this module would take half as long again.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class Event:
+class Event(Report):
     """The fields that all events have. `to_dict()` adds the event's name under `event`.
 
     `sequence` is the number of the record that reports the event, if the event was read from a journal.
@@ -64,25 +59,9 @@ class Event:
     timestamp: float
     sequence: int | None = None
 
-    def __repr__(self) -> str:
-        values = (f"{name}={getattr(self, name)!r}" for name in _public_names(type(self)))
-        return f"{type(self).__qualname__}({', '.join(values)})"
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in _public_names(type(self)))
-
-    def __hash__(self) -> int:
-        return hash(tuple(getattr(self, name) for name in _public_names(type(self))))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the event as a dict of plain values."""
         return {"event": type(self).__name__, **plain_fields(self)}
-
-
-def _public_names(kind: type[Event]) -> list[str]:
-    return [f.name for f in dataclasses.fields(kind) if not f.name.startswith("_")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)

@@ -1,4 +1,4 @@
-"""Values about the content of a store: runs, checkpoints, sizes, the retention policy, and the result of a prune.
+"""Values about the content of a store: runs, checkpoints, sizes, the retention policy, and the results of verbs for many runs.
 
 This module is imported only where one of these values is made or read, because most runs need none of them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from milepost.errors import OptionError, shown
 from milepost.model.retry import as_seconds
@@ -153,3 +153,28 @@ class Stats:
     size: int
     oldest: datetime | None
     """The earliest time of a last change among all runs; None if there are no runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """The result of `requeue_all`: the runs that workers go on with, and the others with the reason why not.
+
+    `stopped_after` is the run with which a filter on errors had compared as many runs as it may: `after=` goes on with
+    those before it. None: no older run matches.
+    """
+
+    done: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    stopped_after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The result of `cancel_matching`: what `cancel` returned for each run, and the others with the reason why not.
+
+    `stopped_after` is that of `Requeued`.
+    """
+
+    outcomes: Mapping[str, Literal["cancelled", "requested", "ended"]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    stopped_after: str | None = None
