@@ -24,7 +24,7 @@ from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.store import PostgresStore
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.store import SQLiteStore
-from milepost.stores.sqlite.transaction import SQLTransaction
+from milepost.stores.sqlite.transaction import SQLiteTransaction
 from milepost.testing.journals import begin, checkpoint
 from postgres_server import Database
 
@@ -96,7 +96,7 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 @pytest.mark.parametrize("name", WORK)
 def test_sqlite_reads_by_index_and_sorts_nothing_that_grows(connection: sqlite3.Connection, name: str) -> None:
-    tx = SQLTransaction(connection)
+    tx = SQLiteTransaction(connection)
     fill(tx, 300)
     asked: list[str] = []
     connection.set_trace_callback(asked.append)
@@ -112,17 +112,17 @@ def test_sqlite_reads_by_index_and_sorts_nothing_that_grows(connection: sqlite3.
 
 
 def test_sqlite_gives_the_pages_that_a_look_at_every_row_gives(connection: sqlite3.Connection) -> None:
-    check_pages(SQLTransaction(connection))
+    check_pages(SQLiteTransaction(connection))
 
 
 def test_sqlite_reads_the_ends_of_many_runs_at_once(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_ends(SQLTransaction(connection), monkeypatch)
+    check_ends(SQLiteTransaction(connection), monkeypatch)
 
 
 def test_tags_that_change_and_runs_that_go_are_found_by_what_they_say_now(connection: sqlite3.Connection) -> None:
-    check_tags(SQLTransaction(connection))
+    check_tags(SQLiteTransaction(connection))
     assert [("a", "2")] == connection.execute("SELECT name, value FROM run_tags").fetchall()
 
 
@@ -131,7 +131,7 @@ def test_sqlite_tables_of_version_2_come_to_the_same(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         sqlite_schema._execute(connection, sqlite_schema._TABLES)
         connection.execute("CREATE INDEX runs_due ON runs (flow, status, wake_at)")
-        SQLTransaction(connection).add_row(row(1))
+        SQLiteTransaction(connection).add_row(row(1))
         connection.execute("ALTER TABLE runs DROP COLUMN blocked_by")
         connection.execute("PRAGMA user_version = 2")
     tables = []

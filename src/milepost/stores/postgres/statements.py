@@ -115,8 +115,6 @@ INSERT INTO {{records}} (run, sequence, kind, node_id, visit, size, packing, hea
 SELECT id, %s, %s, %s, %s, %s, %s, %s, %s FROM taken
 """  # noqa: S608
 
-PUT_PAYLOAD = "UPDATE {records} SET packing = %s, header = %s, payload = %s WHERE run = %s AND sequence = %s"
-
 BY_NUMBER = "FROM {records} WHERE run = %s AND sequence BETWEEN %s AND %s"
 BY_NODE = f"{BY_NUMBER} AND node_id <> '' AND node_id = %s"
 
@@ -228,10 +226,13 @@ class Tables:
         self._statements: dict[str, bytes] = {}
 
     def __call__(self, text: str) -> bytes:
-        """Put the full, quoted names of the tables in for `{runs}`, `{records}`, `{signals}` and `{run_tags}` in `text`."""
+        """Put the full, quoted names of the tables in for `{runs}`, `{records}`, `{signals}` and `{run_tags}` in `text`.
+
+        A `?` becomes the `%s` that psycopg wants.
+        """
         found = self._statements.get(text)
         if found is None:
-            found = self._statements[text] = sql.SQL(text).format(**self._names).as_bytes()
+            found = self._statements[text] = sql.SQL(text.replace("?", "%s")).format(**self._names).as_bytes()
         return found
 
 

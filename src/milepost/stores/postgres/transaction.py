@@ -13,15 +13,14 @@ from typing import Any, get_args
 
 from milepost.model.ids import is_gone, this_process
 from milepost.model.record import CHECKPOINT, Record, format_time
-from milepost.store import Signal, Statement, Status
+from milepost.store import Statement, Status
 from milepost.stores.base.fence import Row
+from milepost.stores.base.sql import SQLTransaction
 from milepost.stores.base.transaction import (
     ENDS,
     DamagedRow,
     Note,
     RecordEntry,
-    StatusCount,
-    Transaction,
     WriteConflict,
     entry_of,
     json_text,
@@ -35,7 +34,6 @@ from milepost.stores.postgres.connection import Link, Preparing, is_lost_stateme
 from milepost.stores.postgres.driver import psycopg
 from milepost.stores.postgres.statements import (
     BY_NODE,
-    BY_NUMBER,
     DUE,
     ENDS_OF,
     ENTRY_COLUMNS,
@@ -48,7 +46,6 @@ from milepost.stores.postgres.statements import (
     NODE_IDS,
     OWNED,
     OWNER_NAMES,
-    PUT_PAYLOAD,
     RECORD_COLUMNS,
     RESTED,
     ROW_COLUMNS,
@@ -63,16 +60,22 @@ from milepost.stores.postgres.statements import (
     page_of,
 )
 
-_LAST = (1 << 63) - 1
 _MANY = 500
 """Greatest number of records that one statement inserts."""
 
 
-class PostgresTransaction(Transaction):
+class PostgresTransaction(SQLTransaction):
     """An open transaction of a connection. With `is_write` it locks the rows of runs that it returns.
 
     `restart` begins it again. `abandoned` returns the runs whose verbs in this process have ended without a release.
     """
+
+    by_node = BY_NODE
+    entry_columns = ENTRY_COLUMNS
+    record_columns = RECORD_COLUMNS
+    node_id_query = NODE_IDS
+    tally_query = TALLY
+    unlimited = None
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class PostgresTransaction(Transaction):
         self._is_write = is_write
         self._is_fresh = True
         """True until something is read."""
-        self._numbers: dict[str, int] = {}
+        self._numbers = {}
         self._facts: dict[str, tuple[int, RecordEntry | None]] = {}
         """The newest number and the newest checkpoint of runs that were asked about."""
 
@@ -151,14 +154,6 @@ class PostgresTransaction(Transaction):
         if len(values) > ROW_WIDTH:
             self._facts[values[0]] = _facts_of(values[ROW_WIDTH:])
 
-    def number(self, run_id: str) -> int:
-        """Return the run's `id`, or -1 (before all others) if there is no such run."""
-        number = self._numbers.get(run_id)
-        if number is None:
-            found = self._execute("SELECT id FROM {runs} WHERE run_id = %s", (run_id,)).fetchone()
-            number = self._numbers[run_id] = -1 if found is None else found[0]
-        return number
-
     def add_row(self, row: Row) -> None:
         found = self._execute(INSERT_ROW, columns_of_row(row)).fetchone()
         if found is None:
@@ -205,10 +200,6 @@ class PostgresTransaction(Transaction):
             ) AS runs {NEWEST} ORDER BY id DESC
         """  # noqa: S608
         return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
-
-    def position(self, run_id: str) -> int | None:
-        number = self.number(run_id)
-        return None if number < 0 else number
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int
@@ -257,18 +248,7 @@ class PostgresTransaction(Transaction):
         except DamagedRow:
             return None
 
-    def tally(self) -> builtins.list[StatusCount]:
-        return [StatusCount(*values) for values in self._fetch(TALLY, ())]
-
     # -- records -----------------------------------------------------------------------------------
-
-    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
-        """Return the run's `id`, and the lowest and the highest sequence between `after` and
-        `before`, which are excluded."""
-        return self.number(run_id), min(after, _LAST - 1) + 1, _LAST if before is None else min(before, _LAST) - 1
-
-    def put_payload(self, run_id: str, record: Record) -> None:
-        self._execute(PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
         if not records:
@@ -296,52 +276,17 @@ class PostgresTransaction(Transaction):
             self._facts[run_id] = facts
         return facts
 
-    def records(
-        self,
-        run_id: str,
-        *,
-        after: int = -1,
-        before: int | None = None,
-        kinds: Collection[str] | None = None,
-        node_id: str | None = None,
-        newest: bool = False,
-        limit: int | None = None,
-    ) -> builtins.list[Record]:
+    def records(self, run_id: str, *, kinds: Collection[str] | None = None, **sought: Any) -> builtins.list[Record]:
         if kinds is not None and {*kinds} == {CHECKPOINT} and self._facts.get(run_id, (0, True))[1] is None:
             return []
-        span = self._span(run_id, after, before)
-        return [record_of(values) for values in self._select(RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
+        return super().records(run_id, kinds=kinds, **sought)
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
     ) -> RecordEntry | None:
         if after == -1 and before is None and node_id is None:
             return self._facts_about(run_id)[1]
-        span = self._span(run_id, after, before)
-        found = self._select(ENTRY_COLUMNS, span, (CHECKPOINT,), node_id, newest=True, limit=1)
-        return entry_of(found[0]) if found else None
-
-    def _select(
-        self,
-        columns: str,
-        span: tuple[int, int, int],
-        kinds: Collection[str] | None = None,
-        node_id: str | None = None,
-        newest: bool = False,
-        limit: int | None = None,
-    ) -> builtins.list[Any]:
-        query, values = BY_NUMBER, builtins.list[Any](span)
-        if node_id:
-            query, values = BY_NODE, [*span, node_id]
-        elif node_id is not None:
-            query += " AND node_id = ''"  # records of no node, which are few, are in no index
-        if "\0" in (node_id or ""):
-            return []
-        if kinds is not None:
-            query += " AND kind = ANY(%s)"
-            values.append(builtins.list(kinds))
-        query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT %s"
-        return self._fetch(query, (*values, limit))
+        return super().newest_checkpoint(run_id, after=after, before=before, node_id=node_id)
 
     def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
         names, numbers = [*runs], [self.number(run_id) for run_id in runs]
@@ -350,63 +295,18 @@ class PostgresTransaction(Transaction):
             ends[names[place - 1]].append(record_of(values))
         return ends
 
-    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
-        query = (
-            f"SELECT {RECORD_COLUMNS} {BY_NODE} AND kind = 'checkpoint' AND visit = %s ORDER BY sequence DESC LIMIT 1"
-        )
-        found = self._fetch(query, (*self._span(run_id), node_id, visit))
-        return record_of(found[0]) if found else None
-
-    def last_visit(self, run_id: str, node_id: str) -> int:
-        checkpoint = self._select("sequence", self._span(run_id), (CHECKPOINT,), node_id, newest=True, limit=1)
-        after = checkpoint[0][0] - 1 if checkpoint else -1
-        found = self._fetch(f"SELECT max(visit) {BY_NODE}", (*self._span(run_id, after), node_id))
-        return found[0][0] or 0
-
-    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
-        return [entry_of(values) for values in self._select(ENTRY_COLUMNS, self._span(run_id), (CHECKPOINT,))]
-
-    def node_ids(self, run_id: str) -> builtins.list[str]:
-        number = self.number(run_id)
-        return [values[0] for values in self._fetch(NODE_IDS, (number, number))]
-
     def remove_node(self, run_id: str, node_id: str) -> int:
         self._facts.pop(run_id, None)
-        return self._execute(f"DELETE {BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
+        return super().remove_node(run_id, node_id)
+
+    def remove_run(self, run_id: str) -> None:
+        super().remove_run(run_id)
+        self._facts.pop(run_id, None)
 
     def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
         self._facts.pop(run_id, None)
         query = "DELETE FROM {records} WHERE run = %s AND sequence = ANY(%s)"
         return self._execute(query, (self.number(run_id), builtins.list(sequences))).rowcount
-
-    def remove_run(self, run_id: str) -> None:
-        number = self.number(run_id)
-        self._execute("DELETE FROM {records} WHERE run = %s", (number,))
-        self._execute("DELETE FROM {signals} WHERE run = %s", (number,))
-        self._execute("DELETE FROM {runs} WHERE id = %s", (number,))
-        self._numbers.pop(run_id, None)
-        self._facts.pop(run_id, None)
-
-    # -- signals -----------------------------------------------------------------------------------
-
-    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
-        found = self._fetch(
-            "SELECT number, name, payload, signal_id, wait_id, sent_at FROM {signals} WHERE run = %s AND number > %s "
-            "ORDER BY number",
-            (self.number(run_id), after),
-        )
-        return [Signal(*values) for values in found]
-
-    def has_signal(self, run_id: str, signal_id: str) -> bool:
-        query = "SELECT FROM {signals} WHERE run = %s AND signal_id = %s"
-        return bool(self._fetch(query, (self.number(run_id), signal_id)))
-
-    def add_signal(self, run_id: str, signal: Signal) -> None:
-        self._execute(
-            "INSERT INTO {signals} (run, number, name, payload, signal_id, wait_id, sent_at) "
-            "VALUES (%s, %s, %s, %s, %s, %s, %s)",
-            (self.number(run_id), *signal),
-        )
 
     # -- statements of users -----------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from milepost.stores.base.group_commit import GroupCommit
 from milepost.stores.base.owner import has_statements
 from milepost.stores.base.store import Runs, save_from_outside
 from milepost.stores.sqlite import schema as sqlite_schema
-from milepost.stores.sqlite.transaction import SQLTransaction
+from milepost.stores.sqlite.transaction import SQLiteTransaction
 
 _logger = logging.getLogger("milepost")
 
@@ -238,14 +238,14 @@ class SQLiteStore(Runs):
         )
 
     @contextmanager
-    def _write(self, op: str) -> Iterator[SQLTransaction]:
+    def _write(self, op: str) -> Iterator[SQLiteTransaction]:
         try:
             with self._failing_as(op), self._group.lock:
                 writer = self._open()
                 self._count_steps(writer)
                 before = writer.total_changes
                 with _immediate(writer):
-                    yield SQLTransaction(writer)
+                    yield SQLiteTransaction(writer)
                 # A run that is deleted or imported whole changes about as many pages as it has.
                 self._unmoved += (writer.total_changes - before) * _PAGE_BYTES
                 self._note_written(writer)
@@ -253,14 +253,14 @@ class SQLiteStore(Runs):
             self._group.wake_first()
 
     @contextmanager
-    def _read(self, op: str) -> Iterator[SQLTransaction]:
+    def _read(self, op: str) -> Iterator[SQLiteTransaction]:
         try:
             with self._failing_as(op), self._read_lock:
                 reader = self._open_reader()
                 self._count_steps(reader)
                 try:
                     reader.execute("BEGIN")
-                    yield SQLTransaction(reader)
+                    yield SQLiteTransaction(reader)
                 finally:
                     if reader.in_transaction:
                         reader.execute("COMMIT")
@@ -326,7 +326,7 @@ class SQLiteStore(Runs):
         writer = self._open()
         try:
             writer.execute("BEGIN IMMEDIATE")
-            tx = self._guard(SQLTransaction(writer))
+            tx = self._guard(SQLiteTransaction(writer))
             verdicts += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
             writer.execute("COMMIT")
         except BaseException as exc:
@@ -442,7 +442,7 @@ class SQLiteStore(Runs):
 
     def _take_over(self, connection: sqlite3.Connection) -> None:
         """Turn the rows of `checkpoints_v0` into saves from outside."""
-        tx = SQLTransaction(connection)
+        tx = SQLiteTransaction(connection)
         left: builtins.list[object] = []
         for run_id, node_id, timestamp, data in sqlite_schema.first_rows(connection):
             try:

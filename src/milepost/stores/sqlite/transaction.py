@@ -6,6 +6,7 @@ Values are always bound, never put into a statement's text.
 from __future__ import annotations
 
 import builtins
+import functools
 import re
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
@@ -14,17 +15,14 @@ from typing import Any, get_args
 
 from milepost.errors import OptionError, StoreError
 from milepost.model.record import Record, format_time
-from milepost.store import Signal, Statement, Status, Token
+from milepost.store import Statement, Status, Token
 from milepost.stores.base.fence import Row
+from milepost.stores.base.sql import SQLTransaction
 from milepost.stores.base.transaction import (
     ENDS,
     DamagedRow,
     Note,
-    RecordEntry,
-    StatusCount,
-    Transaction,
     damaged_row,
-    entry_of,
     failed_statement,
     json_text,
     record_of,
@@ -132,8 +130,6 @@ class _Guard:
 # The primitives of a transaction in SQL. All statements of the SQLite store are here, except the fast append.
 
 
-_LAST = (1 << 63) - 1
-
 _ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
     "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned, blocked_by"
@@ -163,8 +159,6 @@ _INSERT_RECORD = (
     "INSERT INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload, note) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_PUT_PAYLOAD = "UPDATE records SET packing = ?, header = ?, payload = ? WHERE run = ? AND sequence = ?"
-_BY_NUMBER = "FROM records WHERE run = ? AND sequence BETWEEN ? AND ?"
 _BY_NODE = (
     "FROM records INDEXED BY records_by_node WHERE node_id <> '' AND run = ? AND sequence BETWEEN ? AND ? "
     "AND node_id = ?"
@@ -201,13 +195,22 @@ FROM runs LEFT JOIN records ON records.run = runs.id GROUP BY status ORDER BY st
 """
 
 
-class SQLTransaction(Transaction):
+class SQLiteTransaction(SQLTransaction):
     """An open transaction of a connection."""
+
+    by_node = _BY_NODE
+    entry_columns = _ENTRY_COLUMNS
+    record_columns = _RECORD_COLUMNS
+    node_id_query = _NODE_IDS
+    tally_query = _TALLY
+    unlimited = -1
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._execute = connection.execute
-        self._numbers: dict[str, int] = {}
+        self._numbers = {}
+
+    def _execute(self, query: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        return self._connection.execute(_with_tables(query), values)
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -247,14 +250,6 @@ class SQLTransaction(Transaction):
             return self._execute(query, values).fetchall()
         finally:
             self._connection.text_factory = str
-
-    def number(self, run_id: str) -> int:
-        """Return the run's `id`, or -1 (before all others) if there is no such run."""
-        number = self._numbers.get(run_id)
-        if number is None:
-            found = self._execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-            number = self._numbers[run_id] = -1 if found is None else found[0]
-        return number
 
     def add_row(self, row: Row) -> None:
         cursor = self._execute(_INSERT_ROW, row_values(row))
@@ -318,10 +313,6 @@ class SQLTransaction(Transaction):
         bound = [value for status in wanted for value in (values if status is None else [*values, status])]
         return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
 
-    def position(self, run_id: str) -> int | None:
-        number = self.number(run_id)
-        return None if number < 0 else number
-
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int
     ) -> builtins.list[tuple[float, str]]:
@@ -361,15 +352,7 @@ class SQLTransaction(Transaction):
                 return rows
             most *= 2  # behind damaged ones there may be more
 
-    def tally(self) -> builtins.list[StatusCount]:
-        return [StatusCount(*values) for values in self._fetch(_TALLY, ())]
-
     # -- records -----------------------------------------------------------------------------------
-
-    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
-        """Return the run's `id`, and the lowest and the highest sequence between `after` and
-        `before`, which are excluded."""
-        return self.number(run_id), min(after, _LAST - 1) + 1, _LAST if before is None else min(before, _LAST) - 1
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
         number = self.number(run_id)
@@ -379,55 +362,11 @@ class SQLTransaction(Transaction):
         for record in records:
             self._execute(_INSERT_RECORD, (number, *record_values(record), noted))
 
-    def put_payload(self, run_id: str, record: Record) -> None:
-        self._execute(_PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))
-
     def newest(self, run_id: str) -> int:
         found = self._execute(
-            f"SELECT sequence {_BY_NUMBER} ORDER BY sequence DESC LIMIT 1", self._span(run_id)
+            "SELECT sequence FROM records WHERE run = ? ORDER BY sequence DESC LIMIT 1", (self.number(run_id),)
         ).fetchone()
         return 0 if found is None else int(found[0])
-
-    def records(
-        self,
-        run_id: str,
-        *,
-        after: int = -1,
-        before: int | None = None,
-        kinds: Collection[str] | None = None,
-        node_id: str | None = None,
-        newest: bool = False,
-        limit: int | None = None,
-    ) -> builtins.list[Record]:
-        span = self._span(run_id, after, before)
-        return [record_of(values) for values in self._select(_RECORD_COLUMNS, span, kinds, node_id, newest, limit)]
-
-    def newest_checkpoint(
-        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
-    ) -> RecordEntry | None:
-        span = self._span(run_id, after, before)
-        found = self._select(_ENTRY_COLUMNS, span, ("checkpoint",), node_id, newest=True, limit=1)
-        return entry_of(found[0]) if found else None
-
-    def _select(
-        self,
-        columns: str,
-        span: tuple[int, int, int],
-        kinds: Collection[str] | None = None,
-        node_id: str | None = None,
-        newest: bool = False,
-        limit: int | None = None,
-    ) -> builtins.list[Any]:
-        query, values = _BY_NUMBER, builtins.list[Any](span)
-        if node_id:
-            query, values = _BY_NODE, [*span, node_id]
-        elif node_id is not None:
-            query += " AND node_id = ''"  # records of no node, which are few, are in no index
-        if kinds is not None:
-            query += f" AND kind IN ({', '.join('?' * len(kinds))})"
-            values += kinds
-        query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT ?"
-        return self._fetch(query, (*values, -1 if limit is None else limit))
 
     def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
         names = {self.number(run_id): run_id for run_id in runs}
@@ -437,29 +376,6 @@ class SQLTransaction(Transaction):
             ends[names[number]].append(record_of(values))
         return ends
 
-    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
-        query = (
-            f"SELECT {_RECORD_COLUMNS} {_BY_NODE} AND kind = 'checkpoint' AND visit = ? ORDER BY sequence DESC LIMIT 1"
-        )
-        found = self._fetch(query, (*self._span(run_id), node_id, visit))
-        return record_of(found[0]) if found else None
-
-    def last_visit(self, run_id: str, node_id: str) -> int:
-        checkpoint = self._select("sequence", self._span(run_id), ("checkpoint",), node_id, newest=True, limit=1)
-        after = checkpoint[0][0] - 1 if checkpoint else -1
-        found = self._execute(f"SELECT max(visit) {_BY_NODE}", (*self._span(run_id, after), node_id)).fetchone()
-        return found[0] or 0
-
-    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
-        return [entry_of(values) for values in self._select(_ENTRY_COLUMNS, self._span(run_id), ("checkpoint",))]
-
-    def node_ids(self, run_id: str) -> builtins.list[str]:
-        number = self.number(run_id)
-        return [values[0] for values in self._fetch(_NODE_IDS, (number, number))]
-
-    def remove_node(self, run_id: str, node_id: str) -> int:
-        return self._execute(f"DELETE {_BY_NODE} AND kind <> 'owner'", (*self._span(run_id), node_id)).rowcount
-
     def remove_records(self, run_id: str, sequences: Sequence[int]) -> int:
         found = self._execute(
             "DELETE FROM records WHERE run = ? AND sequence IN (SELECT value FROM json_each(?))",
@@ -467,38 +383,16 @@ class SQLTransaction(Transaction):
         )
         return found.rowcount
 
-    def remove_run(self, run_id: str) -> None:
-        number = self.number(run_id)
-        self._execute("DELETE FROM records WHERE run = ?", (number,))
-        self._execute("DELETE FROM signals WHERE run = ?", (number,))
-        self._execute("DELETE FROM runs WHERE id = ?", (number,))
-        del self._numbers[run_id]
-
-    # -- signals -----------------------------------------------------------------------------------
-
-    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
-        found = self._execute(
-            "SELECT number, name, payload, signal_id, wait_id, sent_at FROM signals WHERE run = ? AND number > ? "
-            "ORDER BY number",
-            (self.number(run_id), after),
-        )
-        return [Signal(*values) for values in found.fetchall()]
-
-    def has_signal(self, run_id: str, signal_id: str) -> bool:
-        found = self._execute("SELECT 1 FROM signals WHERE run = ? AND signal_id = ?", (self.number(run_id), signal_id))
-        return found.fetchone() is not None
-
-    def add_signal(self, run_id: str, signal: Signal) -> None:
-        self._execute(
-            "INSERT INTO signals (run, number, name, payload, signal_id, wait_id, sent_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (self.number(run_id), *signal),
-        )
-
     # -- statements of users -----------------------------------------------------------------------
 
     def perform(self, statements: Sequence[Statement]) -> None:
         perform(self._connection, statements)
+
+
+@functools.lru_cache(1000)
+def _with_tables(query: str) -> str:
+    """Put the names of the tables in for `{runs}`, `{records}` and `{signals}`."""
+    return re.sub(r"\{(\w+)\}", r"\1", query)
 
 
 def _is_undecodable(exc: sqlite3.OperationalError) -> bool:

@@ -1,0 +1,163 @@
+"""The primitives of a transaction that databases with SQL have in common.
+
+The statements here have `?` for each value and `{runs}`, `{records}` and `{signals}` for the tables. `_execute` of a
+subclass turns them into statements of its database. What a database can do faster, or words differently, it does itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from milepost.model.record import CHECKPOINT, Record
+from milepost.store import Signal
+from milepost.stores.base.transaction import RecordEntry, StatusCount, Transaction, entry_of, record_of, record_values
+
+_LAST = (1 << 63) - 1
+_BY_NUMBER = "FROM {records} WHERE run = ? AND sequence BETWEEN ? AND ?"
+_PUT_PAYLOAD = "UPDATE {records} SET packing = ?, header = ?, payload = ? WHERE run = ? AND sequence = ?"
+
+
+class SQLTransaction(Transaction):
+    """An open transaction of a database with SQL."""
+
+    by_node: ClassVar[str]
+    """The records of one node of a run between two numbers, for after a `SELECT` or `DELETE`."""
+    entry_columns: ClassVar[str]
+    record_columns: ClassVar[str]
+    node_id_query: ClassVar[str]
+    tally_query: ClassVar[str]
+    unlimited: ClassVar[int | None]
+    """The value after `LIMIT` that stands for no limit."""
+
+    _numbers: dict[str, int]
+    """The `id` of each run that was looked up."""
+
+    @abstractmethod
+    def _execute(self, query: str, values: Any) -> Any:
+        """Execute a statement, and return its cursor."""
+
+    @abstractmethod
+    def _fetch(self, query: str, values: Any) -> builtins.list[Any]:
+        """Fetch all rows of a query. There are none if it asks for a text that no database stores."""
+
+    def number(self, run_id: str) -> int:
+        """Return the run's `id`, or -1 (before all others) if there is no such run."""
+        number = self._numbers.get(run_id)
+        if number is None:
+            found = self._execute("SELECT id FROM {runs} WHERE run_id = ?", (run_id,)).fetchone()
+            number = self._numbers[run_id] = -1 if found is None else found[0]
+        return number
+
+    def position(self, run_id: str) -> int | None:
+        number = self.number(run_id)
+        return None if number < 0 else number
+
+    def tally(self) -> builtins.list[StatusCount]:
+        return [StatusCount(*values) for values in self._fetch(self.tally_query, ())]
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _span(self, run_id: str, after: int = -1, before: int | None = None) -> tuple[int, int, int]:
+        """Return the run's `id`, and the lowest and the highest sequence between `after` and
+        `before`, which are excluded."""
+        return self.number(run_id), min(after, _LAST - 1) + 1, _LAST if before is None else min(before, _LAST) - 1
+
+    def put_payload(self, run_id: str, record: Record) -> None:
+        self._execute(_PUT_PAYLOAD, (*record_values(record)[5:], self.number(run_id), record.sequence))
+
+    def records(
+        self,
+        run_id: str,
+        *,
+        after: int = -1,
+        before: int | None = None,
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Record]:
+        span = self._span(run_id, after, before)
+        return [record_of(values) for values in self._select(self.record_columns, span, kinds, node_id, newest, limit)]
+
+    def newest_checkpoint(
+        self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
+    ) -> RecordEntry | None:
+        span = self._span(run_id, after, before)
+        found = self._select(self.entry_columns, span, (CHECKPOINT,), node_id, newest=True, limit=1)
+        return entry_of(found[0]) if found else None
+
+    def _select(
+        self,
+        columns: str,
+        span: tuple[int, int, int],
+        kinds: Collection[str] | None = None,
+        node_id: str | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> builtins.list[Any]:
+        if "\0" in (node_id or "") or (
+            kinds is not None and not kinds
+        ):  # no id has a NUL, which not every text can hold
+            return []
+        query, values = _BY_NUMBER, builtins.list[Any](span)
+        if node_id:
+            query, values = self.by_node, [*span, node_id]
+        elif node_id is not None:
+            query += " AND node_id = ''"  # records of no node, which are few, are in no index
+        if kinds is not None:
+            query += f" AND kind IN ({', '.join('?' * len(kinds))})"
+            values += kinds
+        query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT ?"
+        return self._fetch(query, (*values, self.unlimited if limit is None else limit))
+
+    def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
+        query = (
+            f"SELECT {self.record_columns} {self.by_node} AND kind = 'checkpoint' AND visit = ? "
+            f"ORDER BY sequence DESC LIMIT 1"
+        )
+        found = self._fetch(query, (*self._span(run_id), node_id, visit))
+        return record_of(found[0]) if found else None
+
+    def last_visit(self, run_id: str, node_id: str) -> int:
+        checkpoint = self._select("sequence", self._span(run_id), (CHECKPOINT,), node_id, newest=True, limit=1)
+        after = checkpoint[0][0] - 1 if checkpoint else -1
+        found = self._fetch(f"SELECT max(visit) {self.by_node}", (*self._span(run_id, after), node_id))
+        return found[0][0] or 0 if found else 0
+
+    def entries(self, run_id: str) -> builtins.list[RecordEntry]:
+        return [entry_of(values) for values in self._select(self.entry_columns, self._span(run_id), (CHECKPOINT,))]
+
+    def node_ids(self, run_id: str) -> builtins.list[str]:
+        number = self.number(run_id)
+        return [values[0] for values in self._fetch(self.node_id_query, (number, number))]
+
+    def remove_node(self, run_id: str, node_id: str) -> int:
+        removed = self._execute(f"DELETE {self.by_node} AND kind <> 'owner'", (*self._span(run_id), node_id))
+        return int(removed.rowcount)
+
+    def remove_run(self, run_id: str) -> None:
+        number = self.number(run_id)
+        self._execute("DELETE FROM {records} WHERE run = ?", (number,))
+        self._execute("DELETE FROM {signals} WHERE run = ?", (number,))
+        self._execute("DELETE FROM {runs} WHERE id = ?", (number,))
+        del self._numbers[run_id]
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
+        query = f"SELECT {_SIGNAL_COLUMNS} FROM {{signals}} WHERE run = ? AND number > ? ORDER BY number"  # noqa: S608
+        return [Signal(*values) for values in self._execute(query, (self.number(run_id), after)).fetchall()]
+
+    def has_signal(self, run_id: str, signal_id: str) -> bool:
+        query = "SELECT 1 FROM {signals} WHERE run = ? AND signal_id = ?"
+        return bool(self._fetch(query, (self.number(run_id), signal_id)))
+
+    def add_signal(self, run_id: str, signal: Signal) -> None:
+        query = f"INSERT INTO {{signals}} (run, {_SIGNAL_COLUMNS}) VALUES ({', '.join('?' * (1 + len(signal)))})"  # noqa: S608
+        self._execute(query, (self.number(run_id), *signal))
+
+
+_SIGNAL_COLUMNS = "number, name, payload, signal_id, wait_id, sent_at"
